@@ -22,7 +22,7 @@ from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
 from weft.fleet.totals import merged_reports
-from weft.fleet.warming import WantedPrefixes
+from weft.fleet.warming import WantedPrefix, WantedPrefixes
 from weft.server.output_stream import OutputStream
 
 
@@ -71,6 +71,10 @@ async def fleet_of(size: int = 2, **more: object) -> AsyncIterator[Fleet]:
 
 async def collect(stream: OutputStream) -> list[int]:
     return [output.token async for batch in stream for output in batch if output.token is not None]
+
+
+def prefix_of(tokens: list[int], salt: bytes = b"") -> WantedPrefix:
+    return WantedPrefix((bytes(tokens),), np.array(tokens, np.int32), salt)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -322,7 +326,7 @@ async def test_a_removed_member_finishes_what_it_has_begun_and_gets_no_more():
 async def test_a_new_member_computes_what_is_wanted_before_it_takes_requests():
     class Wanting(LeastOpen):
         def wanted(self):
-            return [ask([5], 1), ask([6], 1)]
+            return [prefix_of([5]), prefix_of([6])]
 
     async with fleet_of(patient=True, chooser=Wanting()) as fleet:
         await turns()
@@ -335,7 +339,7 @@ async def test_a_new_member_computes_what_is_wanted_before_it_takes_requests():
         fleet.members.append(new)
         while fleet.backend.members[2].state is MemberState.WARMING:
             await fleet.step()
-        assert [request.prompt.tolist() for request in new.accepted] == [[5], [6]]
+        assert [request.prompt.tolist() for request in new.accepted] == [[5, 5], [6, 6]]
         assert (await fleet.submit([20], 3)).member.name == "2"
 
 
@@ -343,7 +347,7 @@ async def test_a_new_member_computes_what_is_wanted_before_it_takes_requests():
 async def test_a_member_that_is_alone_takes_requests_before_it_computes_what_is_wanted():
     class Wanting(LeastOpen):
         def wanted(self):
-            return [ask([5], 1)] * 9
+            return [prefix_of([5])] * 9
 
     async with fleet_of(1, patient=True, chooser=Wanting()) as fleet:
         await turns()
@@ -363,7 +367,7 @@ async def test_a_member_that_is_alone_takes_requests_before_it_computes_what_is_
 async def test_a_drop_ends_the_computing_of_what_is_wanted():
     class Wanting(LeastOpen):
         def wanted(self):
-            return [ask([number], 1) for number in range(5, 9)]
+            return [prefix_of([number]) for number in range(5, 9)]
 
     async with fleet_of(1, patient=True, chooser=Wanting()) as fleet:
         await turns()
@@ -392,13 +396,13 @@ def test_prefixes_that_were_hit_most_are_wanted_first_and_their_number_is_bounde
     tokens = np.arange(4 * CELL, dtype=np.int32)
     for key, cells, hits in ((b"a", 1, 3), (b"b", 4, 1), (b"c", 2, 3), (b"d", 2, 1)):
         for _ in range(hits):
-            wanted.note(key, tokens[: cells * CELL], key)
+            wanted.note([key], tokens[: cells * CELL], key)
     assert len(wanted) == 3
-    found = wanted.requests(2)
+    found = [prefix.request() for prefix in wanted.best(2)]
     assert [request.salt for request in found] == [b"c", b"b"], "the first one was forgotten"
     assert [len(request.prompt) for request in found] == [2 * CELL + 1, 4 * CELL + 1]
     assert all(request.params.max_tokens == 1 and request.priority > 1 << 20 for request in found)
-    wanted.note(b"e", np.zeros(1 << 20, np.int32), b"")
+    wanted.note([b"e"], np.zeros(1 << 20, np.int32), b"")
     assert len(wanted) == 3, "it is too long to remember"
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import test_fleet
+from tests import test_fleet, test_fleet_drops
 from tests.fake_members import random_traffic
 from weft.fleet import handshake
 from weft.fleet.backend import FleetBackend
 from weft.fleet.member import Member
 from weft.fleet.stream import FleetStream
+from weft.fleet.warming import DropsHeard
+from weft.memory.journal import Journal
 
 Patch = pytest.MonkeyPatch
 
@@ -44,6 +46,11 @@ def reflection() -> None:
     from tests import test_fleet_remote
 
     test_fleet_remote.test_a_mac_is_good_for_one_role_one_channel_and_one_handshake()
+
+
+def drops() -> None:
+    for seed in range(10):
+        test_fleet_drops.live(seed, loss=0.3)
 
 
 @plant(traffic)
@@ -97,6 +104,16 @@ def a_proof_can_be_sent_back(patch: Patch) -> None:
         return digest(secret, message[64:], kind)
 
     patch.setattr(handshake.hmac, "digest", roleless)
+
+
+@plant(drops)
+def a_drop_is_reported_to_no_router(patch: Patch) -> None:
+    patch.setattr(Journal, "note_drop", lambda journal, tenant, prefix: None)
+
+
+@plant(drops)
+def a_lost_report_of_a_drop_is_ignored(patch: Patch) -> None:
+    patch.setattr(DropsHeard, "new", lambda heard, changes: changes.dropped)
 
 
 @pytest.mark.parametrize(("sow", "check"), PLANTS, ids=[sow.__name__ for sow, _ in PLANTS])

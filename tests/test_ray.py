@@ -210,18 +210,23 @@ class RecordingFleet:
 
 
 def test_members_follow_the_list_and_their_connections():
-    fleet, backends = RecordingFleet(), {}
+    fleet, backends, now = RecordingFleet(), {}, [0.0]
 
     def connect(each):
         return backends.setdefault(each.name, SimpleNamespace(healthy=True))
 
-    follower = Follower(fleet, "v", connect, 5.0)
+    follower = Follower(fleet, "v", connect, 5.0, clock=lambda: now[0])
     follower.apply([announcement("a"), announcement("b"), announcement("old", version="w")])
     follower.apply([])
     assert fleet.log == ["+a", "+b"], "a lost list takes no connected replica away"
     backends["b"].healthy = False
     follower.apply([announcement("a"), announcement("b")])
     assert fleet.log == ["+a", "+b"], "a replica on the list may come back"
+    follower.apply([announcement("a", leaving=True)])
+    assert fleet.log == ["+a", "+b", "-a"], (
+        "one that is silent for a moment, while the list is empty, finishes its work"
+    )
+    now[0] = LIFE_SECONDS
     follower.apply([announcement("a", leaving=True)])
     assert fleet.log == ["+a", "+b", "-a", "-b"]
     fleet.members.clear()
@@ -230,6 +235,17 @@ def test_members_follow_the_list_and_their_connections():
     assert fleet.log == ["+a", "+b", "-a", "-b"], "a replica that leaves does not return under its name"
     follower.apply([announcement("b")])
     assert fleet.log[-1] == "+b", "one that was only out of reach does"
+
+
+def test_a_replica_that_was_out_of_reach_twice_has_its_time_twice():
+    fleet, backend, now = RecordingFleet(), SimpleNamespace(healthy=True), [0.0]
+    follower = Follower(fleet, "v", lambda each: backend, 5.0, clock=lambda: now[0])
+    follower.apply([announcement("a")])
+    for step in range(8):
+        now[0] += LIFE_SECONDS - 1
+        backend.healthy = step % 2 == 0
+        follower.apply([])
+    assert fleet.log == ["+a"]
 
 
 @in_loop
@@ -241,7 +257,11 @@ async def test_without_an_answer_of_the_list_everything_stays():
     async def broken():
         raise RuntimeError("the actor is dead")
 
-    await follower.read(broken)
+    async def strange():
+        return [{"name": "b"}]
+
+    for list_of_replicas in (broken, strange):
+        await follower.read(list_of_replicas)
     assert fleet.log == ["+a"]
 
 

@@ -30,7 +30,7 @@ SETTINGS = {
         "max_length": 65536,
         "max_sequences": SEATS,
         "threads": 1,
-        "drain_seconds": 5,
+        "drain_seconds": 60,
         "log_level": "warning",
     },
     "autoscaling": {
@@ -158,6 +158,7 @@ async def live_through_everything(url: str) -> None:
         before = await announced()
         assert len(before) == 2
         await answers_stream_and_end_with_their_clients(client, before)
+        await a_restarted_controller_interrupts_nothing(client)
         await a_death_fails_only_what_the_replica_had_begun(client, before)
         await more_requests_bring_a_replica_and_none_take_it_away(client)
 
@@ -170,6 +171,21 @@ async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, r
     assert await total_open(replicas) == 1
     await reader.stop()
     await until(lambda: nothing_open(replicas))
+
+
+async def a_restarted_controller_interrupts_nothing(client: httpx.AsyncClient) -> None:
+    import ray
+
+    reader = Reader(client, "while the controller is away")
+    await until(lambda: reader.chunks >= 3)
+    [name] = [each for each in ray.util.list_named_actors(all_namespaces=True) if "CONTROLLER" in each["name"]]
+    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]), no_restart=False)
+    had = reader.chunks
+    assert await Reader(client, "a new one", tokens=8).whole() == (8, "done")
+    await until(lambda: are_running(2))
+    await until(lambda: reader.chunks > had + 100)
+    assert reader.end is None
+    await reader.stop()
 
 
 async def a_death_fails_only_what_the_replica_had_begun(client: httpx.AsyncClient, replicas: Replicas) -> None:
@@ -197,7 +213,17 @@ async def more_requests_bring_a_replica_and_none_take_it_away(client: httpx.Asyn
     # The third replica has free seats, the others have none.
     assert await Reader(client, "a late one", tokens=8).whole() == (8, "done")
     await leave_as_they_begin(readers)
+    replicas = await announced()
+    await until(lambda: nothing_open(replicas))
+    running = [Reader(client, f"{number} of few") for number in range(3)]
+    await until(lambda: each_has_one(replicas))
     await until(lambda: are_running(2))
+    # One of them is answered by the replica that ends.
+    had = [reader.chunks for reader in running]
+    await until(lambda: all(reader.chunks > before + 100 for reader, before in zip(running, had, strict=True)))
+    assert [reader.end for reader in running] == [None] * 3
+    for reader in running:
+        await reader.stop()
     assert await Reader(client, "after", tokens=8).whole() == (8, "done")
 
 
@@ -206,6 +232,10 @@ async def more_requests_bring_a_replica_and_none_take_it_away(client: httpx.Asyn
 
 async def total_open(replicas: Replicas) -> int:
     return sum([await open_requests(each) for each in replicas.values()])
+
+
+async def each_has_one(replicas: Replicas) -> bool:
+    return [await open_requests(each) for each in replicas.values()] == [1] * len(replicas)
 
 
 async def nothing_open(replicas: Replicas) -> bool:

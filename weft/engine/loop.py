@@ -206,6 +206,7 @@ class Engine:
             # A copy that lands later would bring back what is dropped here.
             self.copier.finish()
         found = self.ledger.drop(tenant, prefix)
+        self.journal.note_drop(tenant, prefix)
         if self.copier is not None:
             self.copier.finish()
             found["erased"] = not any(link.erases for link in self.copier.tiers.links)

@@ -39,12 +39,14 @@ from weft.engine.protocol import (
     Topic,
 )
 from weft.engine.request import Request, check_token_ids
-from weft.memory.journal import Journal
+from weft.memory.journal import MOST_IN_BATCH, Journal
 
 log = logging.getLogger("weft")
 
 # Hashing the cells of this many tokens takes about ten milliseconds.
 TOKENS_PER_BORDER = 1 << 20
+# Changes of the cache sent between two steps while there are requests: what a router asks for anew must not delay them.
+CHANGES_PER_STEP = 1 << 10
 # Interval between two reports of the load, while nothing changes in the cache.
 NEWS_SECONDS = 0.02
 FAILED = "the engine has failed; see its log"
@@ -181,6 +183,8 @@ class Service:
             case Drop(number, tenant, prefix):
                 self._land_rest()
                 self._replies.answers[number] = self._engine.drop(tenant, prefix)
+                # Routers learn of it before the caller does.
+                self._publish()
             case _:
                 self._running = False
 
@@ -279,7 +283,9 @@ class Service:
         """Send what changed in the cache, and the load: at intervals, and before the engine sleeps."""
         if not self._subscribed:
             return
-        changes = self._engine.journal.take() if self._unpublished and self._engine.journal is not None else None
+        journal, changes = self._engine.journal, None
+        if self._unpublished and journal is not None:
+            changes = journal.take(MOST_IN_BATCH if self._engine.idle else CHANGES_PER_STEP)
         now = perf_counter()
         if changes is None and now - self._news_at < NEWS_SECONDS and not self._engine.idle:
             return

@@ -21,6 +21,8 @@ from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import Member, MemberState
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
+from weft.fleet.warm_up import WarmUp
+from weft.memory.journal import Dropped
 from weft.server.backend import Backend, ModelInfo
 from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
 from weft.server.output_stream import OutputStream
@@ -31,8 +33,6 @@ log = logging.getLogger("weft")
 CHECK_SECONDS = 0.5
 # Time that an ejected member has for a sign of life, and any member for its numbers.
 PROBE_SECONDS = 5.0
-# Time that a new engine has to compute wanted prefixes before it takes requests.
-WARM_SECONDS = 60.0
 # A request may be what ends engines, so it is not tried on all of them.
 MOST_FAILURES = 2
 NONE_AVAILABLE = "no replica is available"
@@ -72,8 +72,7 @@ class FleetBackend:
         self._admitted = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure = ""
-        # How often prefixes were dropped.
-        self._drops = 0
+        self._warm_up = WarmUp(self.chooser, lambda: any(member.takes_requests for member in self.members))
         self._tasks: set[asyncio.Task[None]] = set()
 
     # start and stop -------------------------------------------------------------------------------------------------
@@ -146,24 +145,8 @@ class FleetBackend:
         """
         if member.state in GONE or self._mismatch(member) is not None:
             return
-        member.state, count, drops = MemberState.WARMING, 0, self._drops
-        with suppress(TimeoutError, WeftError):
-            async with asyncio.timeout(WARM_SECONDS):
-                for request in self.chooser.wanted():
-                    if drops != self._drops or not any(each.takes_requests for each in self.members):
-                        break
-                    await self._compute(member, request)
-                    count += 1
-        log.info("replica %s has computed %d wanted prefixes", member.name, count)
-
-    async def _compute(self, member: Member, request: Request) -> None:
-        stream = await member.backend.submit(request)
-        try:
-            async for _ in stream:
-                pass
-        except asyncio.CancelledError:
-            member.backend.abort(stream)
-            raise
+        member.state = MemberState.WARMING
+        await self._warm_up.run(member)
 
     def _admit(self, member: Member) -> None:
         """Let a member take requests, if it serves the same model as the others."""
@@ -172,6 +155,7 @@ class FleetBackend:
         if (wrong := self._mismatch(member)) is not None:
             log.error("%s; it gets no requests", wrong)
             member.state = MemberState.REFUSED
+            self.chooser.removed(member)
             return
         member.readmit()
         self.chooser.added(member)
@@ -364,11 +348,10 @@ class FleetBackend:
 
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         # A member that is being warmed must not bring back what is dropped here.
-        self._drops += 1
-        self.chooser.forget_wanted()
+        self._warm_up.forget(Dropped(tenant, prefix))
         found = await self._ask(lambda member: member.backend.drop(tenant, prefix))
         # Requests that were placed meanwhile may have named a dropped prefix.
-        self.chooser.forget_wanted()
+        self._warm_up.forget(Dropped(tenant, prefix))
         silent = [member.name for member in self.members if member.name not in found]
         if silent:
             raise EngineStopped(f"dropped, but not from replicas that do not respond: {', '.join(silent)}; try again")

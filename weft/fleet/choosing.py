@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weft.engine.request import Request
 from weft.fleet.member import Member
+from weft.fleet.warming import WantedPrefix
+from weft.memory.journal import Dropped
 
 
 class Chooser(Protocol):
@@ -33,19 +35,27 @@ class Chooser(Protocol):
         ...
 
     def added(self, member: Member) -> None:
-        """Note that a member takes requests from now on, for the first time or again."""
+        """Note that a member is warmed, or takes requests from now on. Known members are ignored."""
         ...
 
     def removed(self, member: Member) -> None:
         """Forget a member that takes no more requests. Unknown members are ignored."""
         ...
 
-    def wanted(self) -> list[Request]:
-        """Return requests that a new member should compute before it serves."""
+    def wanted(self) -> list[WantedPrefix]:
+        """Return the prefixes that a new member should compute before it serves."""
         ...
 
-    def forget_wanted(self) -> None:
-        """Forget those requests: clients' prompts are being dropped."""
+    async def hear_out(self) -> None:
+        """Wait until all members have reported what was dropped while they were away."""
+        ...
+
+    def forget(self, dropped: Dropped) -> None:
+        """Forget wanted prompts: an operator drops them."""
+        ...
+
+    def on_drop(self, forget: Callable[[Dropped], None]) -> None:
+        """Call `forget` with drops that members report."""
         ...
 
 
@@ -78,8 +88,14 @@ class LeastOpen:
     def removed(self, member: Member) -> None:
         pass
 
-    def wanted(self) -> list[Request]:
+    def wanted(self) -> list[WantedPrefix]:
         return []
 
-    def forget_wanted(self) -> None:
+    async def hear_out(self) -> None:
+        pass
+
+    def forget(self, dropped: Dropped) -> None:
+        pass
+
+    def on_drop(self, forget: Callable[[Dropped], None]) -> None:
         pass

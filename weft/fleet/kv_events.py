@@ -2,7 +2,8 @@
 
 A message has three parts: an empty topic, a sequence number in eight bytes, and a MessagePack batch `[time, events,
 rank]`. A block is a cell; its hash is the first eight bytes of its key. Token ids are left out, because prompts could
-be read from them. Group 0 are pages; group 1 are resume points, which only models with states or windows have apart.
+be read from them. Group 0 are cells; group 1 are resume points, which only models with states or windows have apart.
+Names of fields are those of vLLM 0.28; earlier versions had events as arrays.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ log = logging.getLogger("weft")
 LOOPBACK = ("tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://")
 # Messages that wait for a slow subscriber; then it misses some, which it sees by their numbers.
 MAX_WAITING = 10_000
+# Kinds of groups, in vLLM's words: a resume point is what its Mamba layers call a state.
+KINDS = ("full_attention", "mamba")
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.PAGE: "GPU"}
 
 
@@ -45,6 +48,7 @@ class BlockStored(KvEvent):
     medium: str | None
     lora_name: str | None
     group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
 
 
 class BlockRemoved(KvEvent):
@@ -63,16 +67,19 @@ class KvEventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int | None = None
 
 
-def events_of(changes: CacheChanges) -> Iterator[BlockStored | BlockRemoved | AllBlocksCleared]:
-    """Yield the events of a batch of changes, in order; neighbours of the same kind share one."""
+def events_of(changes: CacheChanges, states: bool) -> Iterator[BlockStored | BlockRemoved | AllBlocksCleared]:
+    """Yield the events of a batch of changes, in order; neighbours of the same kind share one.
+
+    Without `states`, a sequence can resume at the end of every cell: then points are cells.
+    """
     if changes.fresh:
         yield AllBlocksCleared()
     rows = zip(changes.keys, changes.tiers, changes.held, strict=True)
     for (tier, held), same in groupby(rows, key=lambda row: row[1:]):
         hashes = [int.from_bytes(key[:8], "big") for key, *_ in same]
-        medium, group = MEDIA[Tier(tier)], 0 if tier == Tier.PAGE else 1
+        medium, group = MEDIA[Tier(tier)], int(states and tier != Tier.PAGE)
         if held:
-            yield BlockStored(hashes, None, [], CELL, None, medium, None, group)
+            yield BlockStored(hashes, None, [], CELL, None, medium, None, group, KINDS[group])
         else:
             yield BlockRemoved(hashes, medium, group)
 
@@ -89,7 +96,7 @@ class KvEventPublisher:
     def hear(self, rank: int, news: EngineNews) -> None:
         if news.changes is None:
             return
-        batch = KvEventBatch(self._clock(), list(events_of(news.changes)), rank)
+        batch = KvEventBatch(self._clock(), list(events_of(news.changes, bool(news.load.point_bytes))), rank)
         self._send([b"", self._number.to_bytes(8, "big"), self._encode(batch)])
         self._number += 1
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +20,8 @@ from typing import cast
 
 from weft.base.errors import OptionError
 from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
-from weft.fleet.session import RouterSession
+from weft.fleet.session import MAX_UNREAD_NEWS, EngineReplaced, RouterSession
+from weft.fleet.sockets import notice_death
 from weft.server import messages as wire
 from weft.server.backend import Backend
 from weft.server.codec import HEADER_BYTES, Frames, ProtocolError, decode_command, frame
@@ -28,8 +30,14 @@ from weft.server.tls import TlsFiles
 log = logging.getLogger("weft")
 
 HANDSHAKE_SECONDS = 5.0
-# Peers that may be in the handshake at once; another one replaces the oldest.
+# Peers that may be in the handshake at once, and those of one address; another one replaces the oldest, of its own
+# address or of the one that has most.
 MAX_STRANGERS = 32
+MAX_STRANGERS_OF_ADDRESS = 8
+# Pause between two peers: what strangers cost, above all TLS, must not keep the loop from serving routers.
+ACCEPT_PAUSE_SECONDS = 0.005
+# Refused peers in between are counted, not logged.
+LOG_SECONDS = 10.0
 MAX_ROUTERS = 16
 # A router that does not read is cut off.
 MAX_UNREAD_BYTES = 1 << 26
@@ -68,8 +76,10 @@ class FleetListener:
         self.channel = PLAIN if door.tls is None else certificate_name(door.tls)
         self.routers: set[RouterLink] = set()
         self._tls = None if door.tls is None else door.tls.context()
-        # Tasks of connections in the handshake, the oldest first.
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        # Tasks of connections in the handshake, the oldest first, with the peer's address.
+        self._strangers: dict[asyncio.Task[None], str] = {}
+        self._refused = 0
+        self._logged_at = -LOG_SECONDS
         listener.setblocking(False)
         listener.listen(BACKLOG)
         self._listener = listener
@@ -84,36 +94,56 @@ class FleetListener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                client, _ = await loop.sock_accept(self._listener)
+                client, peer = await loop.sock_accept(self._listener)
             except OSError as error:
                 log.warning("cannot accept a router: %s", error)
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._strangers) >= MAX_STRANGERS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.cancel()
+            address = str(peer[0])
+            self._make_room(address)
             task = asyncio.ensure_future(self._greet(client))
-            self._strangers[task] = None
+            self._strangers[task] = address
             task.add_done_callback(lambda done: self._strangers.pop(done, None))
-            # Connections that wait to be accepted must not keep the loop from closing others.
-            await asyncio.sleep(0)
+            await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+
+    def _make_room(self, address: str) -> None:
+        """Cut off the oldest stranger if there are too many: one address cannot keep the others out."""
+        counts = Counter(self._strangers.values())
+        if counts[address] >= MAX_STRANGERS_OF_ADDRESS:
+            crowd = address
+        elif len(self._strangers) >= MAX_STRANGERS:
+            crowd = counts.most_common(1)[0][0]
+        else:
+            return
+        oldest = next(task for task, owner in self._strangers.items() if owner == crowd)
+        del self._strangers[oldest]
+        oldest.cancel()
+
+    def _log_refusal(self, reason: str) -> None:
+        self._refused += 1
+        now = asyncio.get_running_loop().time()
+        if now - self._logged_at >= LOG_SECONDS:
+            log.warning("refused %d routers, the last one because %s", self._refused, reason)
+            self._refused, self._logged_at = 0, now
 
     async def _greet(self, client: socket.socket) -> None:
         """Authenticate a peer; it becomes a router, or the connection is closed."""
         link = RouterLink(self)
         try:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            notice_death(client)
             async with asyncio.timeout(self.door.handshake_seconds):
                 await asyncio.get_running_loop().connect_accepted_socket(
                     lambda: link, client, ssl=self._tls, ssl_handshake_timeout=None if self._tls is None else 60
                 )
                 await link.known
         except (OSError, TimeoutError, HandshakeError, ProtocolError) as error:
-            log.warning("refused a router: %s", str(error) or "the handshake took too long")
+            self._log_refusal(str(error) or "the handshake took too long")
             link.abort()
         except asyncio.CancelledError:
-            link.abort()
+            # It may have become a router in the same turn of the loop.
+            if link not in self.routers:
+                link.abort()
             raise
         finally:
             if link.transport is None:
@@ -156,6 +186,9 @@ class RouterLink(asyncio.Protocol):
             else:
                 for body in self._frames.feed(data):
                     self._session.receive(decode_command(body))
+        except EngineReplaced as replaced:
+            log.info("%s: closing the connection of a router", replaced)
+            self.abort()
         except (HandshakeError, ProtocolError) as error:
             if self.known.done():
                 log.error("a router violated the protocol: %s", error)
@@ -174,6 +207,8 @@ class RouterLink(asyncio.Protocol):
         if len(self._owner.routers) >= self._owner.door.max_routers:
             raise HandshakeError(f"the limit of {self._owner.door.max_routers} routers is reached")
         assert self.transport is not None
+        # Below this size, the session is asked for more.
+        self.transport.set_write_buffer_limits(high=MAX_UNREAD_NEWS)
         self._owner.routers.add(self)
         self._frames = Frames()
         self._session = RouterSession(self._owner.backend, self._write, self.transport.get_write_buffer_size)

@@ -13,6 +13,7 @@ from typing import cast
 from weft.base.errors import EngineStopped, OptionError
 from weft.engine.protocol import Command, Event, Stopped
 from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, RouterSide
+from weft.fleet.sockets import notice_death
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command
@@ -174,6 +175,7 @@ class ReplicaLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        notice_death(transport.get_extra_info("socket"))
         secure = transport.get_extra_info("ssl_object")
         certificate = None if secure is None else secure.getpeercert(binary_form=True)
         self._handshake = self._owner.handshake(PLAIN if certificate is None else sha256(certificate).digest())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,8 @@ from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
-from weft.fleet.warming import WantedPrefixes
+from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
+from weft.memory.journal import Dropped
 from weft.memory.keys import Key, chain, root_key
 
 # Costs that differ by less than a millisecond count as equal: then the number of open answers decides, which the
@@ -43,8 +45,12 @@ class RoutedChoice:
         self._wanted = WantedPrefixes()
         self._ranked: dict[int, Ranked] = {}
         self._listening: dict[str, Callable[[EngineNews], None]] = {}
-        # Members that were asked to start over and have not done so yet.
+        # Members that were asked to start over and have not done so yet, and whether there are none.
         self._starting_over: set[str] = set()
+        self._all_started = asyncio.Event()
+        self._all_started.set()
+        self._drops = DropsHeard()
+        self._on_drop: Callable[[Dropped], None] = self.forget
 
     def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
         prompt, params = request.prompt, request.params
@@ -63,7 +69,7 @@ class RoutedChoice:
         if member.name in self.router.replicas:
             ranked.assigned = self.router.assign(choice, ranked.keys, len(request.prompt), request.priority)
         if choice.saved:
-            self._wanted.note(ranked.keys[choice.saved // CELL - 1], request.prompt[: choice.saved], request.salt)
+            self._wanted.note(ranked.keys[: choice.saved // CELL], request.prompt[: choice.saved], request.salt)
 
     def started(self, number: int) -> None:
         ranked = self._ranked.get(number)
@@ -80,29 +86,36 @@ class RoutedChoice:
         self.left(number)
         self._ranked.pop(number, None)
 
-    def wanted(self) -> list[Request]:
-        return self._wanted.requests()
+    def wanted(self) -> list[WantedPrefix]:
+        return self._wanted.best()
 
-    def forget_wanted(self) -> None:
-        self._wanted.clear()
+    async def hear_out(self) -> None:
+        await self._all_started.wait()
+
+    def forget(self, dropped: Dropped) -> None:
+        self._wanted.forget(dropped)
+
+    def on_drop(self, forget: Callable[[Dropped], None]) -> None:
+        self._on_drop = forget
 
     # members --------------------------------------------------------------------------------------------------------
 
     def added(self, member: Member) -> None:
         settings = member.backend.info.settings
         self._form = settings["form"] if settings.get("exact") else None
-        self.removed(member)
+        if member.name in self._listening:
+            return
         self.router.add(member.name)
         self.router.report(member.name, ReplicaLoad(max_sequences=member.backend.info.max_sequences))
         self._listening[member.name] = partial(self._hear, member)
-        self._starting_over.add(member.name)
-        member.backend.subscribe(self._listening[member.name])
+        self._start_over(member)
 
     def removed(self, member: Member) -> None:
         hear = self._listening.pop(member.name, None)
         if hear is not None:
             member.backend.unsubscribe(hear)
             self.router.remove(member.name)
+            self._has_started(member.name)
 
     def _hear(self, member: Member, news: EngineNews) -> None:
         name, changes = member.name, news.changes
@@ -111,11 +124,22 @@ class RoutedChoice:
         self.router.report(name, news.load)
         if changes is None:
             return
+        for dropped in self._drops.new(changes):
+            self._on_drop(dropped)
         if changes.fresh:
-            self._starting_over.discard(name)
+            self._has_started(name)
         elif name in self._starting_over:
             # Of the stream before.
             return
         if not self.router.apply(name, changes):
-            self._starting_over.add(name)
-            member.backend.subscribe(self._listening[name])
+            self._start_over(member)
+
+    def _start_over(self, member: Member) -> None:
+        self._starting_over.add(member.name)
+        self._all_started.clear()
+        member.backend.subscribe(self._listening[member.name])
+
+    def _has_started(self, name: str) -> None:
+        self._starting_over.discard(name)
+        if not self._starting_over:
+            self._all_started.set()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from weft.base.errors import EngineStopped, RequestError
+from weft.base.errors import EngineStopped, RequestError, WeftError
 from weft.engine.events import Output, Report
 from weft.engine.protocol import (
     Command,
@@ -31,16 +32,22 @@ from weft.engine.protocol import (
 from weft.engine.request import Request
 from weft.server.backend import Backend
 from weft.server.codec import ProtocolError, encode_event
-from weft.server.dispatcher import MAX_OPEN
+from weft.server.dispatcher import MAX_OPEN, UNWELL
 from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 
 # Questions of one router that wait for an answer.
 MAX_QUESTIONS = 64
-# A router with more unread bytes gets no news until it has read them; its news then start over.
-MAX_UNREAD_NEWS = 1 << 20
+# A router with more unread bytes gets no news until it has read them, so that outputs do not wait behind news.
+MAX_UNREAD_NEWS = 1 << 16
+# Changes of the cache that wait for a router; with more, its news start over. Routers share the memory of changes.
+MOST_WAITING_CHANGES = 1 << 21
 BUSY = "the replica has too many open requests; try again later"
+
+
+class EngineReplaced(WeftError):
+    """The engine is not the one that the router connected to."""
 
 
 class RouterSession:
@@ -54,6 +61,7 @@ class RouterSession:
         max_open: int = MAX_OPEN,
     ) -> None:
         self._backend = backend
+        self._info = backend.info
         self._write = write
         self._unread = unread
         self._max_open = max_open
@@ -66,6 +74,8 @@ class RouterSession:
         self._reports: dict[int, Report] = {}
         self._flushing: asyncio.Handle | None = None
         self._hear = self._send_news
+        self._news: deque[EngineNews] = deque()
+        self._waiting_changes = 0
         self._lost_news = False
 
     @property
@@ -74,7 +84,12 @@ class RouterSession:
         return len(self._streams)
 
     def receive(self, command: Command) -> None:
-        """Handle a command. Raises `ProtocolError` for one that only a front may send."""
+        """Handle a command. Raises `ProtocolError` for one that only a front may send.
+
+        Raises `EngineReplaced` if the engine was started again: a router must connect to it anew, and warm it.
+        """
+        if self._backend.info is not self._info:
+            raise EngineReplaced("the engine was started again")
         match command:
             case Submit(number, request):
                 self._submit(number, request)
@@ -85,6 +100,8 @@ class RouterSession:
             case Question() | Drop():
                 self._ask(command)
             case Subscribe(wanted):
+                # They belong to a stream that the router has given up.
+                self._forget_news()
                 (self._backend.subscribe if wanted else self._backend.unsubscribe)(self._hear)
             case _:
                 raise ProtocolError("a router cannot shut a replica down")
@@ -162,9 +179,8 @@ class RouterSession:
 
     def _ask(self, question: Question | Drop) -> None:
         if isinstance(question, Question) and question.topic is Topic.PULSE:
-            # An unhealthy replica stays silent: the router then takes its requests elsewhere.
-            if self._backend.healthy:
-                self._send(Replies(answers={question.number: None}))
+            # A replica that does not serve says so at once: the router then takes its requests elsewhere.
+            self._send(Replies(answers={question.number: None if self._backend.healthy else UNWELL}))
         elif self._questions < MAX_QUESTIONS:
             self._questions += 1
             self._spawn(self._answer(question))
@@ -187,13 +203,31 @@ class RouterSession:
         self._send(Replies(answers={question.number: answer}))
 
     def _send_news(self, news: EngineNews) -> None:
-        if self._unread() <= MAX_UNREAD_NEWS and not self._lost_news:
-            self._send(news)
-        else:
+        if self._lost_news:
+            return
+        if self._news and self._news[-1].changes is None:
+            # A later report of the load replaces it.
+            self._news.pop()
+        self._news.append(news)
+        self._waiting_changes += 0 if news.changes is None else len(news.changes.keys)
+        self._send_waiting_news()
+        if self._waiting_changes > MOST_WAITING_CHANGES:
+            self._forget_news()
             self._lost_news = True
 
+    def _send_waiting_news(self) -> None:
+        while self._news and self._unread() <= MAX_UNREAD_NEWS:
+            news = self._news.popleft()
+            self._waiting_changes -= 0 if news.changes is None else len(news.changes.keys)
+            self._send(news)
+
+    def _forget_news(self) -> None:
+        self._news.clear()
+        self._waiting_changes = 0
+
     def drained(self) -> None:
-        """Start over with news that were lost while the router did not read."""
+        """Send news that wait until the router has read; if they were too many, start over."""
+        self._send_waiting_news()
         if self._lost_news:
             self._lost_news = False
             self._backend.subscribe(self._hear)

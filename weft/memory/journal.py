@@ -7,6 +7,7 @@ recorded. A stream starts with everything that is held, and starts over when a s
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -19,6 +20,8 @@ from weft.memory.ledger import Ledger
 MOST_WAITING = 1 << 16
 # Changes in one batch. Listing this many takes about a millisecond.
 MOST_IN_BATCH = 1 << 12
+# Drops that a stream repeats when it starts over.
+MOST_DROPS = 16
 
 
 class Tier(IntEnum):
@@ -35,12 +38,23 @@ class Tier(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """What an operator dropped: a tenant's prefixes, by its digest; those below a key; without either, all."""
+
+    tenant: bytes | None = None
+    prefix: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CacheChanges:
     """Consecutive changes as columns. The first one has the number `first`; numbers have no gaps within an `epoch`.
 
     `fresh`: forget all earlier changes; this batch and those after it list everything that is held. `tokens` are the
     positions of the resume points, `tiers` their tiers, and `held` is 1 for a point that appeared and 0 for one that
     was dropped. A point that moves to another tier appears there and is dropped here.
+
+    `drops` counts what operators have dropped since the engine started; `dropped` are the last of these, as many as
+    the reader of a stream without losses has not seen. A reader that misses more must assume that all was dropped.
     """
 
     epoch: int
@@ -50,12 +64,16 @@ class CacheChanges:
     tokens: tuple[int, ...]
     tiers: bytes
     held: bytes
+    drops: int = 0
+    dropped: tuple[Dropped, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.tokens) == len(self.tiers) == len(self.held):
             raise ValueError("the columns of a batch must have the same length")
         if self.tiers and max(self.tiers) > max(Tier):
             raise ValueError(f"a tier must be at most {max(Tier)}, got {max(self.tiers)}")
+        if len(self.dropped) > self.drops:
+            raise ValueError(f"a batch with {len(self.dropped)} drops must count them, got {self.drops}")
 
     @property
     def next(self) -> int:
@@ -75,42 +93,56 @@ class Journal:
         self._keys: list[Key] = []
         self._tokens: list[int] = []
         self._tiers, self._held = bytearray(), bytearray()
-        # Keys that were held when the stream started and are still to be listed, with their tier.
-        self._unlisted: list[tuple[Tier, Cache, list[Key]]] = []
+        # Caches with cells that were held when the stream started and are still to be listed, from their cursors on.
+        self._unlisted: list[tuple[Tier, Cache]] = []
+        # The last drops, and how many of them the stream has not sent.
+        self._drops = self._unsent_drops = 0
+        self._dropped: deque[Dropped] = deque(maxlen=MOST_DROPS)
 
     @property
     def waiting(self) -> bool:
         """Whether `take` has something to return."""
-        return self._fresh or bool(self._keys) or bool(self._unlisted)
+        return self._fresh or bool(self._keys) or bool(self._unlisted) or bool(self._unsent_drops)
 
     def restart(self) -> None:
         """Start the stream, or start it over for a reader that is new or has lost a part."""
         self._clear()
         self._fresh = True
+        self._unsent_drops = len(self._dropped)
         for tier, cache in self._caches():
             cache.watch = partial(self.note, tier)
-            self._unlisted.append((tier, cache, list(cache.trie.nodes)))
+            cache.trie.cursor = cache.trie.newest
+            self._unlisted.append((tier, cache))
 
     def stop(self) -> None:
         """Record nothing more: the last reader has left."""
         self._clear()
         self._fresh = False
+        self._unsent_drops = 0
         for _, cache in self._caches():
-            cache.watch = None
+            cache.watch = cache.trie.cursor = None
 
     def take(self, most: int = MOST_IN_BATCH) -> CacheChanges | None:
-        """Return the next changes, or None if there are none. Call it between steps."""
+        """Return up to `most` changes, or None if there are none. Call it between steps.
+
+        Listing what is held looks at up to `most` cells, so that a large cache does not delay a step.
+        """
         if not self.waiting:
             return None
         # What happened comes before what is held now: a point that was dropped meanwhile is no longer listed.
-        while self._unlisted and len(self._keys) < most:
-            self._list_some(most - len(self._keys))
+        looks = most
+        while self._unlisted and looks and len(self._keys) < most:
+            looks -= self._list_some(min(looks, most - len(self._keys)))
         columns = tuple(self._keys[:most]), tuple(self._tokens[:most]), self._tiers[:most], self._held[:most]
         for column in (self._keys, self._tokens, self._tiers, self._held):
             del column[:most]
         keys, tokens, tiers, held = columns
-        batch = CacheChanges(self.epoch, self._number, self._fresh, keys, tokens, bytes(tiers), bytes(held))
-        self._number, self._fresh = batch.next, False
+        # A drop does not wait for its turn behind the changes: routers must not compute anew what it named.
+        dropped = tuple(self._dropped)[len(self._dropped) - self._unsent_drops :]
+        batch = CacheChanges(
+            self.epoch, self._number, self._fresh, keys, tokens, bytes(tiers), bytes(held), self._drops, dropped
+        )
+        self._number, self._fresh, self._unsent_drops = batch.next, False, 0
         return batch
 
     def _caches(self) -> list[tuple[Tier, Cache]]:
@@ -129,21 +161,29 @@ class Journal:
         elif point or tier is Tier.DEVICE:
             self._add(tier if point else Tier.PAGE, key, tokens, held)
 
+    def note_drop(self, tenant: bytes | None, prefix: bytes | None) -> None:
+        """Record what an operator dropped. It counts without a reader too: one that was away must learn of it."""
+        self._drops += 1
+        self._dropped.append(Dropped(tenant, prefix))
+        if self.ledger.cache.watch is not None:
+            self._unsent_drops = min(self._unsent_drops + 1, MOST_DROPS)
+
     def _add(self, tier: Tier, key: Key, tokens: int, held: bool) -> None:
         self._keys.append(key)
         self._tokens.append(tokens)
         self._tiers.append(tier)
         self._held.append(held)
 
-    def _list_some(self, count: int) -> None:
-        """List up to `count` of the keys that were held when the stream started."""
-        tier, cache, keys = self._unlisted[-1]
-        for key in keys[-count:]:
-            node = cache.trie.nodes.get(key)
-            if node is not None and cache.point_bytes and tier is Tier.DEVICE:
-                self._add(Tier.PAGE, key, node.depth * cache.cell, held=True)
-            if node is not None and (node.resume is not None or not cache.point_bytes):
-                self._add(tier, key, node.depth * cache.cell, held=True)
-        del keys[-count:]
-        if not keys:
+    def _list_some(self, most: int) -> int:
+        """List the points of up to `most` cells that were held when the stream started; return how many cells."""
+        tier, cache = self._unlisted[-1]
+        trie, cell, looks = cache.trie, cache.cell, 0
+        while looks < most and (node := trie.cursor) is not None:
+            trie.cursor, looks = node.older, looks + 1
+            if cache.point_bytes and tier is Tier.DEVICE:
+                self._add(Tier.PAGE, node.key, node.depth * cell, held=True)
+            if node.resume is not None or not cache.point_bytes:
+                self._add(tier, node.key, node.depth * cell, held=True)
+        if trie.cursor is None:
             self._unlisted.pop()
+        return looks

@@ -17,9 +17,24 @@ class Node:
     """A cached cell. `depth` counts cells from the root, itself included; `pins` counts leases whose path ends here.
 
     `holders` counts those leases and the children with holders: a cell without any can be evicted sooner or later.
+    `older` and `newer` are its neighbours in the order of insertion.
     """
 
-    __slots__ = ("children", "depth", "hits", "holders", "key", "page", "parent", "pins", "resume", "stamp", "used")
+    __slots__ = (
+        "children",
+        "depth",
+        "hits",
+        "holders",
+        "key",
+        "newer",
+        "older",
+        "page",
+        "parent",
+        "pins",
+        "resume",
+        "stamp",
+        "used",
+    )
 
     def __init__(self, key: Key, parent: Node | None, page: int | None, used: int) -> None:
         self.key = key
@@ -33,6 +48,8 @@ class Node:
         self.used = used
         self.hits = 0
         self.stamp = 0
+        self.older: Node | None = None
+        self.newer: Node | None = None
 
 
 class ResumePoint:
@@ -75,6 +92,9 @@ class Trie:
     def __init__(self) -> None:
         self.nodes: dict[Key, Node] = {}
         self.held = 0  # cells with holders
+        self.newest: Node | None = None
+        # The next cell of a reader that walks from the newest to the oldest while cells come and go.
+        self.cursor: Node | None = None
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -89,6 +109,10 @@ class Trie:
         assert key not in self.nodes
         node = Node(key, parent, page, used)
         self.nodes[key] = node
+        node.older = self.newest
+        if self.newest is not None:
+            self.newest.newer = node
+        self.newest = node
         if parent:
             parent.children += 1
         return node
@@ -120,8 +144,21 @@ class Trie:
         assert not node.pins
         assert node.resume is None
         del self.nodes[node.key]
+        self._unlink(node)
         if node.parent:
             node.parent.children -= 1
+
+    def _unlink(self, node: Node) -> None:
+        if self.cursor is node:
+            self.cursor = node.older
+        if node.newer is not None:
+            node.newer.older = node.older
+        else:
+            self.newest = node.older
+        if node.older is not None:
+            node.older.newer = node.newer
+        # Or a chain of evicted cells would stay in memory.
+        node.older = node.newer = None
 
 
 def path(node: Node | None) -> list[Node]:

@@ -1,7 +1,7 @@
 """Which replicas exist: they announce themselves to a list, and every ingress follows it.
 
 The list is a hint for finding replicas, and may be lost: the connections decide. A replica that is on no list but
-connected stays; one that is on no list and not connected is removed.
+connected stays; one that is on no list and not connected for a while is removed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.base.errors import OptionError
 from weft.fleet.backend import FleetBackend
 from weft.server.backend import Backend
 
@@ -61,7 +60,10 @@ class MemberList:
 
 
 class Follower:
-    """Keeps a fleet's members as a list says. `connect` makes the backend of an announced replica."""
+    """Keeps a fleet's members as a list says. `connect` makes the backend of an announced replica.
+
+    A list that was started again is empty at first, so a replica that is missing there has time to return.
+    """
 
     def __init__(
         self,
@@ -69,7 +71,11 @@ class Follower:
         version: str,
         connect: Callable[[Announcement], Backend],
         drain_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        # When members that are on no list were first seen to be out of reach.
+        self._missing: dict[str, float] = {}
         self._fleet = fleet
         self._version = version
         self._connect = connect
@@ -80,13 +86,10 @@ class Follower:
     async def read(self, members: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
         """Ask for the list once and apply it. If no list answers, everything stays as it is."""
         try:
-            found = [Announcement(**each) for each in await members()]
-        except OptionError:
-            raise
+            self.apply([Announcement(**each) for each in await members()])
         except Exception as error:
+            # Whatever went wrong: an ingress that no longer follows the list would lose its replicas one by one.
             log.warning("cannot read the list of replicas, keeping the known ones: %s", error)
-            return
-        self.apply(found)
 
     def apply(self, announcements: list[Announcement]) -> None:
         listed = {each.name: each for each in announcements if each.version == self._version}
@@ -98,8 +101,11 @@ class Follower:
             elif not each.leaving and name not in known and name not in self._left:
                 log.info("replica %s has appeared at %s:%d", name, each.host, each.port)
                 self._fleet.add(name, self._connect(each))
-        for name, member in known.items():
-            if name not in listed and not member.backend.healthy:
+        now = self._clock()
+        away = {name for name, member in known.items() if name not in listed and not member.backend.healthy}
+        self._missing = {name: self._missing.get(name, now) for name in away}
+        for name, since in self._missing.items():
+            if now - since >= LIFE_SECONDS:
                 self._remove(name)
 
     def _remove(self, name: str) -> None:

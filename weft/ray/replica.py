@@ -21,7 +21,8 @@ from weft.server.thread_backend import ThreadBackend
 
 log = logging.getLogger("weft")
 
-# Time for the list to hear that the replica leaves.
+# Time for the list to take an announcement, and to hear that the replica leaves.
+ANNOUNCE_SECONDS = 5.0
 GOODBYE_SECONDS = 2.0
 
 Announce = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -67,7 +68,7 @@ class EngineReplica:
     async def _beat(self) -> None:
         while True:
             try:
-                await self._announce(asdict(self._announcement))
+                await asyncio.wait_for(self._announce(asdict(self._announcement)), ANNOUNCE_SECONDS)
             except Exception as error:
                 log.warning("cannot announce replica %s: %s", self._announcement.name, error)
             await asyncio.sleep(BEAT_SECONDS)

@@ -32,7 +32,7 @@ from weft.engine.protocol import (
     Subscribe,
 )
 from weft.engine.request import Request
-from weft.memory.journal import CacheChanges
+from weft.memory.journal import CacheChanges, Dropped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 
@@ -227,7 +227,8 @@ def _outputs_message(event: Outputs) -> wire.OutputsMessage:
 def _changes_body(changes: CacheChanges) -> wire.ChangesBody:
     tokens = np.array(changes.tokens, "<i4").tobytes()
     parts = (b"".join(changes.keys), tokens, changes.tiers, changes.held)
-    return wire.ChangesBody(changes.epoch, changes.first, changes.fresh, *parts)
+    dropped = tuple(wire.DroppedBody(each.tenant, each.prefix) for each in changes.dropped)
+    return wire.ChangesBody(changes.epoch, changes.first, changes.fresh, *parts, changes.drops, dropped)
 
 
 def _changes(body: wire.ChangesBody) -> CacheChanges:
@@ -237,7 +238,10 @@ def _changes(body: wire.ChangesBody) -> CacheChanges:
     keys = tuple(body.keys[start : start + size] for start in range(0, len(body.keys), size))
     try:
         tokens = tuple(np.frombuffer(body.tokens, "<i4").tolist())
-        return CacheChanges(body.epoch, body.first, body.fresh, keys, tokens, body.tiers, body.held)
+        dropped = tuple(Dropped(each.tenant, each.prefix) for each in body.dropped)
+        return CacheChanges(
+            body.epoch, body.first, body.fresh, keys, tokens, body.tiers, body.held, body.drops, dropped
+        )
     except ValueError as error:
         raise ProtocolError(f"changes do not match: {error}") from error
 

@@ -41,6 +41,8 @@ MAX_OPEN = 1024
 PULSE_SECONDS = 2.0
 # Extra time for a heartbeat that had already arrived at the timeout: the front may have been suspended itself.
 GRACE_SECONDS = 0.1
+# The heartbeat of a replica whose engine has ended or does not respond.
+UNWELL = False
 SILENT = "the engine does not respond"
 NOT_STARTED = "the engine is not ready"
 SHUTTING_DOWN = "the server is shutting down"
@@ -201,7 +203,7 @@ class Dispatcher(ABC):
                 self._fell_silent()
                 await asyncio.wait([asked])
                 log.warning("the engine responds again, or has ended")
-            self._silent = False
+            self._silent = _is_unwell(asked)
 
     def _fell_silent(self) -> None:  # noqa: B027  most backends need nothing
         """React to a missed heartbeat."""
@@ -284,6 +286,11 @@ class Dispatcher(ABC):
         self._streams.pop(number, None)
         if not self._streams:
             self._emptied.set()
+
+
+def _is_unwell(asked: asyncio.Future[Any]) -> bool:
+    """Return whether a heartbeat says that the engine behind a replica does not serve."""
+    return not asked.cancelled() and asked.exception() is None and asked.result() is UNWELL
 
 
 def _resolve(waiter: asyncio.Future[Any] | None, value: Any) -> None:

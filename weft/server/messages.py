@@ -17,7 +17,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import DraftReport, FinishReason
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import Topic
-from weft.memory.journal import MOST_IN_BATCH
+from weft.memory.journal import MOST_DROPS, MOST_IN_BATCH
 from weft.memory.misses import Miss
 from weft.server.logs import LogFormat
 
@@ -199,6 +199,11 @@ class FailedMessage(EngineMessage, tag="failed"):
 KEY_BYTES = 32
 
 
+class DroppedBody(EngineMessage):
+    tenant: Annotated[bytes, Meta(max_length=16)] | None
+    prefix: Annotated[bytes, Meta(max_length=KEY_BYTES)] | None
+
+
 class ChangesBody(EngineMessage):
     """`CacheChanges`: keys one after the other, positions as little-endian int32, a byte for each tier and flag."""
 
@@ -209,6 +214,8 @@ class ChangesBody(EngineMessage):
     tokens: Annotated[bytes, Meta(max_length=4 * MOST_IN_BATCH)]
     tiers: Annotated[bytes, Meta(max_length=MOST_IN_BATCH)]
     held: Annotated[bytes, Meta(max_length=MOST_IN_BATCH)]
+    drops: Number = 0
+    dropped: Annotated[tuple[DroppedBody, ...], Meta(max_length=MOST_DROPS)] = ()
 
 
 class NewsMessage(EngineMessage, tag="news"):
