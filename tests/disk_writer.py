@@ -1,6 +1,7 @@
 """Writes units to a disk file until it is killed: `python -m tests.disk_writer PATH SEED`.
 
-Prints a line for each batch. Units are overwritten by others all the time, of their own and of other kinds.
+Prints a line for each batch. Units are overwritten by others all the time, of their own and of other kinds, and some are
+erased.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def main() -> None:
             live.append((kind, unit))
             key = random.randbytes(32)
             units.append((header(kind, unit, key), memoryview(content(key, kind))))
-        file.write(units, [(Kind(kind), unit) for kind, unit in arena.freed])
+        cleared = [(Kind(kind), unit) for kind, unit in arena.freed]
+        file.write(units, cleared, [each for each in cleared if random.random() < 0.2])
         arena.freed.clear()
         print("wrote", flush=True)
 
