@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -188,6 +189,34 @@ def test_an_erased_unit_leaves_no_byte() -> None:
     file.erase([(Kind.STATE, 1)])
     assert not any(blocks.durable[BLOCK:])
     assert not DiskFile(blocks, LAYOUT).found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_units_that_are_doomed_are_never_found_again_and_the_rest_of_them_is_known(seed: int) -> None:
+    random = Random(f"doomed {seed}")
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    for _ in range(40):
+        writer.write()
+    gone = random.sample(sorted(writer.live), len(writer.live) // 2)
+    units = [writer.live.pop(key) for key in gone]
+    file.doom(units)
+    # Power may be lost in the middle of any part.
+    done = random.randrange(len(units))
+    file.erase(units[:done])
+    blocks.tear = random
+    with suppress(OSError):
+        file.erase(units[done:])
+    blocks.tear = None
+    blocks.lose_power(random)
+    after = DiskFile(blocks, LAYOUT)
+    assert keys_of(after) == writer.live
+    assert set(after.doomed) <= set(units)
+    after.erase(after.doomed)
+    for kind, unit in units:
+        place = LAYOUT.offset_of(kind, unit)
+        assert not any(blocks.now[place : place + LAYOUT.padded[kind]])
+    assert DiskFile(blocks, LAYOUT).doomed == []
 
 
 def test_a_header_is_decoded_as_it_was_encoded_and_tenants_differ() -> None:
