@@ -20,6 +20,7 @@ from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
 from tests.test_demotion import ask as ask_for
 from tests.test_demotion import engine_with
+from weft.base.copies import Direction
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.engine.events import Output, Report
@@ -291,10 +292,21 @@ def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None
         ask_for(engine, number)
     device.patience = 0.0
     assert engine.ledger.tiers is not None
-    engine.ledger.tiers.links[0].demotion.least_bytes = 1 << 20
+    link = engine.ledger.tiers.links[0]
+    link.demotion.least_bytes = 1 << 20
+    link.saves.chunk_bytes = 1
     engine.copier.launch()
-    assert engine.ledger.tiers.in_flight
-    drop(engine)
+    assert engine.ledger.tiers.in_flight > 1
+    engine.begin_drop(0)
+    # One of them lands before the others.
+    first = engine.copier._flights[0, Direction.SAVE][0][1]
+    device.copied = lambda ticket, wait: 1e-6 if ticket is first else None
+    engine.copier.land()
+    assert len(link.lower.trie) == 0, "a copy that was given up came back"
+    assert engine.take_dropped() == {}
+    del device.copied
+    while not engine.take_dropped():
+        engine.step()
     while not engine.idle:
         engine.step()
     assert not any(len(cache.trie) for cache in engine.ledger.caches)
