@@ -49,7 +49,8 @@ class SimulatedEngine:
             captures=captures,
             alpha=alpha,
         )
-        self._copier, self._copies = add_tiers(self.ledger, config, cost.tiers) or (None, None)
+        below = add_tiers(self.ledger, config, cost.tiers)
+        self._copier, self._copies = (None, None) if below is None else below
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
