@@ -50,7 +50,8 @@ class SimulatedEngine:
             alpha=alpha,
         )
         below = add_tiers(self.ledger, config, cost.tiers)
-        self._copier, self._copies = (None, None) if below is None else below
+        self._copier = None if below is None else below[0]
+        self._copies = None if below is None else below[1]
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
