@@ -4,8 +4,10 @@
     python -m benchmarks.caching ample --json ample.json        the whole traces with unlimited memory
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, scan
     python -m benchmarks.caching curve --json curve.json        2 % to 200 % of the working set
+    python -m benchmarks.caching tiers --json tiers.json        host memory and a file below the device
     python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/caching.md
     python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/
+    python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/
 
 Runs in one process and needs no GPU. Traffic has two parts: policies may be tuned on one (`--parts tuned`); the other
 is for the report only (`--parts held-out`). An interrupted run resumes where it stopped.
@@ -67,6 +69,14 @@ LINES = {
     "synthetic": {"tuned": (0, 2000), "held-out": (2000, 1993)},
 }
 WORKLOADS = (*SIZES, *LINES)
+# Memory of the device, host memory and the file, as shares of the working set.
+TIERS = {
+    "device": {"memory": 0.05},
+    "+ host": {"memory": 0.05, "host_memory": 0.2},
+    "+ host + disk": {"memory": 0.05, "host_memory": 0.2, "disk": 1.0},
+}
+TIER_WORKLOADS = ("conversation", "synthetic", "sharegpt", "coding")
+TIER_MODELS = ("nemotron-nano-9b-v2", "qwen3-next-mini")
 PUBLISHED = CaptureReasons(popular=False, boundaries=False, answers=False, candidates=False)
 
 
@@ -227,6 +237,19 @@ def curve(study: Study, folder: str) -> None:
         matrix(study, folder, ["tuned"], ["qwen3-next-mini"], CURVE, [name], ["value", "lru-plain"])
 
 
+def tiers(study: Study, folder: str, models: list[str], names: list[str]) -> None:
+    """Measure what each tier adds: hits, and the time to the first token."""
+    for model, name, (variant, sizes) in product(models, names, TIERS.items()):
+        study.add(f"tiers/{name}/{model}/{variant}", partial(_tiered, traffic(name, folder, "held-out"), model, sizes))
+
+
+def _tiered(sent: Traffic, model: str, sizes: dict[str, float]) -> Results:
+    known = _surveyed(sent)
+    found = run(SimulationSetup(sent, cost_model(model), surveyed=known, **sizes))
+    moved = {name: each["loaded_tokens"] for name, each in found.stats.get("tiers", {}).items()}
+    return summary(found, known.oracle_tokens) | {"loaded_tokens": moved}
+
+
 # reports -------------------------------------------------------------------------------------------------------------
 
 
@@ -255,9 +278,30 @@ def draw(results: Results, curves: Results, folder: Path) -> None:
         (folder / f"caching-{workload}.svg").write_text(text)
 
 
+def draw_tiers(results: Results, folder: Path) -> None:
+    """Write the plots of tiers, and print their table."""
+    shares: dict[str, dict[str, float]] = {variant: {} for variant in TIERS}
+    faster: dict[str, dict[str, float]] = {variant: {} for variant in TIERS}
+    print("| workload | model | | hits / oracle | from host | from disk | TTFT p50, ms | p90, ms | device busy, s |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, each in results.items():
+        _, workload, model, variant = name.split("/")
+        first = results[f"tiers/{workload}/{model}/device"]
+        group = f"{workload}, {model.split('-')[0]}"
+        shares[variant][group] = each["hit_tokens"] / max(1, each["oracle_tokens"])
+        faster[variant][group] = each["ttft_p90"] / max(1e-9, first["ttft_p90"])
+        loaded = [f"{each['loaded_tokens'].get(tier, 0) / 1e6:.2f} M" for tier in ("host", "disk")]
+        times = f"{1000 * each['ttft_p50']:,.0f} | {1000 * each['ttft_p90']:,.0f} | {each['busy_seconds']:,.0f}"
+        print(f"| {workload} | {model} | {variant} | {shares[variant][group]:.1%} | {' | '.join(loaded)} | {times} |")
+    title = "Hit tokens with tiers below the device"
+    (folder / "caching-tiers.svg").write_text(bars(title, shares, "share of the oracle", mark=1.0))
+    title = "Time to first token, 90th percentile"
+    (folder / "caching-tiers-ttft.svg").write_text(bars(title, faster, "over that without tiers", mark=1.0))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("matrix", "ample", "goals", "curve", "tables", "plots"))
+    parser.add_argument("part", choices=("matrix", "ample", "goals", "curve", "tiers", "tables", "plots", "tier-plots"))
     parser.add_argument("files", nargs="*")
     parser.add_argument("--json", default="caching.json")
     parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
@@ -276,11 +320,17 @@ def main() -> None:
     if options.part == "plots":
         draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))
         return
+    if options.part == "tier-plots":
+        draw_tiers(json.loads(Path(options.files[0]).read_text()), Path("docs"))
+        return
     study = Study(options.json)
     if options.part == "matrix":
         chosen = (getattr(options, each).split(",") for each in ("parts", "models", "shares", "workloads", "policies"))
         parts, models, shares, names, policies = chosen
         matrix(study, options.traces, parts, models, tuple(map(float, shares)), names, policies)
+    elif options.part == "tiers":
+        models = [model for model in options.models.split(",") if model in TIER_MODELS]
+        tiers(study, options.traces, models, [name for name in TIER_WORKLOADS if name in options.workloads.split(",")])
     elif options.part == "curve":
         curve(study, options.traces)
     elif options.part == "ample":

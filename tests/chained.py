@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeVar
 
 from tests.disk_blocks import FlakyBlocks
 from tests.rolling import RollingDevice
@@ -16,6 +17,8 @@ from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
 from weft.memory.tiers.tiers import Tiers
+
+E = TypeVar("E", bound=Engine)
 
 
 class ChainedDevice(TieredDevice):
@@ -75,16 +78,18 @@ def layout_of(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(b"h" * 32, rows, size)
 
 
-def run_chained(seed: int, chain: Chain) -> None:
+def run_chained(seed: int, chain: Chain, kind: type[E] = Engine) -> list[E]:
     """Serve a workload in several processes on one file, each of which closes, is killed, or loses its power."""
+    engines: list[E] = []
     workload, random = chained_workload(seed), Random(f"processes {seed}")
     if workload is None:
-        return
+        return engines
     layout = layout_of(workload, random.choice([1 << 17, 1 << 18, 1 << 20]))
     blocks = FlakyBlocks(layout.size_bytes)
     for _ in range(4):
         device = ChainedDevice(workload, blocks, layout, random)
-        engine = Engine(workload.spec, device, workload.config)
+        engine = kind(workload.spec, device, workload.config)
+        engines.append(engine)
         assert engine.ledger.tiers is not None
         for link in engine.ledger.tiers.links:
             for copies in (link.saves, link.loads):
@@ -110,3 +115,4 @@ def run_chained(seed: int, chain: Chain) -> None:
         if end == "power loss":
             blocks.pending += [(place, random.randbytes(512)) for place in range(8192, len(blocks.now), 7 * 512)]
             blocks.lose_power(random)
+    return engines

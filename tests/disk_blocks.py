@@ -17,13 +17,14 @@ LAYOUT = DiskLayout.of(b"f" * 32, UNIT_BYTES, 1 << 20)
 
 
 class FlakyBlocks:
-    """`fail` is called before every write, and may raise."""
+    """`fail` is called before every write, and may raise. With `tear`, a write may stop in the middle and raise."""
 
     def __init__(self, size: int) -> None:
         self.durable = bytearray(size)
         self.now = bytearray(size)
         self.pending: list[tuple[int, bytes]] = []
         self.fail = lambda offset, size: None
+        self.tear: Random | None = None
 
     def read(self, offset: int, into: memoryview) -> None:
         if offset + len(into) > len(self.now):
@@ -32,10 +33,13 @@ class FlakyBlocks:
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         self.fail(offset, len(data))
-        data = bytes(data)
+        torn = self.tear is not None and self.tear.random() < 0.3
+        data = bytes(data[: self.tear.randrange(len(data))] if torn and self.tear is not None else data)
         self.now[offset : offset + len(data)] = data
         for first in range(0, len(data), SECTOR):
             self.pending.append((offset + first, data[first : first + SECTOR]))
+        if torn:
+            raise OSError(errno.ENOSPC, "no room for the rest")
 
     def sync(self) -> None:
         self.durable[:] = self.now

@@ -1,6 +1,7 @@
 """Writes units to a disk file until it is killed: `python -m tests.disk_writer PATH SEED`.
 
-Prints a line for each batch. Units are overwritten by others all the time, of their own and of other kinds.
+Prints a line for each batch. Units are overwritten by others all the time, of their own and of other kinds, and some
+are erased.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from weft.memory.tiers.disk_file import open_file
 def main() -> None:
     random = Random(int(sys.argv[2]))
     file = open_file(Path(sys.argv[1]), LAYOUT)
+    # What the process before it was about to erase when it was killed.
+    file.erase(file.doomed)
     arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes, remember_freed=True)
     live: list[tuple[Kind, int]] = []
     for kind in LAYOUT.unit_bytes:
@@ -32,7 +35,11 @@ def main() -> None:
             live.append((kind, unit))
             key = random.randbytes(32)
             units.append((header(kind, unit, key), memoryview(content(key, kind))))
-        file.write(units, [(Kind(kind), unit) for kind, unit in arena.freed])
+        cleared = [(Kind(kind), unit) for kind, unit in arena.freed]
+        erased = [each for each in cleared if random.random() < 0.2]
+        file.doom(erased)
+        file.erase(erased)
+        file.write(units, cleared)
         arena.freed.clear()
         print("wrote", flush=True)
 

@@ -37,6 +37,7 @@ class InstantEngine:
         self._outputs: list[Output] = []
         self._next = 0
         self._steps = 0
+        self._dropped: dict[int, dict[str, Any]] = {}
 
     def constrain(self, request: Request) -> None:
         return None
@@ -113,13 +114,18 @@ class InstantEngine:
     def flush(self) -> int:
         return 0
 
-    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
-        return {"dropped_tokens": {}, "left_tokens": 0}
+    def begin_drop(self, number: int, tenant: bytes | None, prefix: bytes | None) -> None:
+        self._dropped[number] = {"dropped_tokens": {}, "left_tokens": 0}
+
+    def take_dropped(self) -> dict[int, dict[str, Any]]:
+        dropped, self._dropped = self._dropped, {}
+        return dropped
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._open), "waiting": 0, "steps": self._steps, "frozen": gc.get_freeze_count()}
 
     journal = None
+    in_flight = copying = False
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(running=len(self._open))

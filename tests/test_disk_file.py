@@ -6,9 +6,11 @@ import errno
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from time import sleep
 
 import pytest
 
@@ -131,16 +133,18 @@ def test_a_flipped_bit_anywhere_never_returns_wrong_bytes(seed: int) -> None:
         writer.write()
     places = [0, LAYOUT.entry_of(*random.choice(list(writer.live.values())))]
     places += [LAYOUT.offset_of(*random.choice(list(writer.live.values())))]
-    place = random.choice(places) + random.randrange(100)
+    anywhere = random.randrange(LAYOUT.size_bytes)
+    place = anywhere if random.random() < 0.3 else random.choice(places) + random.randrange(100)
     blocks.now[place] ^= 1 << random.randrange(8)
     try:
         after = DiskFile(blocks, LAYOUT)
     except InvalidOption:
         assert place < BLOCK, "only a damaged superblock is refused"
         return
-    whole, damaged = check_found(after)
+    whole, _ = check_found(after)
     assert whole >= len(writer.live) - 1
-    assert whole + damaged + (after.damaged - damaged) == len(writer.live)
+    # A bit of free space belongs to no unit, though it may look like the remains of a header.
+    assert after.damaged >= len(writer.live) - whole
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
@@ -160,12 +164,59 @@ def test_a_write_that_fails_leaves_the_units_before_it(code: int) -> None:
     assert check_found(after) == (1, 0)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_write_that_stops_in_the_middle_never_leaves_wrong_bytes(seed: int) -> None:
+    """Of a header or of a payload, at any write of a batch; later writes succeed again, as on a disk with room."""
+    random = Random(f"torn {seed}")
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    failed = 0
+    for _ in range(60):
+        blocks.tear = random if random.random() < 0.3 else None
+        try:
+            writer.write()
+        except OSError:
+            failed += 1
+    assert failed
+    if seed % 2:
+        blocks.lose_power(random)
+    check_found(DiskFile(blocks, LAYOUT))
+
+
 def test_an_erased_unit_leaves_no_byte() -> None:
     file, blocks = fresh()
     write(file, Kind.STATE, 1, b"a" * 32)
     file.erase([(Kind.STATE, 1)])
     assert not any(blocks.durable[BLOCK:])
     assert not DiskFile(blocks, LAYOUT).found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_units_that_are_doomed_are_never_found_again_and_the_rest_of_them_is_known(seed: int) -> None:
+    random = Random(f"doomed {seed}")
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    for _ in range(40):
+        writer.write()
+    gone = random.sample(sorted(writer.live), len(writer.live) // 2)
+    units = [writer.live.pop(key) for key in gone]
+    file.doom(units)
+    # Power may be lost in the middle of any part.
+    done = random.randrange(len(units))
+    file.erase(units[:done])
+    blocks.tear = random
+    with suppress(OSError):
+        file.erase(units[done:])
+    blocks.tear = None
+    blocks.lose_power(random)
+    after = DiskFile(blocks, LAYOUT)
+    assert keys_of(after) == writer.live
+    assert set(after.doomed) <= set(units)
+    after.erase(after.doomed)
+    for kind, unit in units:
+        place = LAYOUT.offset_of(kind, unit)
+        assert not any(blocks.now[place : place + LAYOUT.padded[kind]])
+    assert DiskFile(blocks, LAYOUT).doomed == []
 
 
 def test_a_header_is_decoded_as_it_was_encoded_and_tenants_differ() -> None:
@@ -198,6 +249,44 @@ def test_a_file_serves_after_a_restart_and_is_private(tmp_path: Path) -> None:
     assert keys_of(after) == writer.live
     assert check_found(after) == (len(writer.live), 0)
     after.close()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_short_reads_and_writes_are_continued(direct: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    random, path = Random(4), tmp_path / "tier"
+    if not direct:
+        monkeypatch.delattr(os, "O_DIRECT")
+    pwrite, preadv = os.pwrite, os.preadv
+    short = {"writes": 0, "reads": 0}
+
+    def part(size: int) -> int:
+        return random.choice([1, size // 2, size // BLOCK // 2 * BLOCK, size]) or size
+
+    def short_write(file: int, data: memoryview, offset: int) -> int:
+        count = part(len(data))
+        short["writes"] += count < len(data)
+        # Direct writes are whole blocks; a shorter one is what the kernel would have written of it.
+        return pwrite(file if count % BLOCK == 0 else buffered[0], data[:count], offset)
+
+    def short_read(file: int, into: list[memoryview], offset: int) -> int:
+        count = part(len(into[0]))
+        short["reads"] += count < len(into[0])
+        return preadv(file if count % BLOCK == 0 else buffered[0], [into[0][:count]], offset)
+
+    file = open_file(path, LAYOUT)
+    buffered = [os.open(path, os.O_RDWR)]
+    monkeypatch.setattr(os, "pwrite", short_write)
+    monkeypatch.setattr(os, "preadv", short_read)
+    writer = Writer(file, Random(3))
+    for _ in range(40):
+        writer.write()
+    file.close()
+    after = open_file(path, LAYOUT)
+    assert keys_of(after) == writer.live
+    assert check_found(after) == (len(writer.live), 0)
+    assert min(short.values()) > 20
+    after.close()
+    os.close(buffered[0])
 
 
 def test_two_servers_cannot_use_one_file(tmp_path: Path) -> None:
@@ -250,21 +339,30 @@ def test_a_truncated_file_loses_only_what_was_cut_off(tmp_path: Path) -> None:
     after.close()
 
 
-def kill_writers(folder: Path, rounds: int) -> None:
-    """Kill a process that writes, after a random number of batches, and check what it left; on one file, again."""
+def kill_writers(folder: Path, rounds: int) -> tuple[int, int]:
+    """Kill a process that writes, at a random moment, and check what it left; again and again, on one file.
+
+    Return how many units were whole and how many were known to be damaged, over all rounds.
+    """
     path, random = folder / "tier", Random(5)
+    whole = damaged = 0
     for number in range(rounds):
         command = [sys.executable, "-m", "tests.disk_writer", str(path), str(number)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as writer:
             assert writer.stdout is not None
             for _ in range(random.randint(1, 40)):
                 assert writer.stdout.readline(), "the writer could not start"
+            # A batch takes about as long, so that any of its writes may be the last.
+            sleep(random.uniform(0, 4e-3))
             writer.kill()
         file = open_file(path, LAYOUT)
-        assert check_found(file)[0] > 0
+        found = check_found(file)
+        assert found[0] > 0
         # Units of the batch that was interrupted, and no other; most often none.
         assert file.damaged <= 8
+        whole, damaged = whole + found[0], damaged + file.damaged
         file.close()
+    return whole, damaged
 
 
 def test_a_killed_writer_leaves_only_whole_units(tmp_path: Path) -> None:
@@ -273,4 +371,5 @@ def test_a_killed_writer_leaves_only_whole_units(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_killed_writers_leave_only_whole_units(tmp_path: Path) -> None:
-    kill_writers(tmp_path, 1000)
+    whole, damaged = kill_writers(tmp_path, 1000)
+    print(f"1,000 kills: {whole} units read whole, {damaged} known to be damaged, none wrong")

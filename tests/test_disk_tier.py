@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from time import sleep
 
 import numpy as np
 import pytest
 
 from tests import tiny_model
 from tests.disk_blocks import FlakyBlocks
+from tests.disk_llm import PROMPTS
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.http_server import serving
 from tests.rolling import RollingDevice
+from tests.serving import serving as serving_process
 from tests.tiered import tiered_workload
 from tests.workloads import Run, Workload, check_answers, drive
 from weft import LLM
@@ -40,6 +46,8 @@ from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
 DISK_BYTES = 16 << 20
+SMALL_ON_DISK = [*tiny_model.ARGUMENTS, "--port", "0", "--memory", "2MiB", "--threads", "1", "--max-length", "600"]
+SMALL_ON_DISK += ["--dtype", "float32"]
 
 
 def disk_engine(family: str, path: Path, fingerprint: bytes = b"m" * 32, **settings: object) -> Engine:
@@ -170,8 +178,11 @@ def disk_layout(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(b"h" * 32, rows, size)
 
 
-def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None]) -> tuple[int, int]:
-    """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed."""
+def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], tears: bool = False) -> tuple[int, int]:
+    """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed.
+
+    With `tears`, writes stop in the middle and fail, at random, while it is served.
+    """
     workload, random = tiered_workload(seed), Random(f"disk {seed}")
     if not workload.spec.page_bytes:
         return 0, 0
@@ -183,8 +194,10 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None]) -> tu
     for _ in range(3):
         device = DiskDevice(workload, blocks, layout)
         run = Run(Engine(workload.spec, device, config), device)
+        blocks.tear = random if tears else None
         drive(workload, run)
         check_answers(workload, run)
+        blocks.tear = None
         tiers = run.engine.ledger.tiers
         assert tiers is not None
         loaded, failed = loaded + tiers.links[0].loaded_tokens, failed + tiers.links[0].failures
@@ -211,6 +224,13 @@ def test_every_answer_is_the_oracles_across_restarts() -> None:
 
 def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
     results = [run_on_disk(seed, power_loss) for seed in range(12)]
+    loaded, failed = (sum(each) for each in zip(*results, strict=True))
+    assert loaded > 0
+    assert failed > 0
+
+
+def test_every_answer_is_the_oracles_while_writes_stop_in_the_middle() -> None:
+    results = [run_on_disk(seed, nothing, tears=True) for seed in range(12)]
     loaded, failed = (sum(each) for each in zip(*results, strict=True))
     assert loaded > 0
     assert failed > 0
@@ -317,6 +337,39 @@ def kill_engines(path: Path, rounds: int) -> int:
 @pytest.mark.slow
 def test_twenty_killed_engines_leave_a_file_that_serves(tmp_path: Path) -> None:
     assert kill_engines(tmp_path / "tier", 20) > 1000
+
+
+def kill_servers(path: Path, rounds: int) -> int:
+    """Kill front and engine of a server while clients wait, again and again; return how many tokens it loaded."""
+    disk = ["--disk", str(path), "--disk-size", "4MiB", "--max-sequences", "2"]
+    answers: dict[int, str] = {}
+    random, loaded = Random(11), 0
+    for _ in range(rounds):
+        with serving_process(*disk, options=SMALL_ON_DISK) as served, ThreadPoolExecutor(2) as clients:
+            numbers = [random.randrange(len(PROMPTS)) for _ in range(random.randint(2, 12))]
+            for number in numbers:
+                status, answer = served.call("/v1/completions", asked(number))
+                assert status == 200, answer
+                text = answer["choices"][0]["text"]
+                assert answers.setdefault(number, text) == text, "another answer than before"
+                loaded += answer["usage"]["prompt_tokens_details"].get("loaded_tokens", 0)
+            left = [clients.submit(served.call, "/v1/completions", asked(number)) for number in range(2)]
+            sleep(random.uniform(0, 0.1))
+            for process in (*served.children, served.process.pid):
+                os.kill(process, signal.SIGKILL)
+            assert all(isinstance(each.exception(), OSError) or each.result()[0] == 200 for each in left)
+    return loaded
+
+
+def asked(number: int) -> dict[str, object]:
+    return {"prompt": PROMPTS[number], "max_tokens": 6, "temperature": 0.0}
+
+
+@pytest.mark.slow
+def test_twenty_killed_servers_leave_a_file_that_serves(tmp_path: Path) -> None:
+    loaded = kill_servers(tmp_path / "tier", 20)
+    print(f"20 killed servers: {loaded} tokens loaded, no other answer, no failed start")
+    assert loaded > 1000
 
 
 def test_what_was_flushed_is_not_found_after_a_restart(tmp_path: Path) -> None:

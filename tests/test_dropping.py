@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import errno
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
 
+from tests.chained import Chain, run_chained
+from tests.drops import drop
 from tests.engines import Ask, greedy, serve, tokens
+from tests.held_steps import SECONDS, wait_until
 from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
 from tests.test_demotion import ask as ask_for
 from tests.test_demotion import engine_with
+from weft.base.copies import Direction
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
+from weft.engine.events import Output, Report
+from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.disk_file import DiskFile, open_existing
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
 
@@ -45,7 +56,7 @@ def test_dropping_a_tenant_removes_it_from_all_tiers_and_overwrites_it(tmp_path:
     raw = path.read_bytes()
     assert places
     assert all(any(raw[first : first + size]) for first, size in places)
-    found = engine.drop(tenant=tenant_digest(ONE))
+    found = drop(engine, tenant=tenant_digest(ONE))
     assert found["left_tokens"] == 0
     assert set(found["dropped_tokens"]) == {"device", "host", "disk"}
     assert found["dropped_tokens"]["disk"] >= 192
@@ -68,10 +79,10 @@ def test_dropping_a_prefix_keeps_others_of_the_same_tenant(tmp_path: Path) -> No
     save_all(engine)
     disk = engine.ledger.caches[2]
     key = next(iter(disk.trie.nodes))
-    assert engine.drop(prefix=key[:8])["dropped_tokens"]["disk"] >= 256
+    assert drop(engine, prefix=key[:8])["dropped_tokens"]["disk"] >= 256
     counts = sorted(serve(engine, [ask])[0].report.cached_tokens for ask in (first, second))
     assert counts == [0, 256]
-    assert engine.drop()["left_tokens"] == 0
+    assert drop(engine)["left_tokens"] == 0
     assert not any(len(cache.trie) for cache in engine.ledger.caches)
     engine.close()
 
@@ -81,10 +92,10 @@ def test_what_a_running_sequence_uses_is_counted_as_left(tmp_path: Path) -> None
     serve(engine, [Ask(tokens(300, 1))])
     engine.add(Request(np.array(tokens(300, 1), np.int32), SamplingParams(max_tokens=40)))
     engine.step()
-    assert engine.drop()["left_tokens"] == 256
+    assert drop(engine)["left_tokens"] == 256
     while not engine.idle:
         engine.step()
-    assert engine.drop()["left_tokens"] == 0
+    assert drop(engine)["left_tokens"] == 0
     engine.close()
 
 
@@ -93,7 +104,7 @@ def test_answers_to_prompts_shorter_than_a_cell_belong_to_their_tenant_too(tmp_p
     first = serve(engine, [Ask(tokens(40, 1), greedy(200), salt=ONE)])[0]
     again = Ask(tokens(40, 1) + first.tokens, salt=ONE)
     save_all(engine)
-    assert engine.drop(tenant=tenant_digest(ONE))["dropped_tokens"]["disk"] >= 192
+    assert drop(engine, tenant=tenant_digest(ONE))["dropped_tokens"]["disk"] >= 192
     assert serve(engine, [again])[0].report.cached_tokens == 0
     engine.close()
 
@@ -107,12 +118,168 @@ def test_bytes_that_could_not_be_overwritten_are_reported_and_overwritten_by_the
     blocks = type(engine.copier._device.disk._blocks)
     with monkeypatch.context() as patch:
         patch.setattr(blocks, "write", failing)
-        assert engine.drop(tenant=tenant_digest(ONE))["erased"] is False
-    assert engine.drop(tenant=tenant_digest(ONE))["erased"] is True
+        assert drop(engine, tenant=tenant_digest(ONE))["erased"] is False
+    assert drop(engine, tenant=tenant_digest(ONE))["erased"] is True
     engine.close()
     engine = chained_engine("llama", tmp_path / "tier")
     assert serve(engine, [Ask(tokens(300, 1), salt=ONE)])[0].report.cached_tokens == 0
     engine.close()
+
+
+def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = chained_engine("llama", tmp_path / "tier", max_length=420)
+    asks = [Ask(tokens(300, seed), salt=ONE) for seed in range(6)]
+    for ask in asks:
+        serve(engine, [ask])
+    save_all(engine)
+    assert engine.ledger.tiers is not None
+    saves, file = engine.ledger.tiers.links[1].saves, engine.copier._device.disk
+    saves.chunk_bytes = 2 * file.layout.padded["page"]
+    doom, erase = DiskFile.doom, DiskFile.erase
+    held, calls = threading.Event(), list[tuple[str, int]]()
+
+    def counted_doom(self: DiskFile, units: list) -> None:
+        calls.extend([("doom", len(units))] if units else [])
+        doom(self, units)
+
+    def held_erase(self: DiskFile, units: Iterable) -> None:
+        chosen = list(units)
+        calls.extend([("erase", len(chosen))] if chosen else [])
+        if chosen:
+            assert held.wait(SECONDS)
+        erase(self, chosen)
+
+    monkeypatch.setattr(DiskFile, "doom", counted_doom)
+    monkeypatch.setattr(DiskFile, "erase", held_erase)
+    cells = len(engine.ledger.caches[2].trie)
+    engine.begin_drop(7, tenant_digest(ONE))
+    assert not any(len(cache.trie) for cache in engine.ledger.caches), "the units leave the index at once"
+    # Not one byte is overwritten while these are served, and none of them waits for it.
+    answers = [serve_beside(engine, ask) for ask in (asks[0], Ask(tokens(300, 9)))]
+    assert [answer.cached_tokens for answer in answers] == [0, 0]
+    assert engine.take_dropped() == {}
+    held.set()
+    while not (found := engine.take_dropped()):
+        engine.step()
+    assert found[7]["erased"] is True
+    assert found[7]["dropped_tokens"]["disk"] == 64 * cells
+    assert calls[0] == ("doom", cells), "all units are marked before the first is overwritten"
+    assert all(name == "erase" and count <= 2 for name, count in calls[1:])
+    assert sum(count for _, count in calls[1:]) == cells
+    engine.close()
+
+
+def serve_beside(engine: Engine, ask: Ask) -> Report:
+    """Serve a request without waiting until the engine is idle."""
+    number = engine.add(Request(np.array(ask.prompt, np.int32), SamplingParams(max_tokens=3), salt=ask.salt))
+    while not any(output.finish for output in engine.step() if output.sequence == number):
+        pass
+    return engine.report(number)
+
+
+def test_an_interrupted_drop_is_not_found_by_the_next_process_which_completes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ask = tmp_path / "tier", Ask(tokens(300, 1), salt=ONE)
+    engine = chained_engine("falcon_h1", path)
+    serve(engine, [ask])
+    save_all(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "erase", failing)
+        assert drop(engine, tenant=tenant_digest(ONE))["erased"] is False
+        engine.close()
+    layout = engine.copier._device.disk.layout
+    assert any(path.read_bytes()[layout.payload_offset :])
+    engine = chained_engine("falcon_h1", path)
+    assert len(engine.copier._device.disk.doomed) >= 4
+    assert not engine.idle, "the bytes are still to be overwritten"
+    assert serve(engine, [ask])[0].report.cached_tokens == 0
+    while engine.ledger.tiers.erasing:
+        engine.step()
+    drop(engine, tenant=tenant_digest(ONE))
+    engine.close()
+    assert not any(path.read_bytes()[layout.payload_offset :])
+
+
+def test_dropping_a_tenant_right_after_a_start_reads_no_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tier"
+    mine, theirs = Ask(tokens(300, 1), salt=ONE), Ask(tokens(300, 2), salt=TWO)
+    engine = chained_engine("falcon_h1", path)
+    for ask in (mine, theirs):
+        serve(engine, [ask])
+    engine.close()
+    engine = chained_engine("falcon_h1", path)
+    decoded: list[int] = []
+    original = DiskFile.header
+    monkeypatch.setattr(DiskFile, "header", lambda self, row: decoded.append(row) or original(self, row))
+    engine.begin_drop(0, tenant_digest(ONE))
+    assert decoded == []
+    while not (found := engine.take_dropped()):
+        engine.step()
+    assert found[0]["dropped_tokens"]["disk"] == 256
+    assert serve(engine, [mine])[0].report.cached_tokens == 0
+    assert serve(engine, [theirs])[0].report.cached_tokens >= 192
+    engine.close()
+
+
+class DroppingEngine(Engine):
+    """Drops everything or a prefix, now and then, between any two steps."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.random = Random("drops")
+        self.begun, self.answers = 0, dict[int, dict[str, object]]()
+
+    def step(self) -> list[Output]:
+        if self.random.random() < 0.1:
+            keys = [key for cache in self.ledger.caches for key in cache.trie.nodes]
+            prefix = self.random.choice(keys) if keys and self.random.random() < 0.6 else None
+            self.begin_drop(self.begun, None, prefix)
+            self.begun += 1
+        outputs = super().step()
+        self.answers |= self.take_dropped()
+        return outputs
+
+
+def test_every_answer_is_the_oracles_while_prefixes_are_dropped() -> None:
+    begun = 0
+    for seed in range(10):
+        engines = run_chained(seed, Chain(), DroppingEngine)
+        for engine in engines:
+            begun += engine.begun
+            assert len(engine.answers) == engine.begun, "a drop was not answered"
+    assert begun > 30
+
+
+def test_a_drop_over_http_is_answered_when_the_file_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "tier"
+    options = {"max_length": 600, "max_sequences": 4, "memory": "16MiB", "disk": str(path), "disk_size": "8MiB"}
+    with serving(ServerSettings(model_name="tiny"), **options) as server:
+        server.post("/v1/completions", {"prompt": tokens(200, 1), "max_tokens": 1})
+
+        def saved() -> float:
+            return server.client.get("/cache").json()["tiers"]["disk"]["saved_bytes"]
+
+        wait_until(lambda: saved() > 0)
+        answer = server.client.delete("/cache?all=true")
+        assert answer.status_code == 200
+        assert answer.json()["erased"] is True
+        with open_copy(path) as file:
+            assert not file.found
+            assert not any(path.read_bytes()[file.layout.payload_offset :])
+
+
+@contextmanager
+def open_copy(path: Path) -> Iterator[DiskFile]:
+    """A file that another process has locked, as it is now."""
+    copy = path.with_name("copy")
+    copy.touch(0o600)
+    copy.write_bytes(path.read_bytes())
+    file = open_existing(copy)
+    yield file
+    file.close()
 
 
 def failing(*_: object) -> None:
@@ -125,10 +292,21 @@ def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None
         ask_for(engine, number)
     device.patience = 0.0
     assert engine.ledger.tiers is not None
-    engine.ledger.tiers.links[0].demotion.least_bytes = 1 << 20
+    link = engine.ledger.tiers.links[0]
+    link.demotion.least_bytes = 1 << 20
+    link.saves.chunk_bytes = 1
     engine.copier.launch()
-    assert engine.ledger.tiers.in_flight
-    engine.drop()
+    assert engine.ledger.tiers.in_flight > 1
+    engine.begin_drop(0)
+    # One of them lands before the others.
+    first = engine.copier._flights[0, Direction.SAVE][0][1]
+    device.copied = lambda ticket, wait: 1e-6 if ticket is first else None
+    engine.copier.land()
+    assert len(link.lower.trie) == 0, "a copy that was given up came back"
+    assert engine.take_dropped() == {}
+    del device.copied
+    while not engine.take_dropped():
+        engine.step()
     while not engine.idle:
         engine.step()
     assert not any(len(cache.trie) for cache in engine.ledger.caches)
@@ -153,19 +331,19 @@ def test_only_the_admin_drops_and_only_what_the_query_names() -> None:
             usage = server.post("/v1/completions", body, headers=bearer(key))["usage"]
             return usage["prompt_tokens_details"]["cached_tokens"]
 
-        def drop(query: str, key: str = "admin-key") -> tuple[int, str]:
+        def dropped(query: str, key: str = "admin-key") -> tuple[int, str]:
             answer = server.client.delete(f"/cache{query}", headers=bearer(key))
             return answer.status_code, answer.text
 
-        assert drop("?tenant=key-1", "first-key")[0] == 403
+        assert dropped("?tenant=key-1", "first-key")[0] == 403
         for wrong in ("", "?tenant=unknown", "?prefix=zz", "?digest=00", "?all=yes", "?all=true&tenant=key-1", "?x=1"):
-            assert drop(wrong)[0] == 400, wrong
+            assert dropped(wrong)[0] == 400, wrong
         tenants = server.client.get("/cache", headers=bearer("admin-key")).json()["tenants"]
         assert {each["name"] for each in tenants} == {"key-1", "key-2"}
-        assert drop("?tenant=key-1")[0] == 200
+        assert dropped("?tenant=key-1")[0] == 200
         assert (cached("first-key"), cached("second-key")) == (0, 192)
         (digest,) = (each["digest"] for each in tenants if each["name"] == "key-2")
-        assert drop(f"?digest={digest}")[0] == 200
+        assert dropped(f"?digest={digest}")[0] == 200
         assert (cached("first-key"), cached("second-key")) == (192, 0)
 
 

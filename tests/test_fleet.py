@@ -382,6 +382,40 @@ async def test_a_drop_ends_the_computing_of_what_is_wanted():
         assert (await dropping)["erased"] is True
 
 
+@in_loop
+async def test_a_drop_is_waited_for_as_long_as_its_member_answers_other_questions(monkeypatch):
+    class Erasing(FakeMember):
+        asked = 0
+
+        async def stats(self):
+            self.asked += 1
+            if self.asked == 3:
+                self.erased.set()
+            return {}
+
+        async def drop(self, tenant, prefix):
+            self.erased = asyncio.Event()
+            await self.erased.wait()
+            return {"dropped_tokens": {"disk": 640}, "left_tokens": 0, "erased": True}
+
+    class Silent(Erasing):
+        async def stats(self):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr("weft.fleet.backend.PROBE_SECONDS", 0.02)
+    async with fleet_of(1, patient=True) as fleet:
+        await turns()
+        slow, silent = Erasing(), Silent()
+        for member in (slow, silent):
+            await member.start()
+        fleet.backend.members[0].backend = slow
+        assert (await fleet.backend.drop(None, None))["dropped_tokens"] == {"disk": 640}
+        assert slow.asked == 3
+        fleet.backend.members[0].backend = silent
+        with pytest.raises(EngineStopped):
+            await fleet.backend.drop(None, None)
+
+
 def test_the_tenants_of_all_members_are_reported():
     reports = {
         "a": {"tenants": [{"digest": "01", "tokens": 64}]},

@@ -57,8 +57,9 @@ class CopyPlan:
 
     Paranoid mode needs that, because a step in flight may still fill a unit with NaN that was freed before it.
     Otherwise a freed unit is not touched by any step in flight. A lower tier that outlives the process also needs
-    `labels`, one for each unit, and `cleared`, its units that were freed since the last save. The bytes of `erased`
-    ones are overwritten before anything is written. `level` counts pairs of tiers from the device down.
+    `labels`, one for each unit, and `cleared`, its units that were freed since the last save. The headers of `doomed`
+    units are marked, so that no other process uses them, and the bytes of `erased` ones are overwritten. `level` counts
+    pairs of tiers from the device down.
     """
 
     number: int
@@ -68,6 +69,7 @@ class CopyPlan:
     after_steps: bool = False
     labels: tuple[UnitLabel, ...] = ()
     cleared: tuple[tuple[str, int], ...] = ()
+    doomed: tuple[tuple[str, int], ...] = ()
     erased: tuple[tuple[str, int], ...] = ()
     level: int = 0
 

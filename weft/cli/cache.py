@@ -127,7 +127,10 @@ def drop(file: DiskFile, tenant: str) -> int:
     gone = [each for each in file.found if tenant in ("all", each.tenant.hex())]
     if not gone and tenant != "all":
         raise InvalidOption("drop", f"must be a tenant of this file, or all; it has none called {tenant[:64]!r}")
-    file.erase((each.kind, each.unit) for each in gone)
+    units = [(each.kind, each.unit) for each in gone]
+    file.doom(units)
+    # With what an interrupted drop has left.
+    file.erase([*file.doomed, *units])
     return len(gone)
 
 

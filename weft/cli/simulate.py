@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,13 @@ class SimulateOptions:
         "qwen3-next-mini", "name of a packaged configuration (as for --weights dummy), or a path with a config.json"
     )
     memory: str = option("10%", "size of the cache: bytes such as 40GiB, or a share of the working set such as 10%")
+    host_memory: str | None = option(
+        None, "host memory below it, for what it evicts: bytes or a share of the working set; none by default"
+    )
+    disk_size: str | None = option(None, "a file below that: bytes or a share of the working set; none by default")
+    host_rate: float = option(55.0, "GB/s of copies between the device and host memory, each way")
+    disk_read_rate: float = option(3.5, "GB/s of reads from the file")
+    disk_write_rate: float = option(2.3, "GB/s of writes to the file")
     eviction: tuple[str, ...] = option((), "eviction policy: value (default), lru or flops; may be repeated")
     without: tuple[str, ...] = option((), f"do not keep states for this reason: {', '.join(REASONS)}; may be repeated")
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
@@ -88,32 +95,34 @@ class SimulateOptions:
                 raise InvalidOption(name, f"must be at least {low}, got {getattr(self, name)}")
         if self.router and self.replicas == 1:
             raise InvalidOption("router", f"{self.router[0]} needs several replicas; set --replicas to at least 2")
-        if not self.trace_speed > 0:
-            raise InvalidOption("trace_speed", f"must be positive, got {self.trace_speed}")
+        for name in ("trace_speed", "host_rate", "disk_read_rate", "disk_write_rate"):
+            if not getattr(self, name) > 0:
+                raise InvalidOption(name, f"must be positive, got {getattr(self, name)}")
         if self.trace is None and not self.requests:
             raise InvalidOption("requests", "must be at least 1 unless --trace is given")
-        read_memory(self.memory)
+        for name in ("memory", "host_memory", "disk_size"):
+            read_memory(getattr(self, name), name)
 
 
-def read_memory(value: str) -> int | float:
-    """Parse bytes, or a share of the working set.
+def read_memory(value: str | None, name: str = "memory") -> int | float:
+    """Parse bytes, or a share of the working set; None is none.
 
-    >>> read_memory("2GiB"), read_memory("10%")
-    (2147483648, 0.1)
+    >>> read_memory("2GiB"), read_memory("10%"), read_memory(None)
+    (2147483648, 0.1, 0)
     """
+    if value is None:
+        return 0
     if not value.endswith("%"):
-        found = memory_bytes(value)
+        found = memory_bytes(value, name)
         if found is None:
-            raise InvalidOption(
-                "memory", "must be bytes such as 40GiB or a share such as 10%; auto needs a real machine"
-            )
+            raise InvalidOption(name, "must be bytes such as 40GiB or a share such as 10%; auto needs a real machine")
         return found
     try:
         share = float(value[:-1]) / 100
     except ValueError:
         share = 0.0
     if not share > 0:
-        raise InvalidOption("memory", f"must be bytes such as 40GiB or a share such as 10%, got {value!r}")
+        raise InvalidOption(name, f"must be bytes such as 40GiB or a share such as 10%, got {value!r}")
     return share
 
 
@@ -140,12 +149,14 @@ def run(options: SimulateOptions) -> int:
 
 def setup_of(options: SimulateOptions, eviction: str, router: str = "state") -> SimulationSetup:
     from weft.memory.captures import CaptureReasons
-    from weft.simulate.costs import calibrated, cost_model
+    from weft.simulate.costs import TierRates, calibrated, cost_model
     from weft.simulate.setup import SimulationSetup, Traffic
 
     cost = cost_model(options.model)
     if options.calibrate is not None:
         cost = calibrated(cost, options.calibrate)
+    rates = TierRates(1e9 * options.host_rate, 1e9 * options.disk_read_rate, 1e9 * options.disk_write_rate)
+    cost = replace(cost, tiers=rates)
     traffic = Traffic(
         options.workload, options.requests, options.seed, options.rate or None, options.trace, options.trace_speed
     )
@@ -165,6 +176,8 @@ def setup_of(options: SimulateOptions, eviction: str, router: str = "state") -> 
         options.cache,
         options.replicas,
         router,
+        host_memory=read_memory(options.host_memory, "host_memory"),
+        disk=read_memory(options.disk_size, "disk_size"),
     )
 
 

@@ -25,6 +25,10 @@ log = logging.getLogger("weft")
 CLOSING_SECONDS = 6.0
 
 
+# Numbers of flights that were launched before a moment, by link and direction.
+FlightMarks = dict[tuple[int, Direction], int]
+
+
 class Copier:
     def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
         self.tiers = tiers
@@ -32,6 +36,7 @@ class Copier:
         self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
             (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links
         }
+        self._landed: FlightMarks = dict.fromkeys(self._flights, 0)
 
     @classmethod
     def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
@@ -49,7 +54,8 @@ class Copier:
 
             disk = disk_cache(ledger.spec, copying.disk, config.eviction)
             links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
-            links[-1].restoring = Restoring(disk, copying.disk, ledger.tenancy)
+            links[-1].restoring = restoring = Restoring(disk, copying.disk, ledger.tenancy)
+            links[-1].saves.erasing.resume(restoring.doomed)
         ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 
@@ -81,6 +87,14 @@ class Copier:
     def _begin(self, plan: CopyPlan) -> None:
         self._flights[plan.level, plan.direction].append((plan, self._device.copy(plan)))
 
+    def marks(self) -> FlightMarks:
+        """Return a mark behind the flights that are under way."""
+        return {each: self._landed[each] + len(flights) for each, flights in self._flights.items()}
+
+    def has_passed(self, marks: FlightMarks) -> bool:
+        """Return whether all flights before a mark have landed."""
+        return all(self._landed[each] >= count for each, count in marks.items())
+
     def finish(self) -> None:
         """Make all copies that were begun. Steps wait meanwhile."""
         while self.busy:
@@ -95,20 +109,26 @@ class Copier:
         while (self.busy or self.tiers.behind) and perf_counter() < until:
             self.launch(idle=True)
             self.land(wait=True)
+        for link in self.tiers.links:
+            # The next process continues, from the marks in the file.
+            link.saves.erasing.stop()
         self.finish()
         self._device.close()
 
     def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:
         plan, ticket = flights[0]
+        place = plan.level, plan.direction
         try:
             seconds = self._device.copied(ticket, wait)
         except CopyFailed as error:
             log.warning("a copy between tiers failed: %s", error)
             flights.popleft()
+            self._landed[place] += 1
             self.tiers.failed(plan)
             return True
         if seconds is None:
             return False
         flights.popleft()
+        self._landed[place] += 1
         self.tiers.landed(plan, seconds)
         return True

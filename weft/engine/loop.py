@@ -22,6 +22,7 @@ from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
 from weft.engine.device import ClosableDevice, Device
 from weft.engine.draft_model import DraftModel
+from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report, Top
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
@@ -63,6 +64,7 @@ class Engine:
         )
         tiered = config.cache and (config.host_bytes or config.disk_bytes)
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
+        self.dropping = Dropping(self.ledger, self.copier)
         self.clock = StepClock(self.ledger.tiers)
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -170,7 +172,17 @@ class Engine:
     def idle(self) -> bool:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
-        return not (busy or (self.copier is not None and self.copier.busy))
+        return not (busy or self.dropping.busy or (self.copier is not None and self.copier.busy))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether steps are in flight, or sequences that have ended still hold memory because of them."""
+        return bool(self._flights or self.planner.leaving)
+
+    @property
+    def copying(self) -> bool:
+        """Whether paths are on their way between tiers."""
+        return self.copier is not None and any(link.moving for link in self.copier.tiers.links)
 
     def write_behind(self) -> None:
         """Begin to save what a tier that outlives the process does not have yet. Call it while there is no work."""
@@ -194,23 +206,21 @@ class Engine:
             self.ledger.tiers.clear()
         return len(self.ledger.cache.trie) * self.ledger.spec.cell
 
-    def drop(self, tenant: bytes | None = None, prefix: bytes | None = None) -> dict[str, Any]:
-        """Drop prefixes from all tiers and overwrite them on disk; return the tokens dropped, and those still in use.
-
-        `erased` is false if overwriting failed: the next drop tries it again.
+    def begin_drop(self, number: int, tenant: bytes | None = None, prefix: bytes | None = None) -> None:
+        """Drop prefixes from all tiers, and overwrite them on disk beside the steps; `take_dropped` has the answer.
 
         `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
         """
         self._flush_drafts()
-        if self.copier is not None:
-            # A copy that lands later would bring back what is dropped here.
-            self.copier.finish()
-        found = self.ledger.drop(tenant, prefix)
+        self.dropping.begin(number, tenant, prefix)
         self.journal.note_drop(tenant, prefix)
-        if self.copier is not None:
-            self.copier.finish()
-            found["erased"] = not any(link.erases for link in self.copier.tiers.links)
-        return found
+
+    def take_dropped(self) -> dict[int, dict[str, Any]]:
+        """Return the answers of drops that are complete, by their numbers: the tokens dropped, and those still in use.
+
+        `erased` is false if overwriting failed: the next drop tries it again.
+        """
+        return self.dropping.take_answers()
 
     def _flush_drafts(self) -> None:
         """Drop all texts and states that drafts come from."""
@@ -252,6 +262,7 @@ class Engine:
             self._resumed_at = began
         if self.copier is not None:
             self.copier.land()
+            self.dropping.advance()
             # Before the plan, which may evict what ended in the last step.
             self.copier.launch()
         step = self.planner.plan()

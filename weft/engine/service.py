@@ -65,7 +65,8 @@ class Drivable(Protocol):
     def forget(self, number: int) -> None: ...
     def step(self) -> list[Output]: ...
     def flush(self) -> int: ...
-    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]: ...
+    def begin_drop(self, number: int, tenant: bytes | None, prefix: bytes | None) -> None: ...
+    def take_dropped(self) -> dict[int, dict[str, Any]]: ...
     def stats(self) -> dict[str, Any]: ...
     def cache_report(self, limit: int) -> dict[str, Any]: ...
     def write_behind(self) -> None: ...
@@ -77,6 +78,12 @@ class Drivable(Protocol):
 
     @property
     def idle(self) -> bool: ...
+
+    @property
+    def in_flight(self) -> bool: ...
+
+    @property
+    def copying(self) -> bool: ...
 
 
 class Inbox(Protocol):
@@ -141,6 +148,7 @@ class Service:
                 if self._engine.idle and not self._backlog:
                     self._engine.write_behind()
                 self._publish()
+                self._answer_drops()
                 self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog and not self._unpublished))
                 self._handle_some()
                 self._reply()
@@ -182,9 +190,10 @@ class Service:
                 self._replies.answers[command.number] = self._answer(command)
             case Drop(number, tenant, prefix):
                 self._land_rest()
-                self._replies.answers[number] = self._engine.drop(tenant, prefix)
+                self._engine.begin_drop(number, tenant, prefix)
                 # Routers learn of it before the caller does.
                 self._publish()
+                self._replies.answers |= self._engine.take_dropped()
             case _:
                 self._running = False
 
@@ -244,12 +253,14 @@ class Service:
             return self.stats()
         if ask.topic is Topic.CACHE:
             return self._engine.cache_report(ask.limit)
-        self._land_rest()
+        # Copies hold what they read, too.
+        while not self._sequences and (self._engine.in_flight or self._engine.copying):
+            self._step()
         return self._engine.flush()
 
     def _land_rest(self) -> None:
         """Land flights that went one step too far, which still hold the memory that they read."""
-        while not self._sequences and not self._engine.idle:
+        while not self._sequences and self._engine.in_flight:
             self._step()
 
     def stats(self) -> dict[str, Any]:
@@ -293,6 +304,11 @@ class Service:
         if changes is not None or load != self._reported:
             self._news_at, self._reported = now, load
             self._deliver(EngineNews(changes, load))
+
+    def _answer_drops(self) -> None:
+        """Answer the drops whose last byte was overwritten in the last step."""
+        self._replies.answers |= self._engine.take_dropped()
+        self._reply()
 
     # events ---------------------------------------------------------------------------------------------------------
 

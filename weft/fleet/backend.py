@@ -349,7 +349,7 @@ class FleetBackend:
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         # A member that is being warmed must not bring back what is dropped here.
         self._warm_up.forget(Dropped(tenant, prefix))
-        found = await self._ask(lambda member: member.backend.drop(tenant, prefix))
+        found = await self._ask(lambda member: member.backend.drop(tenant, prefix), patient=True)
         # Requests that were placed meanwhile may have named a dropped prefix.
         self._warm_up.forget(Dropped(tenant, prefix))
         silent = [member.name for member in self.members if member.name not in found]
@@ -386,19 +386,37 @@ class FleetBackend:
         for member in self.members:
             member.backend.unsubscribe(hear)
 
-    async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """Return the answers of the members that give one, by name."""
+    async def _ask(
+        self, question: Callable[[Member], Coroutine[Any, Any, Any]], patient: bool = False
+    ) -> dict[str, Any]:
+        """Return the answers of the members that give one, by name; if `patient`, however long they work on it."""
         if self._closed is not None:
             raise EngineStopped(self._closed)
         asked = [member for member in self.members if member.backend.healthy]
         answers = await asyncio.gather(
-            *(asyncio.wait_for(question(member), PROBE_SECONDS) for member in asked), return_exceptions=True
+            *((_while_alive if patient else _soon)(member, question(member)) for member in asked),
+            return_exceptions=True,
         )
         pairs = zip(asked, answers, strict=True)
         found = {member.name: answer for member, answer in pairs if not isinstance(answer, BaseException)}
         if not found:
             raise EngineStopped(NONE_AVAILABLE)
         return found
+
+
+async def _soon(member: Member, answer: Coroutine[Any, Any, Any]) -> Any:
+    return await asyncio.wait_for(answer, PROBE_SECONDS)
+
+
+async def _while_alive(member: Member, answer: Coroutine[Any, Any, Any]) -> Any:
+    """Return an answer that may take minutes, as long as its member answers other questions meanwhile."""
+    task = asyncio.ensure_future(answer)
+    try:
+        while not (await asyncio.wait({task}, timeout=PROBE_SECONDS))[0]:
+            await asyncio.wait_for(member.backend.stats(), PROBE_SECONDS)
+        return await task
+    finally:
+        task.cancel()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

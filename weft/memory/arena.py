@@ -74,6 +74,9 @@ class Arena:
         self.owners: dict[Kind, dict[int, int]] = {kind: {} for kind in unit_bytes}
         self.freed: list[tuple[str, int]] = []
         self.remembers_freed = remember_freed
+        # Where units go that lose their last owner, instead of becoming free: the list is then their owner.
+        self.withheld: list[tuple[str, int]] | None = None
+        self._withheld_later: dict[tuple[str, int], list[tuple[str, int]]] = {}
         # Empty slabs, lowest first. May name a slab that was claimed meanwhile.
         self._empty = list(range(self.slabs))
         self.used_slabs = 0
@@ -130,6 +133,13 @@ class Arena:
         owners[unit] -= 1
         if owners[unit]:
             return
+        keeper = self.withheld
+        if keeper is None and self._withheld_later:
+            keeper = self._withheld_later.pop((kind.value, unit), None)
+        if keeper is not None:
+            owners[unit] = 1
+            keeper.append((kind.value, unit))
+            return
         del owners[unit]
         if self.remembers_freed:
             self.freed.append((kind.value, unit))
@@ -143,6 +153,10 @@ class Arena:
         if not self._free_units[slab]:
             heappush(self._with_room[kind], slab)
         self._free_units[slab].append(unit)
+
+    def withhold_when_freed(self, units: set[tuple[str, int]], keeper: list[tuple[str, int]]) -> None:
+        """Let `keeper` own these units, which are in use, when they lose their last owner."""
+        self._withheld_later |= dict.fromkeys(units, keeper)
 
     def is_free(self, kind: Kind, unit: int) -> bool:
         """Return whether nothing owns a unit, or other units that lie in its place."""

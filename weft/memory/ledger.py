@@ -10,6 +10,7 @@ computed, `close` it. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -385,17 +386,15 @@ class Ledger:
 
     def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
-        if self.tiers is not None:
-            self.tiers.restore_all()
-        dropped: dict[str, int] = {}
-        left = 0
-        for name, cache in zip(self.tier_names, self.caches, strict=True):
-            chosen = self.tenancy.chooser(tenant, prefix)
-            before = len(cache.trie)
-            left += cache.drop(chosen) * self.cell
-            dropped[name] = (before - len(cache.trie)) * self.cell
-        if self.tiers is not None:
-            self.tiers.forget(erase=True)
+        with nullcontext() if self.tiers is None else self.tiers.erasing_freed():
+            unentered = {} if self.tiers is None or prefix is not None else self.tiers.drop_unentered(tenant, self.cell)
+            dropped: dict[str, int] = {}
+            left = 0
+            for name, cache in zip(self.tier_names, self.caches, strict=True):
+                chosen = self.tenancy.chooser(tenant, prefix)
+                before = len(cache.trie)
+                left += cache.drop(chosen) * self.cell
+                dropped[name] = (before - len(cache.trie)) * self.cell + unentered.get(name, 0)
         return {"dropped_tokens": dropped, "left_tokens": left}
 
     # capacity -------------------------------------------------------------------------------------------------------

@@ -199,6 +199,7 @@ TIER_GAUGES = {
     "used_bytes": ("weft_tier_used_bytes", "Bytes in use in a tier"),
     "cells": ("weft_tier_cells", "Cells in a tier"),
     "resume_points": ("weft_tier_resume_points", "Positions in a tier from which a sequence can resume"),
+    "erasing_bytes": ("weft_tier_erasing_bytes", "Bytes of dropped prefixes that are still to be overwritten"),
     "load_bytes_per_second": ("weft_tier_load_rate_bytes", "Measured bytes per second of loads from a tier"),
     "prefill_tokens_per_second": ("weft_tier_prefill_rate", "Measured tokens per second that loads compete with"),
 }

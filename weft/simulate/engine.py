@@ -14,6 +14,7 @@ from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.found import Found, Refusals
 from weft.simulate.stepping import Simulated, Stride, StridingPlanner, for_planner, from_planner, settle
+from weft.simulate.tiering import add_tiers
 
 # Maximum number of samples of the course of memory.
 SAMPLES = 400
@@ -48,6 +49,9 @@ class SimulatedEngine:
             captures=captures,
             alpha=alpha,
         )
+        below = add_tiers(self.ledger, config, cost.tiers)
+        self._copier = None if below is None else below[0]
+        self._copies = None if below is None else below[1]
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
@@ -102,6 +106,8 @@ class SimulatedEngine:
         """Refuse a waiting request: nothing runs and nothing can start, so it would wait for ever."""
         sequence = next(iter(self.planner.queue))
         self.planner.queue.remove(sequence)
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.leave(sequence.id)
         self.found.failed += 1
         self._ended(from_planner(sequence))
 
@@ -111,17 +117,32 @@ class SimulatedEngine:
         """Compute a step. `following` is when the next request arrives, here or at another engine, if one does."""
         self.planner.stride = self._choose_stride(following)
         self._arrived = False
+        self._move_copies()
         step = self.planner.plan()
+        if self._copier is not None:
+            self._copier.launch_loads()
         self._admission_is_settled = False
         self._fail_hopeless()
         if step is not None:
             self._fly(step)
             return
-        if following is not None:
-            self.now = max(self.now, following)
+        upcoming = [time for time in (following, self._next_landing) if time is not None]
+        if upcoming:
+            self.now = max(self.now, min(upcoming))
         elif not self.planner.leaving:
             self._refuse_rest()
         self.planner.release_landed()
+
+    def _move_copies(self) -> None:
+        """Land copies and begin new ones, as the engine does before it plans."""
+        if self._copier is not None and self._copies is not None:
+            self._copies.now = self.now
+            self._copier.land()
+            self._copier.launch()
+
+    @property
+    def _next_landing(self) -> float | None:
+        return None if self._copies is None else self._copies.next_landing
 
     def _choose_stride(self, following: float | None) -> int:
         """Return how many tokens decodes take at once: many while only they run, but not far past the next arrival."""
@@ -130,8 +151,9 @@ class SimulatedEngine:
         if self._arrived or planner.prefilling or not planner.decoding or (waiting and not self._admission_is_settled):
             return 1
         if waiting:
-            # Waiting requests get memory when a running one ends, not before.
-            return min(most, max(1, min(s.max_tokens - len(s.generated) for s in planner.decoding)))
+            # Waiting requests get memory when a running one ends, not before, or when what they load has landed.
+            most = min(most, max(1, min(s.max_tokens - len(s.generated) for s in planner.decoding)))
+            following = self._next_landing
         if following is None or not self._last_seconds:
             return most
         return max(1, min(most, round((following - self.now) / self._last_seconds)))
@@ -158,6 +180,8 @@ class SimulatedEngine:
         self._prompt_tokens += computed
         self._prompt_pairs += pairs
         self.costs.computed(computed, pairs, seconds)
+        if self.ledger.tiers is not None:
+            self.ledger.tiers.computed(computed, seconds)
         for planned, _, _, samples in step.prefills:
             if samples and from_planner(planned).first_seconds is None:
                 from_planner(planned).first_seconds = self.now

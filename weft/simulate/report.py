@@ -42,8 +42,14 @@ def summary(found: Found) -> dict[str, Any]:
         "tokens_per_second": (found.prompt_tokens + found.answer_tokens) / max(found.seconds, 1e-9),
         "tokens_per_busy_second": (found.prompt_tokens + found.answer_tokens) / max(found.busy_seconds, 1e-9),
         "most_bytes": {kind: max(used[kind] for _, used in found.course) for kind in _kinds(found)},
+        "tiers": {name: _tier(each) for name, each in found.stats.get("tiers", {}).items()},
         "misses": ranked_misses(found.stats["misses"], found.stats["lost_tokens"]),
     }
+
+
+def _tier(stats: Mapping[str, float]) -> dict[str, float]:
+    """Return what one tier has moved."""
+    return {name: stats[name] for name in TIER_NUMBERS}
 
 
 def _kinds(found: Found) -> list[str]:
@@ -67,6 +73,7 @@ ROWS = (
     ("Tokens per busy second", "tokens_per_busy_second", ",.0f"),
 )
 
+TIER_NUMBERS = ("loaded_tokens", "loaded_bytes", "saved_bytes", "unsaved", "used_bytes")
 FLEET_ROWS = (("Busiest replica / average", "imbalance", ".2f"),)
 
 
@@ -83,6 +90,11 @@ def table(rows: Mapping[str, Found]) -> str:
     for kind in _kinds(next(iter(rows.values()))):
         values = [each["most_bytes"][kind] / GIB for each in summaries.values()]
         lines.append(_line(f"Peak memory, {kind}, GiB", values, ",.2f"))
+    for tier in summaries[next(iter(rows))]["tiers"]:
+        tiers = [each["tiers"][tier] for each in summaries.values()]
+        lines.append(_line(f"Tokens loaded from {tier}", [int(each["loaded_tokens"]) for each in tiers], ",d"))
+        lines.append(_line(f"... GiB loaded, {tier}", [each["loaded_bytes"] / GIB for each in tiers], ",.2f"))
+        lines.append(_line(f"... GiB saved, {tier}", [each["saved_bytes"] / GIB for each in tiers], ",.2f"))
     for name, each in summaries.items():
         lines += [f"{name}: {sentence}" if len(rows) > 1 else sentence for sentence in each["not_served"]]
     return "\n".join(lines)

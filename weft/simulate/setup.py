@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from weft.base.config import EngineConfig
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons
@@ -42,8 +43,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """Everything that one run depends on. `memory` is in bytes, or a share of the working set if it is a fraction;
-    the replicas share it."""
+    """Everything that one run depends on. `memory`, `host_memory` and `disk` are in bytes, or shares of the working
+    set if they are fractions; the replicas share them."""
 
     traffic: Traffic
     cost: CostModel
@@ -60,21 +61,27 @@ class SimulationSetup:
     cache: bool = True
     replicas: int = 1
     router: str = "state"
+    host_memory: int | float = 0
+    disk: int | float = 0
     surveyed: Survey | None = field(default=None, compare=False)
 
-    def memory_bytes(self) -> int:
-        if isinstance(self.memory, int):
-            return self.memory
+    def in_bytes(self) -> SimulationSetup:
+        """Return the same setup with all sizes in bytes."""
+        sizes = {name: getattr(self, name) for name in ("memory", "host_memory", "disk")}
+        if all(isinstance(size, int) for size in sizes.values()):
+            return self
         known = self.surveyed or survey(self.traffic.sessions(self.cost.spec.cell), self.cost.spec.cell)
-        return int(self.memory * known.working_set_bytes(self.cost.spec))
+        whole = known.working_set_bytes(self.cost.spec)
+        changes: dict[str, Any] = {n: s if isinstance(s, int) else int(s * whole) for n, s in sizes.items()}
+        return replace(self, **changes)
 
 
 def run(setup: SimulationSetup, tell: Callable[[Simulated], None] | None = None) -> Found:
-    memory_bytes = setup.memory_bytes()
+    setup = setup.in_bytes()
     alpha = setup.alpha
     if setup.eviction == "flops" and alpha is None:
-        alpha = bootstrap_alpha(replace(setup, memory=memory_bytes))
-    return simulation(setup, memory_bytes, alpha or 0.0, tell).run()
+        alpha = bootstrap_alpha(setup)
+    return simulation(setup, int(setup.memory), alpha or 0.0, tell).run()
 
 
 def simulation(
@@ -92,6 +99,8 @@ def simulation(
         cache=setup.cache,
         eviction=setup.eviction,
         capture_every=setup.capture_every,
+        host_bytes=int(setup.host_memory),
+        disk_bytes=int(setup.disk),
     )
     return Simulation(
         setup.cost,

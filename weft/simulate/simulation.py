@@ -19,7 +19,7 @@ from weft.simulate.stepping import Simulated
 
 
 class Simulation:
-    """`replicas` engines share the memory of `config` equally; `router` says which one gets a request.
+    """`replicas` engines share the memory and the tiers of `config` equally; `router` says which one gets a request.
 
     `tell` is called with every request that was answered.
     """
@@ -37,7 +37,8 @@ class Simulation:
         replicas: int = 1,
         router: str = "round-robin",
     ) -> None:
-        each = replace(config, memory_bytes=config.memory_bytes // replicas)
+        sizes = ("memory_bytes", "host_bytes", "disk_bytes")
+        each = replace(config, **{name: getattr(config, name) // replicas for name in sizes})
         self.engines = [
             SimulatedEngine(
                 cost, each, stride, captures, alpha, partial(self._started, place), partial(self._ended, place)

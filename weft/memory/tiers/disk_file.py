@@ -23,7 +23,17 @@ import numpy as np
 
 from weft.base.errors import InvalidOption
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, EntryRows, UnitHeader, checksum, decode, read_layout
+from weft.memory.tiers.disk_format import (
+    BLOCK,
+    ENTRY,
+    KINDS,
+    DiskLayout,
+    EntryRows,
+    UnitHeader,
+    checksum,
+    decode,
+    read_layout,
+)
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
@@ -156,11 +166,15 @@ def open_existing(path: Path) -> DiskFile:
 
 
 class DiskFile:
-    """`rows` are the entries of all units at the start; `damaged` counts headers and units that were dropped."""
+    """`rows` are the entries of all units at the start; `damaged` counts headers and units that were dropped.
+
+    `doomed` are units that an earlier process was about to erase.
+    """
 
     def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
         self.layout = layout
         self.damaged = 0
+        self.doomed: list[tuple[Kind, int]] = []
         self._blocks = blocks
         self._staging = threading.local()
         self._check_superblock(name)
@@ -188,12 +202,14 @@ class DiskFile:
     def _recover(self) -> EntryRows:
         """Read all headers, in one pass."""
         parts: list[EntryRows] = []
+        self.doomed.clear()
         first, end = BLOCK, self.layout.payload_offset
         while first < end:
             region = memoryview(mmap.mmap(-1, min(REGION_BYTES, end - first)))
             self._blocks.read(first, region)
-            rows, damaged = self.layout.rows(region[: len(region) // ENTRY * ENTRY], first)
+            rows, doomed, damaged = self.layout.rows(region[: len(region) // ENTRY * ENTRY], first)
             parts.append(rows)
+            self.doomed += [(KINDS[int(each["kind"])], int(each["unit"])) for each in doomed]
             self.damaged += damaged
             first += len(region)
         return np.concatenate(parts)
@@ -221,15 +237,11 @@ class DiskFile:
         self,
         units: Sequence[tuple[UnitHeader, memoryview]],
         cleared: Iterable[tuple[Kind, int]] = (),
-        erased: Sequence[tuple[Kind, int]] = (),
     ) -> None:
-        """Write units: payloads, then, when these are durable, headers.
+        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten.
 
-        Before, those of the `cleared` units that are `erased` are overwritten, and all of them are forgotten. The
-        checksum and the size of a header given here are ignored; those of the payload are written.
+        The checksum and the size of a header given here are ignored; those of the payload are written.
         """
-        if erased:
-            self.erase(erased)
         self.clear(cleared)
         headers = []
         for header, payload in units:
@@ -274,9 +286,18 @@ class DiskFile:
         for kind, unit in units:
             self._blocks.write(self.layout.entry_of(kind, unit), bytes(ENTRY))
 
+    def doom(self, units: Sequence[tuple[Kind, int]]) -> None:
+        """Mark units that are to be erased: from here on no process uses them, and one that opens the file knows."""
+        for kind, unit in units:
+            self._blocks.write(self.layout.entry_of(kind, unit), self.layout.doomed_entry(kind, unit))
+        if units:
+            self._blocks.sync()
+
     def erase(self, units: Iterable[tuple[Kind, int]]) -> None:
-        """Overwrite units with zeros, and then forget them: a unit that still has a header can be found again."""
+        """Overwrite units with zeros, and then forget them. Mark them first with `doom`, all units of a drop."""
         chosen = list(units)
+        if not chosen:
+            return
         for kind, unit in chosen:
             staged = self._buffer(kind)
             staged[:] = bytes(len(staged))

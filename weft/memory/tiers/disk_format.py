@@ -28,6 +28,8 @@ ENTRY = 256
 VERSION = 1
 SUPER_MAGIC = b"WEFTTIER"
 ENTRY_MAGIC = b"WFTU"
+# The header of a unit that was dropped, and whose bytes are still to be overwritten.
+DOOMED_MAGIC = b"WFTD"
 KINDS = (Kind.PAGE, Kind.WINDOW, Kind.STATE)
 NO_PARENT = bytes(32)
 # magic, version, kind, origin, unit, position, key, parent, tenant, payload bytes, payload checksum
@@ -154,8 +156,16 @@ class DiskLayout:
         body = _SUPER.pack(SUPER_MAGIC, VERSION, ENTRY, self.fingerprint, self.slab_bytes, self.slabs, *sizes)
         return (body + _SUM.pack(checksum(body))).ljust(BLOCK, b"\0")
 
-    def rows(self, region: memoryview, offset: int) -> tuple[EntryRows, int]:
-        """Return the entries in a part of the file that begins at `offset`, and how many others are damaged.
+    def doomed_entry(self, kind: Kind, unit: int) -> bytes:
+        """Return the header of a unit that is to be overwritten. It says nothing about whose it was."""
+        size = self.unit_bytes[kind]
+        nothing = (0, NO_PARENT, NO_PARENT, b"", size, 0)
+        fields = _ENTRY.pack(DOOMED_MAGIC, VERSION, KINDS.index(kind), 0, unit, *nothing)
+        padded = fields.ljust(ENTRY - _SUM.size, b"\0")
+        return padded + _SUM.pack(checksum(padded))
+
+    def rows(self, region: memoryview, offset: int) -> tuple[EntryRows, EntryRows, int]:
+        """Return the entries in a part of the file that begins at `offset`; doomed ones; how many others are damaged.
 
         All entries at once, so only what can be compared without the checksum of a header: `decode` comes later.
         """
@@ -168,15 +178,16 @@ class DiskLayout:
         unit = np.minimum(found["unit"], np.uint64(limit))
         begin = unit * padded[kind]
         place = np.uint64(offset) + np.arange(len(found), dtype=np.uint64) * np.uint64(ENTRY)
-        good = (found["magic"] == ENTRY_MAGIC) & (found["version"] == VERSION) & (found["kind"] < len(KINDS))
+        good = (found["version"] == VERSION) & (found["kind"] < len(KINDS))
         good &= (found["size"] == sizes[kind]) & (sizes[kind] > 0) & (begin + padded[kind] <= np.uint64(limit))
         good &= np.uint64(BLOCK) + begin // np.uint64(least) * np.uint64(ENTRY) == place
-        others = np.frombuffer(region, "<u8").reshape(-1, ENTRY // 8)[~good]
-        return found[good], int(others.any(axis=1).sum())
+        whole, doomed = good & (found["magic"] == ENTRY_MAGIC), good & (found["magic"] == DOOMED_MAGIC)
+        others = np.frombuffer(region, "<u8").reshape(-1, ENTRY // 8)[~(whole | doomed)]
+        return found[whole], found[doomed], int(others.any(axis=1).sum())
 
     def header_at(self, entry: memoryview, offset: int) -> UnitHeader | None:
         """Return the header of the entry at this offset, or None if there is none or it is damaged."""
-        rows, _ = self.rows(entry, offset)
+        rows, _, _ = self.rows(entry, offset)
         return decode(rows[0].tobytes()) if len(rows) else None
 
 

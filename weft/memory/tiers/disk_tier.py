@@ -93,7 +93,10 @@ class DiskCopies:
             (header_of(copy, label), self._units(Kind(copy.kind), copy.upper))
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
-        self.file.write(units, cleared, [(Kind(kind), unit) for kind, unit in plan.erased])
+        self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
+        self.file.erase((Kind(kind), unit) for kind, unit in plan.erased)
+        if units or cleared:
+            self.file.write(units, cleared)
         return perf_counter() - began
 
     def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:

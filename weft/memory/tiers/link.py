@@ -60,6 +60,11 @@ class TierLink:
     def busy(self) -> bool:
         return bool(self.in_flight or self.saves.waiting or self.loads.waiting)
 
+    @property
+    def moving(self) -> bool:
+        """Whether paths are on their way up or down."""
+        return bool(self.saves.moving or self.loads.in_flight or self.loads.waiting)
+
     # copies ---------------------------------------------------------------------------------------------------------
 
     def plan_load(self) -> CopyPlan | None:
@@ -97,10 +102,12 @@ class TierLink:
             self.loads.failed()
         self.failures += 1
 
-    @property
-    def erases(self) -> bool:
-        """Whether units that were dropped are still to be overwritten."""
-        return self.saves.erases
+    def abandon(self) -> None:
+        """Give up the copies in both directions. Units that a lasting tier frees because of it are erased."""
+        self.saves.abandon()
+        self.loads.abandon()
+        if self.saves.labelled:
+            self.saves.erasing.take_when_freed([*self.saves.under_copy(lower=True), *self.loads.held(lower=True)])
 
     def restore_some(self, most: int) -> None:
         """Enter a part of what the lower tier's file holds."""
@@ -151,6 +158,7 @@ class TierLink:
             "unworthy": self.demotion.unworthy,
             "failures": self.failures,
             "cancelled_loads": self.loads.cancelled,
+            "erasing_bytes": self.saves.erasing.left_bytes,
             "load_bytes_per_second": self.rates.load_bytes or 0.0,
             "prefill_tokens_per_second": self.rates.prefill_tokens or 0.0,
         }

@@ -137,6 +137,13 @@ class Loads:
         if not load.in_flight:
             self._end(load)
 
+    def abandon(self) -> None:
+        """Give up all loads. Copies under way land, and nothing of them is published."""
+        for load in list(self._active.values()):
+            load.broken = True
+            if not load.planned:
+                self._cancel(load)
+
     # planning -------------------------------------------------------------------------------------------------------
 
     def plan(self) -> CopyPlan | None:
@@ -224,7 +231,10 @@ class Loads:
             self.upper.trie.pin(node)
             self.upper.unpin(before)
         if batch.point is not None:
-            hand_over(self.upper, batch.point, batch.point.upper)
+            if load.broken:
+                release_point(self.upper, batch.point.upper)
+            else:
+                hand_over(self.upper, batch.point, batch.point.upper)
         self.bytes += batch.size_bytes
         if load.planned and not load.in_flight:
             self._end(load)

@@ -112,6 +112,8 @@ def read_units(file: BinaryIO, head: PrefixHead, name: str) -> Iterator[tuple[Un
 def import_prefix(file: DiskFile, source: Path) -> int:
     """Add the units of a prefix file that are not in the disk tier's file yet; return their number."""
     arena = Arena(file.layout.padded, file.layout.slabs * file.layout.slab_bytes)
+    # An interrupted drop has left these; a unit that took their place would be erased with them.
+    file.erase(file.doomed)
     for kind in file.layout.unit_bytes:
         arena.claim_all(kind, [each.unit for each in file.found if each.kind is kind])
     known = {(each.kind, each.key, each.position) for each in file.found}

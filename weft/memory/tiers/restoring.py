@@ -25,6 +25,8 @@ class Restoring:
         self.cache = cache
         self.file = file
         self.tenancy = tenancy
+        # Units that an earlier process was about to erase: claimed, and not indexed.
+        self.doomed: list[tuple[Kind, int]] = []
         self._pages: dict[Key, int] = {}
         self._states: dict[Key, int] = {}
         self._windows: dict[Key, list[int]] = {}
@@ -40,7 +42,10 @@ class Restoring:
         rows = self.file.rows
         of_kind = np.flatnonzero(rows["kind"] == KINDS.index(kind))
         units = rows["unit"][of_kind].tolist()
-        taken = self.cache.arena.claim_all(kind, units)
+        doomed = [unit for each, unit in self.file.doomed if each is kind]
+        taken = self.cache.arena.claim_all(kind, [*units, *doomed])
+        self.doomed += [(kind, unit) for unit in doomed if unit in taken]
+        taken.difference_update(doomed)
         keys = rows["key"][of_kind].tolist()
         index = self._pages if kind is Kind.PAGE else self._states
         if kind is not Kind.WINDOW and len(taken) == len(units):
@@ -156,6 +161,23 @@ class Restoring:
         for row in (self._pages.pop(key, None), self._states.pop(key, None), *self._windows.pop(key, [])):
             if row is not None:
                 self._drop(row)
+
+    def drop(self, tenant: bytes | None) -> int:
+        """Release the units of a tenant, or all, that are not entered yet; return how many of them are pages."""
+        rows = self.file.rows
+        chosen = np.ones(len(rows), bool)
+        if tenant is not None:
+            wanted = np.frombuffer(tenant.ljust(16, b"\0"), "<u8")
+            chosen = (np.ascontiguousarray(rows["tenant"]).view("<u8").reshape(-1, 2) == wanted).all(axis=1)
+        pages = [key for key, row in self._pages.items() if chosen[row]]
+        for key in pages:
+            self._drop(self._pages.pop(key))
+        for key in [key for key, row in self._states.items() if chosen[row]]:
+            self._drop(self._states.pop(key))
+        for key in [key for key, found in self._windows.items() if chosen[found[0]]]:
+            for row in self._windows.pop(key):
+                self._drop(row)
+        return len(pages)
 
     def held(self) -> Iterator[tuple[Kind, int]]:
         """Yield the units that are claimed and not entered yet."""

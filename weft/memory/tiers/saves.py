@@ -14,6 +14,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
+from weft.memory.tiers.erasing import ErasedPart, Erasing
 from weft.memory.tiers.units import (
     CellCopy,
     CopyBatch,
@@ -26,7 +27,7 @@ from weft.memory.tiers.units import (
 )
 from weft.memory.trie import Node, path
 
-# The anchor of a path whose copies have failed: no cell has this key.
+# No cell has this key.
 NOWHERE = b""
 
 
@@ -37,7 +38,7 @@ class Saving:
     tier, only entries worth less than `value` make room for it. `done` is called when its last copy has landed.
     """
 
-    __slots__ = ("anchor", "done", "in_flight", "keys", "next", "planned", "tip", "value")
+    __slots__ = ("anchor", "done", "in_flight", "keys", "lost", "next", "planned", "tip", "value")
 
     def __init__(self, keys: list[Key], anchor: Key | None, value: float | None, done: Callable[[], None]) -> None:
         self.keys = keys  # of the missing cells, then of the path's end, once more, for its point
@@ -48,14 +49,16 @@ class Saving:
         self.tip: Node | None = None
         self.in_flight = 0
         self.planned = False
+        self.lost = False  # it has failed or was given up: nothing of it is entered from here on
 
 
 @dataclass(slots=True)
 class SaveFlight:
-    """The copies of one plan: parts of several paths."""
+    """The copies of one plan: parts of several paths, or what is erased."""
 
     parts: list[tuple[Saving, CopyBatch]] = field(default_factory=list)
     size_bytes: int = 0
+    erased: ErasedPart | None = None
 
 
 class Saves:
@@ -83,18 +86,18 @@ class Saves:
         self._anchored: dict[Key, list[Saving]] = {}
         self._flights: deque[SaveFlight] = deque()
         self._number = 0
-        self._erasing: list[tuple[str, int]] = []
+        self.erasing = Erasing(lower.arena)
         self._forgetting = False
 
     @property
     def waiting(self) -> bool:
         """Whether there is more to plan of what was begun."""
-        return self._forgetting or any(not saving.planned for saving in self._active)
+        return self._forgetting or self.erasing.waiting or any(not saving.planned for saving in self._active)
 
     @property
-    def erases(self) -> bool:
-        """Whether units that were freed are still to be overwritten."""
-        return bool(self._erasing)
+    def moving(self) -> bool:
+        """Whether paths are on their way down."""
+        return bool(self._active)
 
     @property
     def in_flight(self) -> int:
@@ -105,15 +108,21 @@ class Saves:
         saved = self.lower.trie.nodes.get(node.key)
         return saved is not None and node.key not in self.damaged and (saved.resume is not None or node.resume is None)
 
-    def forget(self, erase: bool = False) -> None:
-        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more.
-
-        With `erase`, the bytes of all units that were freed are overwritten too.
-        """
+    def forget(self) -> None:
+        """Let a tier that outlives the process forget what it has just freed, even if nothing is saved any more."""
         if self.labelled and self.lower.arena.freed:
             self._forgetting = True
-            if erase:
-                self._erasing += self.lower.arena.freed
+
+    def abandon(self) -> None:
+        """Give up all paths on their way down. Copies under way land, and nothing of them is entered."""
+        for saving in list(self._active):
+            self._lose(saving)
+            if not saving.in_flight:
+                self._end(saving)
+
+    def _lose(self, saving: Saving) -> None:
+        self.lower.unpin(saving.tip)
+        saving.tip, saving.lost, saving.planned = None, True, True
 
     # planning -------------------------------------------------------------------------------------------------------
 
@@ -124,6 +133,9 @@ class Saves:
         """
         if self.in_flight_bytes >= self.most_bytes:
             return None
+        part = self.erasing.next_part(self.chunk_bytes)
+        if part is not None:
+            return self._launch(SaveFlight(size_bytes=part.size_bytes, erased=part))
         flight = SaveFlight()
         while flight.size_bytes < self.chunk_bytes:
             saving = self._unplanned() or (self._unplanned() if more() else None)
@@ -226,14 +238,21 @@ class Saves:
         cleared = tuple(self.lower.arena.freed)
         self.lower.arena.freed.clear()
         self._forgetting = False
-        erased, self._erasing = tuple(self._erasing), []
+        erased = flight.erased or ErasedPart()
         for _, batch in flight.parts:
             first = batch.cells[0].key if batch.cells else batch.point.key if batch.point else NOWHERE
             node = self.upper.trie.nodes.get(first)
             batch.tenant = b"" if node is None else self.tenant_of(node)
         labels = tuple(label for _, batch in flight.parts for label in batch.labels(self.lower.cell))
         return CopyPlan(
-            self._number, Direction.SAVE, units, flight.size_bytes, labels=labels, cleared=cleared, erased=erased
+            self._number,
+            Direction.SAVE,
+            units,
+            flight.size_bytes,
+            labels=labels,
+            cleared=cleared,
+            doomed=erased.doomed,
+            erased=cleared if erased.evicted_too else erased.erased,
         )
 
     # landing --------------------------------------------------------------------------------------------------------
@@ -242,23 +261,24 @@ class Saves:
         """Give up the oldest flight, whose copies could not be made. What it was to forget waits for the next plan."""
         arena = self.lower.arena
         arena.freed += [(kind, unit) for kind, unit in plan.cleared if arena.is_free(Kind(kind), unit)]
-        self._erasing += [(kind, unit) for kind, unit in plan.erased if arena.is_free(Kind(kind), unit)]
-        for saving, batch in self._flights[0].parts:
+        flight = self._flights[0]
+        if flight.erased is not None:
+            self.erasing.give_up(flight.erased)
+            flight.erased = None
+        for saving, _ in flight.parts:
             # Without the cells above it, nothing of this path is entered from here on.
-            self.lower.unpin(saving.tip)
-            saving.tip, saving.anchor, saving.planned = None, NOWHERE, True
+            self._lose(saving)
             self.dropped += 1
-            if batch.point is not None:
-                release_point(self.upper, batch.point.upper)
-                release_point(self.lower, batch.point.lower)
-                batch.point = None
         self.landed()
 
     def landed(self) -> None:
         """Publish the oldest flight in the lower tier, and release what it read."""
         flight = self._flights.popleft()
         self.in_flight_bytes -= flight.size_bytes
-        self.bytes += flight.size_bytes
+        if flight.erased is not None:
+            self.erasing.landed(flight.erased)
+            return
+        self.bytes += flight.size_bytes if flight.parts else 0
         for saving, batch in flight.parts:
             saving.in_flight -= 1
             self._land(saving, batch)
@@ -271,19 +291,23 @@ class Saves:
             if cell.upper is not None:
                 self.upper.arena.release(Kind.PAGE, cell.upper)
             self._under_way.discard(cell.key)
-            if tip is None and saving.anchor is not None:
+            if saving.lost or (tip is None and saving.anchor is not None):
                 # The cells above were never saved, so no lookup could reach this one.
                 if cell.lower is not None:
                     self.lower.arena.release(Kind.PAGE, cell.lower)
                 continue
             tip = self._publish(cell, tip)
             for other in self._anchored.pop(cell.key, ()):
-                self._hold(other, tip)
+                if not other.lost:
+                    self._hold(other, tip)
         if tip is not saving.tip and tip is not None:
             self._hold(saving, tip)
         if batch.point is not None:
             release_point(self.upper, batch.point.upper)
-            hand_over(self.lower, batch.point, batch.point.lower)
+            if saving.lost:
+                release_point(self.lower, batch.point.lower)
+            else:
+                hand_over(self.lower, batch.point, batch.point.lower)
 
     def _publish(self, cell: CellCopy, parent: Node | None) -> Node:
         if cell.key in self.damaged:
@@ -313,7 +337,13 @@ class Saves:
     # audit ----------------------------------------------------------------------------------------------------------
 
     def held(self, lower: bool) -> Iterator[tuple[Kind, int]]:
-        """Yield the units that flights own in one of the tiers, once for each ownership."""
+        """Yield the units that saves own in one of the tiers, once for each ownership."""
+        yield from self.under_copy(lower)
+        if lower:
+            yield from self.erasing.held()
+
+    def under_copy(self, lower: bool) -> Iterator[tuple[Kind, int]]:
+        """Yield the units that flights read or write in one of the tiers."""
         for flight in self._flights:
             for _, batch in flight.parts:
                 yield from held_by(batch, lower)

@@ -8,6 +8,7 @@ what lies two tiers down is brought up one link after the other.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -246,10 +247,44 @@ class Tiers:
             link.lower.clear()
         self.forget()
 
-    def forget(self, erase: bool = False) -> None:
-        """Let a tier that outlives the process forget what was just dropped; with `erase`, overwrite it."""
+    def forget(self) -> None:
+        """Let a tier that outlives the process forget what was just dropped."""
         for link in self.links:
-            link.saves.forget(erase)
+            link.saves.forget()
+
+    # drops ----------------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Give up all copies, so that none of them brings back what is about to be dropped."""
+        for link in self.links:
+            link.abandon()
+
+    @contextmanager
+    def erasing_freed(self) -> Iterator[None]:
+        """Overwrite what is freed inside in tiers that outlive the process."""
+        with ExitStack() as stack:
+            for link in self.links:
+                if link.saves.labelled:
+                    stack.enter_context(link.saves.erasing.taking_freed())
+            yield
+
+    def drop_unentered(self, tenant: bytes | None, cell: int) -> dict[str, int]:
+        """Drop what files hold of a tenant, or of all, and what is not entered yet; return the tokens, by tier."""
+        return {link.name: link.restoring.drop(tenant) * cell for link in self.links if link.restoring is not None}
+
+    @property
+    def restoring(self) -> bool:
+        """Whether units of a file are still to be entered."""
+        return any(link.restoring is not None for link in self.links)
+
+    @property
+    def erasing(self) -> bool:
+        """Whether dropped units are being overwritten."""
+        return any(link.saves.erasing.busy for link in self.links)
+
+    @property
+    def erasing_failed(self) -> bool:
+        return any(link.saves.erasing.failed for link in self.links)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics, by tier."""

@@ -1,0 +1,79 @@
+"""Tiers of a simulated engine: the engine's own caches, links and policies, and copies that only take time.
+
+Each link copies in both directions at its rates, one plan after the other. What an idle server writes ahead is not
+simulated: a tier gets what the one above it is about to evict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from weft.base.config import EngineConfig
+from weft.base.copies import CopyPlan, Direction
+from weft.engine.copying import Copier
+from weft.engine.device import CopyingDevice
+from weft.memory.ledger import Ledger
+from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.tiers import Tiers, empty_tier
+from weft.simulate.costs import TierRates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedCopy:
+    """Copies that have landed at a time of the simulation's clock."""
+
+    lands_at: float
+    seconds: float
+
+
+class TimedCopies:
+    """The device's side of copies. The engine sets `now`."""
+
+    def __init__(self, rates: dict[tuple[int, Direction], float]) -> None:
+        self.now = 0.0
+        self._rates = rates
+        self._free_at = dict.fromkeys(rates, 0.0)
+        self._under_way: dict[TimedCopy, None] = {}
+
+    def copy(self, plan: CopyPlan) -> TimedCopy:
+        place = plan.level, plan.direction
+        seconds = plan.size_bytes / self._rates[place]
+        self._free_at[place] = lands_at = max(self.now, self._free_at[place]) + seconds
+        ticket = TimedCopy(lands_at, seconds)
+        self._under_way[ticket] = None
+        return ticket
+
+    def copied(self, ticket: TimedCopy, wait: bool) -> float | None:
+        if self.now < ticket.lands_at:
+            return None
+        self._under_way.pop(ticket, None)
+        return ticket.seconds
+
+    @property
+    def next_landing(self) -> float | None:
+        """When the first of the copies under way lands."""
+        return min((ticket.lands_at for ticket in self._under_way), default=None)
+
+
+def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[Copier, TimedCopies] | None:
+    """Give a ledger the tiers that the configuration asks for, if any; return what makes their copies."""
+    sizes = {"host": config.host_bytes, "disk": config.disk_bytes}
+    links: list[TierLink] = []
+    upper = ledger.cache
+    for name, size in sizes.items():
+        if size and config.cache:
+            lower = empty_tier(ledger.spec, size, config.eviction)
+            # As in the engine, the rate of a disk is measured by its first loads.
+            known = rates.host if name == "host" else None
+            links.append(TierLink(len(links), name, upper, lower, known))
+            upper = lower
+    if not links:
+        return None
+    ledger.tiers = Tiers(links, ledger.tenancy)
+    each = {
+        "host": {Direction.LOAD: rates.host, Direction.SAVE: rates.host},
+        "disk": {Direction.LOAD: rates.disk_read, Direction.SAVE: rates.disk_write},
+    }
+    device: Any = TimedCopies({(link.level, way): each[link.name][way] for link in links for way in Direction})
+    return Copier(ledger.tiers, cast(CopyingDevice, device)), device
