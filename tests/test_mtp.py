@@ -33,15 +33,28 @@ from weft.engine.draft_head import DraftHead
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.models.weights import load_head, load_model
+from weft.models.mtp import head_of
+from weft.models.weights import build, load_head, load_model
 from weft.runner.head import HeadRunner, HiddenStates
 from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, SequenceDrafts
 
-FAMILIES = ("qwen3_5", "qwen3_next", "qwen3_5_moe")
+FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h")
+LARGER = ("qwen3_5_moe", "nemotron_h, latent experts in groups")
 ROOM = 3
 MEMORY = 32 << 20
+NEMOTRON = HYBRIDS["nemotron_h"].variant({"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]})
+TINY = HYBRIDS | {
+    "nemotron_h": NEMOTRON,
+    "nemotron_h, latent experts in groups": NEMOTRON.variant(
+        {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E"},
+        moe_latent_size=24,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -114,8 +127,83 @@ class Checkpoint:
         return torch.stack(routed) + (x @ self.head["mtp.layers.0.mlp.shared_expert_gate.weight"].T).sigmoid() * shared
 
 
+class NemotronCheckpoint(Checkpoint):
+    """A head of Nemotron: a block of attention without positions, and one of experts."""
+
+    def head_states(self, hidden: Tensor, following: list[int]) -> Tensor:
+        config, w = self.oracle.model.config, self.head
+        x = self.oracle.model.get_input_embeddings()(torch.tensor(following))
+        joined = torch.cat([self.norm(x, "layers.0.enorm"), self.norm(hidden, "layers.0.hnorm")], -1)
+        x = joined @ w["mtp.layers.0.eh_proj.weight"].T
+        x = x + self.attend(self.norm(x, "layers.0.norm"), config)
+        x = x + self.mlp(self.norm(x, "layers.1.norm"), config)
+        return self.norm(x, "layers.1.final_layernorm")
+
+    def norm(self, x: Tensor, name: str) -> Tensor:
+        eps = self.oracle.model.config.layer_norm_epsilon
+        return F.rms_norm(x, x.shape[-1:], self.head[f"mtp.{name}.weight"], eps)
+
+    def attend(self, x: Tensor, config: object) -> Tensor:
+        heads, kv, size, n = config.num_attention_heads, config.num_key_value_heads, config.head_dim, len(x)
+        q, k, v = (x @ self.head[f"mtp.layers.0.mixer.{name}_proj.weight"].T for name in "qkv")
+        k, v = (each.view(n, kv, size).repeat_interleave(heads // kv, 1) for each in (k, v))
+        q, k, v = (each.view(n, heads, size).transpose(0, 1) for each in (q, k, v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(n, -1)
+        return mixed @ self.head["mtp.layers.0.mixer.o_proj.weight"].T
+
+    def squared(self, x: Tensor, name: str) -> Tensor:
+        up, down = (self.head[f"mtp.layers.1.mixer.{name}.{each}_proj.weight"] for each in ("up", "down"))
+        return (x @ up.T).relu().square() @ down.T
+
+    def mlp(self, x: Tensor, config: object) -> Tensor:
+        w = {name.removeprefix("mtp.layers.1.mixer."): tensor for name, tensor in self.head.items()}
+        scores = (x @ w["gate.weight"].T).sigmoid()
+        chosen = scores + w["gate.e_score_correction_bias"]
+        # The groups with the largest sum of their two best experts stay.
+        groups = chosen.view(len(x), config.n_group, -1)
+        kept = groups.topk(2, -1).values.sum(-1).topk(config.topk_group).indices
+        masked = torch.zeros_like(groups[..., 0]).scatter(1, kept, 1.0)[..., None] * torch.ones_like(groups)
+        experts = chosen.masked_fill(masked.view_as(chosen) == 0, 0.0).topk(config.num_experts_per_tok).indices
+        weight = scores.gather(1, experts)
+        weight = config.routed_scaling_factor * weight / weight.sum(-1, keepdim=True)
+        latent = x @ w["fc1_latent_proj.weight"].T if "fc1_latent_proj.weight" in w else x
+        routed = torch.stack(
+            [
+                sum(share * self.squared(row, f"experts.{e}") for share, e in zip(shares, es.tolist()))
+                for row, shares, es in zip(latent, weight, experts)
+            ]
+        )
+        routed = routed @ w["fc2_latent_proj.weight"].T if "fc2_latent_proj.weight" in w else routed
+        return routed + self.squared(x, "shared_experts")
+
+
+def nemotron_shapes(config: object) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a published Nemotron head."""
+    hidden, inner = config.hidden_size, config.num_attention_heads * config.head_dim
+    keys, latent = config.num_key_value_heads * config.head_dim, config.moe_latent_size
+    norms = ("layers.0.enorm", "layers.0.hnorm", "layers.0.norm", "layers.1.norm", "layers.1.final_layernorm")
+    found: dict[str, tuple[int, ...]] = dict.fromkeys(norms, (hidden,)) | {"layers.0.eh_proj": (hidden, 2 * hidden)}
+    found |= {"layers.0.mixer.q_proj": (inner, hidden), "layers.0.mixer.o_proj": (hidden, inner)}
+    found |= {f"layers.0.mixer.{name}_proj": (keys, hidden) for name in "kv"}
+    parts = {f"experts.{e}": (config.moe_intermediate_size, latent or hidden) for e in range(config.n_routed_experts)}
+    parts["shared_experts"] = (config.moe_shared_expert_intermediate_size, hidden)
+    for part, (width, size) in parts.items():
+        found |= {f"layers.1.mixer.{part}.up_proj": (width, size), f"layers.1.mixer.{part}.down_proj": (size, width)}
+    if latent:
+        found |= {
+            "layers.1.mixer.fc1_latent_proj": (latent, hidden),
+            "layers.1.mixer.fc2_latent_proj": (hidden, latent),
+        }
+    named = {f"mtp.{name}.weight": shape for name, shape in found.items()}
+    router = "mtp.layers.1.mixer.gate."
+    experts = config.n_routed_experts
+    return named | {f"{router}weight": (experts, hidden), f"{router}e_score_correction_bias": (experts,)}
+
+
 def shapes(config: object) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a published head."""
+    if config.model_type == "nemotron_h":
+        return nemotron_shapes(config)
     hidden, size = config.hidden_size, config.head_dim
     inner, keys = config.num_attention_heads * size, config.num_key_value_heads * size
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
@@ -139,14 +227,14 @@ def shapes(config: object) -> dict[str, tuple[int, ...]]:
 
 @cache
 def checkpoint(family: str) -> Checkpoint:
-    oracle = Oracle(HYBRIDS[family])
+    oracle = Oracle(TINY[family])
     folder = oracle.save(Path(mkdtemp()))
     generator = torch.Generator().manual_seed(5)
     head = {name: torch.zeros(shape) for name, shape in shapes(oracle.model.config).items()}
     for name, tensor in head.items():
         scatter(name, tensor, generator, -1, tied=False)
     save_file(load_file(folder / "model.safetensors") | head, folder / "model.safetensors")
-    return Checkpoint(oracle, folder, head)
+    return (NemotronCheckpoint if "nemotron" in family else Checkpoint)(oracle, folder, head)
 
 
 class Recording(DraftHead):
@@ -210,7 +298,7 @@ def check_drafts(engine: Engine, family: str, least: int) -> None:
         assert drafts == checkpoint(family).drafts(text, len(drafts)), f"after {len(text)} tokens"
 
 
-@pytest.mark.parametrize("family", [*FAMILIES[:2], pytest.param(FAMILIES[2], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(each, marks=pytest.mark.slow) for each in LARGER)])
 def test_drafts_and_answers_are_those_of_a_plain_implementation(family: str) -> None:
     asks = [Ask(tokens(150, 1), greedy(16)), Ask(tokens(30, 2), seeded(16, 3), step=1), Ask([7], greedy(8), step=2)]
     engine = engine_of(family)
@@ -220,17 +308,18 @@ def test_drafts_and_answers_are_those_of_a_plain_implementation(family: str) -> 
     assert logits.argmax(-1).tolist() == found[0].tokens
 
 
-def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right() -> None:
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.slow)])
+def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: str) -> None:
     """With the head's output in place of the model's own hidden state, later drafts would differ."""
     ask = Ask(tokens(70, 4), greedy(60))
-    [answer] = serve(engine_of("qwen3_5"), [ask])
-    engine = engine_of("qwen3_5")
+    [answer] = serve(engine_of(family), [ask])
+    engine = engine_of(family)
     engine.planner.drafts.model.answers = {tuple(ask.prompt): answer.tokens}
     assert serve(engine, [ask])[0].tokens == answer.tokens
     counts = engine.planner.drafting.counts
     assert counts.accepted.total() > 20
     assert counts.proposed.total() - counts.accepted.total() > 5
-    check_drafts(engine, "qwen3_5", least=20)
+    check_drafts(engine, family, least=20)
 
 
 def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:
@@ -306,7 +395,7 @@ def test_a_checkpoint_with_a_head_drafts_with_it_and_one_without_is_refused(tmp_
     with pytest.raises(ModelError, match="has no MTP head"):
         open_llm(model=str(plain), dtype="float32")
     other = Oracle(HYBRIDS["lfm2"]).save(tmp_path / "lfm2")
-    with pytest.raises(ModelError, match="needs a checkpoint of Qwen3-Next"):
+    with pytest.raises(ModelError, match="or Nemotron-H with an MTP head"):
         open_llm(model=str(other), dtype="float32")
 
 
@@ -315,6 +404,22 @@ def test_heads_of_several_layers_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="mtp_num_hidden_layers is 2"):
         open_llm(model=str(tmp_path), weights="dummy")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_nextn_predict_layers": 2}, "num_nextn_predict_layers is 2"),
+        ({"mtp_layers_block_type": ["mamba", "moe"]}, "its blocks are mamba, moe"),
+        ({"mtp_hybrid_override_pattern": "*M"}, "its blocks are attention, mamba"),
+        ({"mtp_hybrid_override_pattern": "*?"}, "mtp_hybrid_override_pattern has '[?]'"),
+        ({"mtp_hybrid_override_pattern": 7}, "must be a string, got 7"),
+    ],
+)
+def test_nemotron_heads_of_other_blocks_are_refused_by_name(fields: dict, message: str) -> None:
+    config = {"architectures": ["NemotronHForCausalLM"]} | NEMOTRON.settings | fields
+    with pytest.raises(ModelError, match=message):
+        build(config, torch.float32, "meta", family=head_of(config))
 
 
 def test_a_head_is_refused_on_a_gpu() -> None:

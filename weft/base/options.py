@@ -22,6 +22,7 @@ PAGE_BYTES = 4096
 # More bytes than any machine can address.
 MOST_BYTES = 1 << 60
 MOST_RANKS = 64
+MOST_STEP_MS = 600_000.0
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 # The meaning of "auto" by device. A GPU step carries more tokens and is planned while the previous step runs. On a GPU
@@ -36,6 +37,9 @@ ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
 REFUSED_DRAFTERS = ("dflash", "dspark", "eagle", "medusa")
+# `--max-step-ms auto`: 50 ms between tokens read as fluent, and three decode steps leave two thirds of the time to
+# prompts where decodes alone take longer.
+AUTO_STEP_MS, AUTO_STEP_DECODES = 50.0, 3.0
 # Drafts that a row verifies in a step at most, by device. A tail has room for them, so they take memory.
 DRAFT_TOKENS = {"cpu": MOST_DRAFTS, "cuda": 7, "plain": 7}
 
@@ -77,6 +81,12 @@ class Options:
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
     max_tokens_per_step: int | str = option(
         "auto", "tokens computed in one step; longer prompts are split into chunks. auto: 2048, on a GPU 8192"
+    )
+    max_step_ms: str | float = option(
+        "off",
+        "time in ms between tokens of running streams: prompt chunks beside them are sized by measured step times; "
+        "auto: 50, or three decode steps if that is more; off: only --max-tokens-per-step bounds chunks",
+        metavar="MS|auto|off",
     )
     max_length: str | int = option("auto", "maximum tokens of prompt plus answer; auto: what model and memory allow")
     cache: bool = option(True, "reuse the cached prefixes of earlier requests")
@@ -155,6 +165,7 @@ class Options:
         if self.host_memory != "off":
             memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
+        step_bound(self.max_step_ms)
 
 
 def check_ranks(options: Options) -> None:
@@ -225,6 +236,23 @@ def length_limit(value: str | int) -> int | None:
     return int(value)
 
 
+def step_bound(value: str | float) -> tuple[float, float]:
+    """Parse the bound on steps with prompts: milliseconds, and multiples of a decode step. Both 0: none.
+
+    >>> step_bound("off"), step_bound("auto"), step_bound("60"), step_bound(2.5)
+    ((0.0, 0.0), (50.0, 3.0), (60.0, 0.0), (2.5, 0.0))
+    """
+    if value in ("off", "auto"):
+        return (0.0, 0.0) if value == "off" else (AUTO_STEP_MS, AUTO_STEP_DECODES)
+    number = isinstance(value, int | float) or re.fullmatch(r"\d+(\.\d+)?", str(value))
+    if isinstance(value, bool) or not number or not 0 < float(value) <= MOST_STEP_MS:
+        raise InvalidOption(
+            "max_step_ms",
+            f'must be milliseconds greater than 0 and up to {MOST_STEP_MS:.0f}, "auto" or "off", got {value!r}',
+        )
+    return float(value), 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class SizingFacts:
     """What `resolve` needs to know: the machine's free memory and the model's requirements."""
@@ -267,6 +295,9 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
     if options.draft == "auto":
         reasons["draft"] = "off: its gain depends on the traffic; pass --draft suffix to guess from earlier text"
+    step_ms, step_decodes = step_bound(options.max_step_ms)
+    if options.max_step_ms == "auto":
+        reasons["max_step_ms"] = f"{step_ms:.0f} ms, or {step_decodes:.0f} decode steps of the running rows if longer"
     drafting = facts.draft_bytes(memory)
     config = EngineConfig(
         memory_bytes=memory - drafting,
@@ -284,6 +315,8 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         draft=draft_of(options),
         draft_tokens=draft_tokens(options, facts.device),
         disk_bytes=_disk_bytes(options, facts),
+        max_step_ms=step_ms,
+        max_step_decodes=step_decodes,
     )
     return config, reasons
 

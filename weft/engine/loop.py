@@ -237,6 +237,7 @@ class Engine:
             "waiting": len(planner.queue),
             "preemptions": planner.preemptions,
             "steps": planner.number,
+            "shortened_steps": planner.pacing.shortened,
             "planning_seconds": self._planning_seconds,
         }
         if planner.drafting is not None:
@@ -293,7 +294,7 @@ class Engine:
 
     def _settle(self, step: PlannedStep, flight: Any) -> None:
         landing = self._device.land(flight)
-        if self.planner.drafting is not None:
+        if self.planner.drafting is not None or self.planner.pacing.bounded:
             self._observe(step)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
@@ -314,7 +315,7 @@ class Engine:
             planner.release_landed()
 
     def _observe(self, step: PlannedStep) -> None:
-        """Let drafting learn how long a step without prompts took: from the landing before it to its own.
+        """Learn how long a step took: from the landing before it to its own.
 
         At depth 1, a step with drafts is planned after the landing before it, so this includes what the device waits
         for the host. The step after it waits too, because of the drafts: it does not count.
@@ -322,9 +323,12 @@ class Engine:
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds = now - max(self._resumed_at, self._landed_at)
         self._landed_at, self._landed_drafts = now, int(plan.drafts.sum())
-        assert self.planner.drafting is not None
-        if len(plan.tokens) == plan.rows + self._landed_drafts and (self._landed_drafts or not after_drafts):
-            self.planner.drafting.costs.observe(len(plan.tokens), self._landed_drafts, seconds)
+        if after_drafts and not self._landed_drafts:
+            return
+        if len(plan.tokens) == plan.rows + self._landed_drafts:
+            self.planner.pacing.costs.observe(len(plan.tokens), self._landed_drafts, seconds)
+        else:
+            self.planner.pacing.observe(plan, seconds)
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""

@@ -19,12 +19,14 @@ from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
+from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
+from weft.speculate.costs import LearnedCosts
 from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
@@ -67,6 +69,7 @@ class Planner:
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model)
+        self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
 
     @property
     def running(self) -> int:
@@ -80,10 +83,13 @@ class Planner:
         preemptions = self.preemptions
         self._short = False
         self._plan_decodes(rows)
-        self._plan_prefills(rows)
+        limit, least = self._limit_prompts(rows)
+        self._plan_prefills(rows, limit, least)
         # A sequence that was just preempted would only be preempted again.
         if not self.leaving and self.preemptions == preemptions:
-            self._admit(rows)
+            self._admit(rows, limit, least)
+        if limit < self.config.max_tokens_per_step and limit - rows.tokens < least:
+            self.pacing.shortened += bool(self.prefilling or len(self.queue))
         self._look_ahead()
         if not rows.tokens:
             return None
@@ -193,10 +199,19 @@ class Planner:
 
     # prompts --------------------------------------------------------------------------------------------------------
 
-    def _plan_prefills(self, rows: StepBuilder) -> None:
-        budget = self.config.max_tokens_per_step - rows.tokens
+    def _limit_prompts(self, rows: StepBuilder) -> tuple[int, int]:
+        """Return how many tokens the step may have, and how many of them must be left to begin another chunk."""
+        most = self.config.max_tokens_per_step
+        if rows.tokens >= most or not (self.pacing.bounded and self.decoding and (self.prefilling or len(self.queue))):
+            return most, 1
+        drafts = sum(len(proposal.tokens) for proposal in rows.drafts.values())
+        budget = self.pacing.prompt_tokens(rows.tokens - drafts, drafts, most - rows.tokens)
+        return rows.tokens + budget, min(budget, self.ledger.cell)
+
+    def _plan_prefills(self, rows: StepBuilder, limit: int, least: int) -> None:
+        budget = limit - rows.tokens
         for sequence in sorted(self.prefilling, key=lambda s: s.rank):
-            if budget <= 0:
+            if budget < least:
                 break
             if not sequence.leaving and sequence.lease is not None:
                 budget -= self._plan_prefill(sequence, budget, rows)
@@ -224,10 +239,10 @@ class Planner:
 
     # admission ------------------------------------------------------------------------------------------------------
 
-    def _admit(self, rows: StepBuilder) -> None:
-        budget = self.config.max_tokens_per_step - rows.tokens
+    def _admit(self, rows: StepBuilder, limit: int, least: int) -> None:
+        budget = limit - rows.tokens
         for sequence in self.queue.head(self.number):
-            if budget <= 0 or not self._free_seats:
+            if budget < least or not self._free_seats:
                 return
             match = self.ledger.match(sequence.keys, sequence.reuse_limit)
             if self.ledger.expects(sequence.keys, match, sequence.reuse_limit):

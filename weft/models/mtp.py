@@ -1,4 +1,4 @@
-"""MTP head of Qwen3-Next and Qwen3.5: one attention block that guesses the token after the next.
+"""MTP heads of published checkpoints: a few blocks more that guess the token after the next.
 
 The entry at position p combines the model's final hidden state at p with the embedding of token p + 1. Embedding and
 output head are the model's own. A further guess has the head's own output in place of the model's.
@@ -15,21 +15,44 @@ from torch import Tensor, nn
 
 from weft.base.errors import ModelError
 from weft.kernels.interface import Batch
+from weft.kernels.stream import Residual
 from weft.memory.device.store import View
-from weft.models.config import Config
-from weft.models.decoder import Block
+from weft.models.config import Config, shown
+from weft.models.decoder import Block, DecoderModel
 from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
-from weft.models.model import CausalModel
+from weft.models.model import CausalModel, Layer
+from weft.models.nemotron_h import LETTERS, WORDS, NemotronH, SingleBlock, SparseSquaredMLP
+from weft.models.nemotron_h import attention as nemotron_attention
 from weft.models.qwen3_next import Qwen3Next, attention, mlp
 from weft.models.registry import family_of
 
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
+class MtpHead(CausalModel):
+    """`base` is the model whose embedding and head it shares; set after both are loaded."""
+
+    ignored: ClassVar[tuple[str, ...]] = (r"^(?!mtp\.)",)
+    base: DecoderModel
+
+    @property
+    def tied(self) -> bool:
+        return False
+
+    def predict(
+        self, batch: Batch, views: tuple[View, ...], hidden: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the head's final states for the batch's tokens, each with the hidden state of the token before it."""
+        raise NotImplementedError
+
+    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        return self.base.logits(hidden, batch)
+
+
 class Predictor(nn.Module):
-    """The parts of the head under their checkpoint names."""
+    """The parts of a Qwen head under their checkpoint names."""
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()
@@ -41,11 +64,8 @@ class Predictor(nn.Module):
         self.norm = RMSNorm(hidden, eps, zero_centred=True)
 
 
-class MtpHead(CausalModel):
-    """`base` is the model whose embedding and head it shares; set after both are loaded."""
-
-    ignored: ClassVar[tuple[str, ...]] = (r"^(?!mtp\.)",)
-    base: Qwen3Next
+class QwenHead(MtpHead):
+    """One attention block of Qwen3-Next or Qwen3.5."""
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
@@ -55,14 +75,9 @@ class MtpHead(CausalModel):
         self.rotary = Rotary(config.rotary(partial=0.25), dtype)
         self.mixers()
 
-    @property
-    def tied(self) -> bool:
-        return False
-
     def predict(
         self, batch: Batch, views: tuple[View, ...], hidden: Float[Tensor, "tokens hidden"]
     ) -> Float[Tensor, "tokens hidden"]:
-        """Return the head's final states for the batch's tokens, each with the hidden state of the token before it."""
         mtp = self.mtp
         embedded = mtp.pre_fc_norm_embedding(self.base.model.embed_tokens(batch), batch)
         joined = torch.cat([embedded, mtp.pre_fc_norm_hidden(hidden, batch)], -1)
@@ -72,17 +87,97 @@ class MtpHead(CausalModel):
             layer(stream, rotation, batch, views)
         return stream.finish(mtp.norm)
 
-    def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
-        return self.base.logits(hidden, batch)
+
+class FirstBlock(SingleBlock):
+    """The block of a Nemotron head that joins the hidden state with the embedding."""
+
+    def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__(mixer, hidden, eps)
+        self.enorm = RMSNorm(hidden, eps)
+        self.hnorm = RMSNorm(hidden, eps)
+        self.eh_proj = Linear(2 * hidden, hidden)
+
+    def join(
+        self, embedded: Float[Tensor, "tokens hidden"], hidden: Float[Tensor, "tokens hidden"], batch: Batch
+    ) -> Residual:
+        joined = torch.cat([self.enorm(embedded, batch), self.hnorm(hidden, batch)], -1)
+        return batch.operations.residual(self.eh_proj(joined, batch))
 
 
-def check_head(config: Mapping[str, Any]) -> None:
-    """Raise if a configuration has no MTP head that Weft can compute. Its text part names the number of layers."""
-    if not issubclass(family_of(config), Qwen3Next):
-        raise ModelError("draft: mtp needs a checkpoint of Qwen3-Next or Qwen3.5 with an MTP head")
-    layers = next((config[name] for name in COUNTS if config.get(name) is not None), 1)
-    if layers != 1:
+class LastBlock(SingleBlock):
+    """The block of a Nemotron head that ends with the final norm."""
+
+    def __init__(self, mixer: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__(mixer, hidden, eps)
+        self.final_layernorm = RMSNorm(hidden, eps)
+
+
+class NemotronBlocks(Layer):
+    """Blocks of a Nemotron head under their checkpoint names."""
+
+    def __init__(self, config: Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
+        builders = {"attention": nemotron_attention, "moe": SparseSquaredMLP}
+        parts = [builders[kind](config, dtype) for kind in nemotron_blocks(config)]
+        kinds = [FirstBlock, *[SingleBlock] * (len(parts) - 2), LastBlock]
+        self.layers = nn.ModuleList(kind(part, hidden, eps) for kind, part in zip(kinds, parts, strict=True))
+
+
+class NemotronHead(MtpHead):
+    """Blocks of Nemotron-H, an attention block and then experts in all published checkpoints. None has positions."""
+
+    def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
+        super().__init__()
+        config = Config(fields)
+        self.vocab_size = config.integer("vocab_size")
+        self.mtp = NemotronBlocks(config, dtype)
+        self.mixers()
+
+    def predict(
+        self, batch: Batch, views: tuple[View, ...], hidden: Float[Tensor, "tokens hidden"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        layers = self.mtp.layers
+        first, last = layers[0], layers[-1]
+        assert isinstance(first, FirstBlock)
+        assert isinstance(last, LastBlock)
+        stream = first.join(self.base.model.embed_tokens(batch), hidden, batch)
+        for layer in layers:
+            layer(stream, None, batch, views)
+        return stream.finish(last.final_layernorm)
+
+
+HEADS: dict[type[CausalModel], type[MtpHead]] = {Qwen3Next: QwenHead, NemotronH: NemotronHead}
+
+
+def nemotron_blocks(config: Config) -> list[str]:
+    """Return the block types of a Nemotron head, which a configuration names as those of the model."""
+    words = config.listing("mtp_layers_block_type", default=[])
+    letters = config.fields.get("mtp_hybrid_override_pattern") or "*E"
+    if not isinstance(letters, str):
+        raise ModelError(f"config.json: mtp_hybrid_override_pattern must be a string, got {shown(letters)}")
+    if words:
+        found = config.kinds("mtp_layers_block_type", words, WORDS)
+    else:
+        found = config.kinds("mtp_hybrid_override_pattern", letters, LETTERS)
+    if set(found) != {"attention", "moe"}:
         raise ModelError(
-            f"draft: mtp needs a checkpoint with an MTP head of one layer, but {COUNTS[0]} is {layers!r}; pass --draft "
-            "suffix or off"
+            f"draft: mtp needs an MTP head of attention and experts, but its blocks are {', '.join(found)}; pass "
+            "--draft suffix or off"
         )
+    return found
+
+
+def head_of(config: Mapping[str, Any]) -> type[MtpHead]:
+    """Return the class of a configuration's MTP head; raise if there is none that Weft can compute."""
+    family = family_of(config)
+    found = next((head for base, head in HEADS.items() if issubclass(family, base)), None)
+    if found is None:
+        raise ModelError("draft: mtp needs a checkpoint of Qwen3-Next, Qwen3.5 or Nemotron-H with an MTP head")
+    name = next((name for name in COUNTS if config.get(name) is not None), COUNTS[0])
+    if config.get(name, 1) != 1:
+        raise ModelError(
+            f"draft: mtp needs a checkpoint with an MTP head of one layer, but {name} is {shown(config[name])}; pass "
+            "--draft suffix or off"
+        )
+    return found

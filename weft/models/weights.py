@@ -32,8 +32,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, Source, pin, sources
-from weft.models.mtp import MtpHead, check_head
-from weft.models.qwen3_next import Qwen3Next
+from weft.models.mtp import MtpHead, head_of
 from weft.models.registry import family_of
 from weft.models.sharding import ALONE, RankCut, Shard, building_for
 
@@ -93,9 +92,7 @@ def load_head(
     """Load the MTP head of the checkpoint that `base` was loaded from, for a CPU."""
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    check_head(config)
-    assert isinstance(base, Qwen3Next)
-    head = build(config, dtype, family=MtpHead)
+    head = build(config, dtype, family=head_of(config))
     assert isinstance(head, MtpHead)
     if weights == "dummy":
         fill_randomly(head, seed)

@@ -154,6 +154,7 @@ GAUGES = {
 }
 COUNTERS = {
     "steps": ("weft_steps", "Planned steps"),
+    "shortened_steps": ("weft_shortened_steps", "Steps whose prompt chunks --max-step-ms made shorter"),
     "step_seconds": ("weft_step_seconds", "Time in engine steps"),
     "planning_seconds": ("weft_planning_seconds", "Time in planning, as part of the steps"),
     "tokens_in": ("weft_prompt_tokens", "Tokens of accepted prompts"),

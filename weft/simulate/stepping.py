@@ -158,10 +158,11 @@ class StridingPlanner(Planner):
         rows, preemptions = Stride(), self.preemptions
         self._short = False
         self._plan_decodes(rows)
+        limit = self.config.max_tokens_per_step
         if self.prefilling:
-            self._plan_prefills(rows)
+            self._plan_prefills(rows, limit, 1)
         if self.stride == 1 and not self.leaving and self.preemptions == preemptions and len(self.queue):
-            self._admit(rows)
+            self._admit(rows, limit, 1)
         if self.stride == 1:
             self._look_ahead()
         if not rows.tokens:

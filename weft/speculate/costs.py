@@ -1,4 +1,4 @@
-"""Costs of steps by their size, learned while serving: they decide how many drafts pay."""
+"""Costs of steps, learned while serving: they decide how many drafts pay, and how long prompt chunks may be."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ KEPT = 8
 NEEDED = 2
 # Steps after which the costs of drafts are learned anew.
 FORGET_AFTER = 2048
+# Weight of the past in the costs of prompt chunks, and how many times its prediction a chunk may count for.
+CHUNK_MEMORY = 0.9
+MOST_SURPRISE = 4.0
+# How many times the largest of the last chunks the line through them holds for.
+REACH = 1.5
+# Relative variance of chunk sizes below which a line through them is noise, and the least time of a chunk.
+LEAST_SPREAD = 0.01
+LEAST_SECONDS = 1e-6
 
 
 class StepCosts(Protocol):
@@ -24,6 +32,10 @@ class StepCosts(Protocol):
 
     def ratio(self, rows: int, drafts: int) -> float:
         """Return how many times as long a step of `rows` rows takes with this number of drafts as without."""
+        ...
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        """Return how long a step of `rows` rows with this number of drafts takes; 0 if nothing is known."""
         ...
 
 
@@ -57,6 +69,10 @@ class LearnedCosts:
             base = min((min(found) for found in self._plain.values() if len(found) >= NEEDED), default=None)
         return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
 
+    def seconds(self, rows: int, drafts: int) -> float:
+        base = _known(self._plain, rows) if rows else None
+        return 0.0 if base is None else base * self.ratio(rows, drafts)
+
 
 def _known(table: dict[int, deque[float]], tokens: int) -> float | None:
     """Return the most that is known of steps of this size and smaller ones."""
@@ -76,6 +92,61 @@ class FreeDrafts:
 
     def ratio(self, rows: int, drafts: int) -> float:
         return 1.0
+
+    def seconds(self, rows: int, drafts: int) -> float:
+        return 0.0
+
+
+class ChunkCosts:
+    """Time that prompt tokens add to a step: a fixed part, and a part for each token.
+
+    A line through the last chunks, whose weight fades, so it follows prompts to deeper positions. Beyond its reach,
+    time grows in proportion: a line through small chunks says little about large ones. One slow step counts for a few
+    times what was expected, because it may have waited for something else.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._tokens = self._squares = self._seconds = self._mixed = self._reach = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._count > 0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Record a chunk of `tokens` tokens that added `seconds` to its step."""
+        if self.known:
+            seconds = min(seconds, MOST_SURPRISE * self.seconds(tokens))
+        seconds = max(seconds, LEAST_SECONDS)
+        terms = (1.0, tokens, tokens * tokens, seconds, tokens * seconds)
+        past = (self._count, self._tokens, self._squares, self._seconds, self._mixed)
+        faded = (CHUNK_MEMORY * old + new for old, new in zip(past, terms, strict=True))
+        self._count, self._tokens, self._squares, self._seconds, self._mixed = faded
+        self._reach = max(CHUNK_MEMORY * self._reach, REACH * tokens)
+
+    def seconds(self, tokens: int) -> float:
+        """Return how much longer a step takes with a chunk of this many tokens."""
+        fixed, each = self._line()
+        within = min(tokens, self._reach)
+        return (fixed + each * within) * tokens / within
+
+    def tokens(self, seconds: float) -> int:
+        """Return how many tokens add at most this time."""
+        fixed, each = self._line()
+        most = fixed + each * self._reach
+        found = (seconds - fixed) / each if seconds < most else self._reach * seconds / most
+        return max(0, int(found))
+
+    def _line(self) -> tuple[float, float]:
+        """Return the fixed part and that of each token. Chunks of one size do not tell them apart: then all is per
+        token, which promises no more for larger ones than they hold."""
+        assert self.known, "no chunk was measured yet"
+        proportional = 0.0, self._seconds / self._tokens
+        spread = self._count * self._squares - self._tokens**2
+        if spread <= LEAST_SPREAD * self._tokens**2:
+            return proportional
+        each = (self._count * self._mixed - self._tokens * self._seconds) / spread
+        fixed = (self._seconds - each * self._tokens) / self._count
+        return (fixed, each) if fixed >= 0 and each > 0 else proportional
 
 
 def _size_class(tokens: int) -> int:
