@@ -87,7 +87,7 @@ class EqualReplicas(FleetRouter):
     """A router that ignores measured rates: on a busy machine they would decide where requests go."""
 
     def report(self, name: str, load: ReplicaLoad) -> None:
-        super().report(name, replace(load, prefill_tokens_per_second=None))
+        super().report(name, replace(load, token_seconds=None, step_seconds=0.0))
 
 
 @in_loop
