@@ -48,8 +48,7 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 3500, "ignore_eos": True, "s
 
 @pytest.fixture(scope="module")
 def served():
-    # A busy machine may need long for what runs when the server is stopped.
-    with serving("--drain-seconds", str(SECONDS)) as found:
+    with serving() as found:
         yield found
 
 
@@ -122,28 +121,29 @@ def test_waiting_for_a_log_line_ends_with_the_process(tmp_path, logged, status):
     process.wait()
 
 
-# Stops the module's server, so it comes after what needs one.
-def test_sigterm_lets_running_requests_finish_and_takes_no_more(served):
-    [engine] = served.children
+def test_sigterm_lets_running_requests_finish_and_takes_no_more():
+    # A busy machine may need long for the rest of the answer.
+    with serving("--drain-seconds", str(SECONDS)) as served:
+        [engine] = served.children
 
-    def stop() -> None:
-        # The answer cannot be complete before the server has closed its door.
-        os.kill(engine, signal.SIGSTOP)
-        served.process.send_signal(signal.SIGTERM)
+        def stop() -> None:
+            # The answer cannot be complete before the server has closed its door.
+            os.kill(engine, signal.SIGSTOP)
+            served.process.send_signal(signal.SIGTERM)
 
-    async def watch() -> int:
-        running = asyncio.create_task(follow(served.url, LONG, stop))
-        await asyncio.to_thread(served.wait_for, "draining")
-        # Balancers and new clients are told; nobody meets a closed door while others are answered.
-        for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
-            with pytest.raises(ServerError, match="status 503"):
-                await work
-        os.kill(engine, signal.SIGCONT)
-        return await running
+        async def watch() -> int:
+            running = asyncio.create_task(follow(served.url, LONG, stop))
+            await asyncio.to_thread(served.wait_for, "draining")
+            # Balancers and new clients are told; nobody meets a closed door while others are answered.
+            for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
+                with pytest.raises(ServerError, match="status 503"):
+                    await work
+            os.kill(engine, signal.SIGCONT)
+            return await running
 
-    assert asyncio.run(watch()) == 3500
-    assert served.process.wait(SECONDS) == 0
-    assert "Traceback" not in served.errors.read_text()
+        assert asyncio.run(watch()) == 3500
+        assert served.process.wait(SECONDS) == 0
+        assert "Traceback" not in served.errors.read_text()
 
 
 def test_what_is_not_finished_in_time_is_answered_with_an_error():

@@ -360,6 +360,14 @@ def test_every_parameter_of_a_dummy_model_is_filled(tmp_path, monkeypatch):
         assert torch.isfinite(tensor).all(), name
 
 
+def test_however_long_loading_takes_there_is_no_bar_without_a_terminal(saved, monkeypatch, capsys):
+    monkeypatch.setattr("weft.models.weights.BAR_SECONDS", 0.0)
+    for is_terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda is_terminal=is_terminal: is_terminal)
+        load_model(saved["llama"], torch.float32, progress=True)
+        assert ("loading weights" in capsys.readouterr().err) == is_terminal
+
+
 def test_an_unknown_architecture_lists_the_known_ones():
     with pytest.raises(ModelError, match=r"Gpt9ForCausalLM is not supported.*FalconH1ForCausalLM.*LlamaForCausalLM"):
         family_of({"architectures": ["Gpt9ForCausalLM"]})

@@ -45,6 +45,8 @@ HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 # Number of times a model must fit into free memory for a second copy of its weights: caches need room as well.
 COPIES = 4
+# Small models are loaded before a progress bar appears.
+BAR_SECONDS = 1.0
 
 
 def load_model(
@@ -292,8 +294,9 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
             return tensor
         return read_part(readers[entry.file].get_slice(entry.name), source.cut, source.dim)
 
-    # Small models load before the bar appears.
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=not progress, delay=1.0)
+    # `None`: no bar unless standard error is a terminal.
+    disable = None if progress else True
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=disable, delay=BAR_SECONDS)
     with bar:
         for group in by_file.values():
             for source in group:

@@ -92,7 +92,9 @@ def _wait(compilation: AsyncCompileMode, progress: bool) -> None:
     left = [job for job in jobs if not job.done()]
     if left:
         log.info("compiling %d kernels for this GPU; later starts find them in Triton's cache", len(jobs))
-    bar = tqdm(total=len(jobs), initial=len(jobs) - len(left), desc="compiling kernels", disable=not progress, delay=1)
+    # `None`: no bar unless standard error is a terminal.
+    disable = None if progress else True
+    bar = tqdm(total=len(jobs), initial=len(jobs) - len(left), desc="compiling kernels", disable=disable, delay=1)
     with bar:
         for _ in as_completed(left):
             bar.update()

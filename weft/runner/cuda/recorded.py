@@ -161,7 +161,9 @@ class RecordedSteps:
     def record_all(self, progress: bool) -> None:
         """Record the largest first: the others then reuse its memory."""
         pool = torch.cuda.graph_pool_handle()
-        for size, step in tqdm(self.steps(), desc="capturing CUDA graphs", unit="step", disable=not progress):
+        # `None`: no bar unless standard error is a terminal.
+        disable = None if progress else True
+        for size, step in tqdm(self.steps(), desc="capturing CUDA graphs", unit="step", disable=disable):
             # Libraries choose their algorithms here, not while recording.
             step()
             torch.cuda.synchronize()
