@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from random import Random
-
 import pytest
 import torch
 
@@ -18,7 +15,6 @@ from tests.engines import (
     make_engine,
     seeded,
     serve,
-    smallest_memory,
     tokens,
 )
 from tests.operations import CPU
@@ -100,35 +96,6 @@ def check_every_parameter(family: str = "qwen3_5", depth: int = 0) -> None:
 )
 def test_drafts_change_no_token_whatever_the_parameters(family: str, depth: int) -> None:
     check_every_parameter(family, depth)
-
-
-def fuzz(family: str, requests: int) -> int:
-    """Compare random requests with and without drafts under random settings, and return how many were compared."""
-    random, compared = Random(family), 0
-    while compared < requests:
-        seed = compared
-        asks = make_asks(family, seed)
-        random.shuffle(asks)
-        answers = serve(make_engine(family), asks)
-        settings = {
-            "depth": random.randint(0, 1),
-            "max_tokens_per_step": random.choice([64, 200, 512]),
-            "max_sequences": random.choice([2, 8]),
-            "cache": random.random() < 0.8,
-            "eviction": random.choice(["value", "lru", "flops"]),
-            "memory_bytes": random.choice([64 << 20, 2 * smallest_memory(family, 400)]),
-        }
-        drafted(family, asks, answers, seed, **settings)
-        compared += len(asks)
-    return compared
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_many_fuzzed_requests_with_drafts_answer_as_without(family: str) -> None:
-    """`WEFT_DRAFT_REQUESTS=5000` compares that many of each family."""
-    requests = int(os.environ.get("WEFT_DRAFT_REQUESTS", "400"))
-    assert fuzz(family, requests) >= requests
 
 
 def test_suffix_drafts_repeat_what_the_model_repeats() -> None:

@@ -1,0 +1,320 @@
+"""Random requests with every parameter that depends on the answer so far, answered with and without drafts.
+
+The undrafted engine has room for everything. The drafted one has random settings: either depth, little memory, short
+chunks, and any drafter. Drafts are made of the undrafted answers, of earlier text, or by a model or an MTP head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests import tiny_model
+from tests.engines import VOCABULARY, model_of, smallest_memory, spec_of, tokens
+from tests.exact_traffic import exact_model
+from tests.test_drafts import ScriptedDrafting
+from tests.test_mtp import checkpoint
+from weft.base.config import EngineConfig
+from weft.base.grammar import Grammar
+from weft.base.sampling import SamplingParams
+from weft.engine.draft_head import DraftHead
+from weft.engine.draft_model import DraftModel
+from weft.engine.events import FinishReason, Output
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.kernels.choosing import choose
+from weft.kernels.interface import Operations
+from weft.memory.ledger import Ledger
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
+from weft.models.weights import load_head, load_model
+from weft.runner.exact import ExactRunner
+from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.runner import Runner
+from weft.speculate.costs import FreeDrafts
+from weft.speculate.drafting import Drafting
+from weft.text.grammar import Grammars
+
+ROOM = 5
+SEATS = 16
+MEMORY = 32 << 20
+LONGEST = 344
+ASKED = 20  # requests of a round
+# Two tokens closer than this may change places by rounding.
+LEAST_GAP = 1e-4
+DRAFTERS = ("scripted", "suffix", "prediction", "model")
+WITH_HEAD = ("qwen3_5", "qwen3_next", "nemotron_h")
+GRAMMARS = (
+    Grammar("regex", "(abcabcabc|abcabd)+x[0-9]{3}"),
+    Grammar("choice", json.dumps(["yes, of course", "yes, but later", "no"])),
+)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under test, and its head if that drafts."""
+
+    model: CausalModel
+    memories: MemorySpec
+    operations: Operations | None = None
+    head: MtpHead | None = None
+
+
+@lru_cache(maxsize=8)
+def subject(family: str, exact: bool, head: bool) -> Subject:
+    if not head:
+        if not exact:
+            return Subject(model_of(family), spec_of(family))
+        found = exact_model(family, torch.float32)
+        return Subject(found.model, found.spec, found.chosen.operations)
+    folder = checkpoint(family).folder
+    model, _ = load_model(folder, torch.float32, progress=False, exact=exact)
+    operations = choose("cpu", torch.float32, model.memories, exact=exact).operations
+    loaded = load_head(folder, model, torch.float32, "checkpoint", 0, operations)
+    return Subject(model, MemorySpec(model.memories(operations)), operations, loaded)
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(tiny_model.tokenizer(), VOCABULARY)
+
+
+@cache
+def tight(family: str, exact: bool, head: bool) -> int:
+    spec = replace(subject(family, exact, head).memories, draft_room=ROOM)
+    return smallest_memory(family, LONGEST, SEATS, spec)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A request. `ends_at` are tokens at which the caller ends the answer, as it does at a stop string."""
+
+    prompt: list[int]
+    params: SamplingParams
+    step: int = 0
+    abort_after: int | None = None
+    salt: bytes = b""
+    grammar: Grammar | None = None
+    ends_at: frozenset[int] = frozenset()
+
+    def request(self, guess: list[int] | None) -> Request:
+        return Request(
+            np.array(self.prompt, np.int32),
+            self.params,
+            frozenset(self.params.stop_token_ids),
+            self.salt,
+            grammar=self.grammar,
+            prediction=None if guess is None else np.array(guess, np.int32),
+        )
+
+
+@dataclass
+class Told:
+    """An answer: its outputs up to where it ended, and what was reported with it."""
+
+    outputs: list[Output] = field(default_factory=list)
+    finish: FinishReason | None = None
+    scores: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [output.token for output in self.outputs]
+
+
+def wishes(random: Random, exact: bool) -> list[Wish]:
+    long = random.random() < 0.1
+    return [wish(random, number, exact, long) for number in range(ASKED)]
+
+
+def wish(random: Random, number: int, exact: bool, long: bool) -> Wish:
+    def some(share: float, value: Any) -> dict[str, Any]:
+        name, given = value
+        return {name: given} if random.random() < share else {}
+
+    grammar = random.choice(GRAMMARS) if random.random() < 0.2 else None
+
+    def several(count: int) -> tuple[int, ...]:
+        # A grammar needs its letters.
+        return tuple(random.sample(range(3 if grammar is None else 128, VOCABULARY), count))
+
+    count, greedy = random.choice([1, 9, 20, 40]), random.random() < 0.5
+    # A text that repeats itself has suffixes.
+    prompt = tokens(random.choice([1, 9, 40, 62, 150]), random.randrange(1 << 30)) * random.choice([1, 1, 2])
+    if long and len(prompt) < 100:
+        # Several sequences outgrow the memory together.
+        prompt, count = prompt[:40], 150
+    chosen = some(0.2, ("repetition_penalty", random.choice([0.8, 1.3])))
+    chosen |= some(0.2, ("frequency_penalty", random.choice([-0.5, 1.5]))) | some(0.2, ("presence_penalty", 1.0))
+    chosen |= some(0.2, ("logit_bias", {token: random.choice([-100.0, 3.0]) for token in several(4)}))
+    chosen |= some(0.3, ("stop_token_ids", several(12))) | some(0.2, ("min_tokens", min(count, 9)))
+    chosen |= some(0.2, ("draft", random.choice([0, 2]))) | some(0.2, ("prompt_logprobs", random.choice([0, 2])))
+    if not greedy:
+        chosen |= some(0.3, ("top_k", 20)) | some(0.3, ("top_p", 0.9)) | some(0.2, ("min_p", 0.02))
+    if grammar is None:
+        chosen |= some(0.2, ("bad_words", tuple(several(random.choice([1, 2])) for _ in range(30))))
+        chosen |= some(0.1, ("allowed_token_ids", several(60)))
+    params = SamplingParams(
+        max_tokens=count, temperature=0.0 if greedy else 1.0, seed=number, logprobs=2, logits_digest=exact, **chosen
+    )
+    return Wish(
+        prompt,
+        params,
+        step=random.choice([0, 0, 1, 5, 20]),
+        abort_after=random.randint(1, 30) if random.random() < 0.15 else None,
+        salt=random.choice([b"", b"", b"tenant"]),
+        grammar=grammar,
+        ends_at=frozenset(several(12)) if random.random() < 0.2 else frozenset(),
+    )
+
+
+def engine_of(found: Subject, exact: bool, memory: int, drafting: Drafting | None = None, **settings: Any) -> Engine:
+    """An engine with room for drafts in its tails, also if it has none: where a ring begins again, sums are split."""
+    options = {"max_sequences": SEATS, "max_tokens_per_step": 512, "max_length": LONGEST, "paranoid": True}
+    config = EngineConfig(memory_bytes=memory, exact=exact, **(options | settings))
+    spec = replace(found.memories, draft_room=ROOM)
+    parts = (found.model, spec, memory, SEATS, "cpu", 1)
+    runner = ExactRunner(*parts, found.operations) if exact else Runner(*parts, *filter(None, [found.operations]))
+    return Engine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner))
+
+
+def drafter(found: Subject, drafting: Drafting | None, runner: Runner) -> DraftModel | None:
+    if drafting is None or drafting.model is None:
+        return None
+    if drafting.model == DraftModel.name:
+        other = replace(spec_of(drafting.family), draft_room=ROOM)
+        own = Ledger(other, MEMORY, SEATS, LONGEST, remember_freed=True)
+        small = Runner(model_of(drafting.family), other, MEMORY, SEATS, "cpu", 1)
+        return DraftModel(own, small, VOCABULARY, 96, paranoid=True)
+    spec, hidden = MemorySpec(found.head.memories(found.operations), draft_room=ROOM), HiddenStates(1000)
+    runner.keep_hidden = hidden.keep
+    own = Ledger(spec, MEMORY, SEATS, LONGEST, remember_freed=True)
+    head = HeadRunner(hidden, found.head, spec, MEMORY, SEATS, "cpu", 1, found.operations)
+    return DraftHead(hidden, own, head, VOCABULARY, 96, True)
+
+
+def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told]) -> Drafting:
+    if kind == "scripted":
+        known = {tuple(each.prompt): answer.tokens for each, answer in zip(asked, answers, strict=True)}
+        return ScriptedDrafting(known, ROOM, random.randrange(1 << 30))
+    if kind in (DraftModel.name, DraftHead.name):
+        found = Drafting(ROOM, costs=FreeDrafts(), suffixes=random.random() < 0.5, model=kind)
+        found.family = random.choice(["qwen3_5", "gemma3", "llama"])
+        return found
+    found = Drafting(ROOM, costs=FreeDrafts())
+    for each, answer in zip(asked, answers, strict=True):
+        # The same tenant asked before, and got a part of the answer.
+        found.ended(each.salt, np.array(each.prompt + answer.tokens[: random.randint(0, 40)], np.int32))
+    return found
+
+
+def answer_all(engine: Engine, asked: list[Wish], guesses: list[list[int]] | None = None) -> list[Told]:
+    found, numbers = [Told() for _ in asked], dict[int, int]()
+    for step in range(6000):
+        for index, each in enumerate(asked):
+            if each.step == step:
+                request = each.request(None if guesses is None else guesses[index])
+                constraint = None if each.grammar is None else grammars()(each.grammar, request.stop_tokens)
+                numbers[engine.add(request, constraint)] = index
+        for number, index in numbers.items():
+            if asked[index].abort_after is not None and step == asked[index].step + asked[index].abort_after:
+                engine.abort(number)
+        for output in engine.step():
+            index = numbers[output.sequence]
+            take(engine, found[index], asked[index], output)
+        if engine.idle and step >= max(each.step for each in asked):
+            return found
+    raise AssertionError("the engine does not come to an end")
+
+
+def take(engine: Engine, told: Told, asked: Wish, output: Output) -> None:
+    if told.finish is None and output.token is not None:
+        told.outputs.append(output)
+        if output.token in asked.ends_at and output.finish is None:
+            told.finish = FinishReason.STOP
+            engine.finish(output.sequence)
+    told.finish = told.finish or output.finish
+    if output.finish is not None:
+        told.scores = [score.logprob for score in engine.report(output.sequence).prompt_scores]
+
+
+def compare(asked: Wish, plain: Told, drafted: Told, exact: bool, counts: Counter[str]) -> None:
+    """Raise if an answer differs where rounding cannot be the reason."""
+    counts["requests"] += 1
+    if plain.finish is FinishReason.ABORT or drafted.finish is FinishReason.ABORT:
+        counts["aborted"] += 1
+        shorter = min(len(plain.outputs), len(drafted.outputs))
+        plain, drafted = Told(plain.outputs[:shorter]), Told(drafted.outputs[:shorter])
+    counts["tokens"] += len(plain.outputs)
+    counts[f"ended by {plain.finish}"] += 1
+    for place, (one, other) in enumerate(zip(plain.outputs, drafted.outputs)):
+        if one.token != other.token:
+            assert not exact, f"token {place} differs in exact mode"
+            gap = gap_of(asked, one)
+            assert gap <= LEAST_GAP, f"token {place} of {asked} is {other.token}, not {one.token}, by {gap}"
+            counts["decided by rounding"] += 1
+            return
+        assert other.logprob == pytest.approx(one.logprob, abs=0.0 if exact else 5e-4)
+        assert one.digest == other.digest
+    assert len(plain.outputs) == len(drafted.outputs)
+    assert plain.finish is drafted.finish
+    assert drafted.scores == pytest.approx(plain.scores, abs=0.0 if exact else 5e-4)
+
+
+def gap_of(asked: Wish, output: Output) -> float:
+    """The gap between the two likeliest tokens of a greedy choice; infinite where another number decides."""
+    params = asked.params
+    changed = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty or params.logit_bias
+    if params.temperature or changed or params.bad_words or params.allowed_token_ids or asked.grammar:
+        return float("inf")
+    return output.top[0][1] - output.top[1][1]
+
+
+def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> None:
+    """Answer random requests without drafts and with; compare, and count what happened."""
+    random = Random(f"{family} {seed} {exact}")
+    kind = random.choice([*DRAFTERS, *(["mtp"] * 2 if family in WITH_HEAD else [])])
+    found, asked = subject(family, exact, kind == "mtp"), wishes(random, exact)
+    least = tight(family, exact, kind == "mtp")
+    answers = answer_all(engine_of(found, exact, MEMORY), asked)
+    drafting = drafting_of(kind, random, asked, answers)
+    guesses = [
+        [3 if random.random() < 0.1 else token for token in answer.tokens[random.choice([0, 0, 2]) :]]
+        for answer in answers
+    ]
+    engine = engine_of(
+        found,
+        exact,
+        int(random.choice([MEMORY, least, 1.2 * least])),
+        drafting,
+        depth=random.randint(0, 1),
+        max_tokens_per_step=random.choice([SEATS, 70, 200, 512]),
+        cache=random.random() < 0.8,
+        eviction=random.choice(["value", "lru", "flops"]),
+        max_step_ms=random.choice([0.0, 0.001]),
+    )
+    drafted = answer_all(engine, asked, guesses if kind == "prediction" else None)
+    counts["preemptions"] += engine.planner.preemptions
+    for (name, _), proposed in drafting.counts.proposed.items():
+        counts[f"drafts by {name}"] += proposed
+    counts["accepted"] += drafting.counts.accepted.total()
+    for each, plain, other in zip(asked, answers, drafted, strict=True):
+        compare(each, plain, other, exact, counts)
+
+
+def fuzz(families: list[str], requests: int, exact: bool = False, first: int = 0) -> Counter[str]:
+    """Compare at least this many requests, families in turn."""
+    counts: Counter[str] = Counter()
+    seed = first
+    while counts["requests"] < requests:
+        fuzz_round(families[seed % len(families)], seed, exact, counts)
+        seed += 1
+    return counts
