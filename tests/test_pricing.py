@@ -22,7 +22,7 @@ from weft.memory.journal import CacheChanges, Tier
 
 CELL = 64
 # Only a request's own time counts.
-SELFISH = RoutingPolicy(work=0, pages=0, crowd=0, fill=0)
+SELFISH = RoutingPolicy(work=0, crowd=0, fill=0)
 DRAWS = 1500
 Patch = pytest.MonkeyPatch
 
