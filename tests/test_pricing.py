@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import mirrored
+from tests.mirrored import MirroredEngine
+from tests.workloads import random_workload
 from weft.engine.load import ReplicaLoad
 from weft.engine.prompt_costs import PromptCosts
 from weft.fleet.pricing import PromptSpeed, PromptWork
@@ -19,7 +22,7 @@ from weft.memory.journal import CacheChanges, Tier
 
 CELL = 64
 # Only a request's own time counts.
-SELFISH = RoutingPolicy(work=0, pages=0, crowd=0, fill=0)
+SELFISH = RoutingPolicy(work=0, crowd=0, fill=0)
 DRAWS = 1500
 Patch = pytest.MonkeyPatch
 
@@ -270,3 +273,36 @@ def test_no_measured_cost_is_negative(steps):
         costs.computed(tokens, pairs, seconds)
     assert costs.pair_seconds >= 0
     assert costs.token_seconds is None or costs.token_seconds >= 0
+
+
+# reports --------------------------------------------------------------------------------------------------------------
+
+
+class LoadedEngine(MirroredEngine):
+    """Drops its cache now and then; what is left must be what it reports as held."""
+
+    checked = 0
+
+    def step(self) -> list:
+        outputs = super().step()
+        load = self.load()
+        if self.random.random() < 0.2 and not self.ledger.memory_to_land:
+            self.flush()
+            arena = self.ledger.arena
+            # In units, since slabs may be partly empty. What is reported includes a further cell of each sequence.
+            assert sum(arena.used(kind) * size for kind, size in arena.unit_bytes.items()) <= load.held_bytes
+            assert load.held_bytes == self.load().held_bytes
+            self.checked += bool(load.running)
+        return outputs
+
+
+def test_memory_that_an_engine_reports_as_held_is_what_cannot_be_evicted(monkeypatch):
+    monkeypatch.setattr(mirrored, "MirroredEngine", LoadedEngine)
+    engines = [mirrored.run_mirrored(random_workload(seed, cache=True), seed) for seed in range(12)]
+    assert sum(engine.checked for engine in engines) > 20
+    assert any(engine.load().prompt_pairs for engine in engines)
+    for engine in engines:
+        load = engine.load()
+        assert load.held_bytes == 0
+        assert load.prompt_pairs >= load.prompt_tokens / 2
+        assert load.memory_bytes == engine.ledger.arena.slabs * engine.ledger.arena.slab_bytes

@@ -53,6 +53,24 @@ def test_only_a_resume_point_saves_tokens_and_a_page_does_not():
     assert saved(router, prompt) == {"a": 0, "b": 4 * CELL}
 
 
+def test_pages_without_a_state_do_not_attract_a_request_to_a_longer_queue():
+    router, prompt = fleet("a", "b"), keys("x", 8)
+    router.apply("a", changes(dict.fromkeys(prompt, Tier.PAGE)))
+    for name in "ab":
+        (choice,) = router.choose([], 100, without={"a", "b"} - {name})
+        router.assign(choice, [], 100 if name == "b" else 150)
+    assert router.choose(prompt, 8 * CELL + 1)[0].replica == "b"
+
+
+def test_a_cache_that_got_much_lately_repels_new_prompts_but_not_those_that_it_holds():
+    router, prompt = fleet("a", "b"), keys("x", 8)
+    router.apply("a", changes({prompt[-1]: Tier.DEVICE}))
+    (choice,) = router.choose([], 100, without={"b"})
+    router.ended(router.assign(choice, [], 100_000))
+    assert router.choose(keys("y", 8), 8 * CELL + 1)[0].replica == "b"
+    assert router.choose(prompt, 8 * CELL + 1)[0].replica == "a"
+
+
 def test_a_point_deeper_than_a_missing_one_is_found():
     """States exist at some positions only."""
     router, prompt = fleet("a"), keys("x", 8)

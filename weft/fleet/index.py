@@ -15,7 +15,7 @@ from weft.memory.keys import Key
 
 LANE_BITS = len(Tier)
 LANE = (1 << LANE_BITS) - 1
-# Resume points in lower tiers matter only beyond the device's.
+# A page without its state saves nothing. Resume points in lower tiers matter only beyond the device's.
 POINTS = LANE & ~(1 << Tier.PAGE)
 # Keys looked at, for each change applied, while old bits are erased.
 ERASED_PER_CHANGE = 8
@@ -127,14 +127,14 @@ class PointIndex:
         return {key: {tier for tier in Tier if mask >> tier & 1} for key, mask in found if mask}
 
     def deepest(self, keys: Sequence[Key], mirrors: Iterable[Mirror]) -> dict[int, list[int]]:
-        """Return by lane the number of cells up to the deepest resume point in each tier, and to the last page.
+        """Return by lane the number of cells up to the deepest resume point in each tier.
 
         States exist at some positions only, so a missing key says nothing about those before it: search from the end.
         A point in a lower tier counts only if it is deeper than the device's.
         """
         wanted = 0
         for mirror in mirrors:
-            wanted |= LANE << LANE_BITS * mirror.lane
+            wanted |= POINTS << LANE_BITS * mirror.lane
         found: dict[int, list[int]] = {}
         get = self.masks.get
         for depth in range(len(keys), 0, -1):

@@ -34,14 +34,12 @@ SILENT_SECONDS = 1.0
 class RoutingPolicy:
     """Weights of what counts besides a request's own time to the first token, as multiples of times to compute.
 
-    `work`: computing tokens that another replica has cached delays all later requests of a busy fleet. `pages`: cells
-    that a replica holds beyond its resume point need no further memory, and a state will be kept where they end.
-    `crowd`: work also delays the requests that wait at the same replica, each this much. `fill`: a replica that got
-    more new tokens than another lately would evict sooner.
+    `work`: computing tokens that another replica has cached delays all later requests of a busy fleet. `crowd`: work
+    also delays the requests that wait at the same replica, each this much. `fill`: a replica that got more new tokens
+    than another lately would evict sooner, if it gets further ones.
     """
 
     work: float = 20.0
-    pages: float = 15.0
     crowd: float = 1.0
     fill: float = 0.1
 
@@ -141,11 +139,10 @@ class RequestFacts:
 
 @dataclass(frozen=True, slots=True)
 class HeldTokens:
-    """How much of a prompt a replica holds: to its resume point on the device, to one in any tier, and its pages."""
+    """How much of a prompt a replica holds: to its resume point on the device, and to one in any tier."""
 
     ready: int
     lower: int
-    paged: int
 
 
 class FleetRouter:
@@ -226,7 +223,7 @@ class FleetRouter:
             depths = found.get(replica.mirror.lane, (0,) * len(Tier))
             ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0))
             lower = max(depths[Tier.DEVICE : Tier.PAGE])
-            held = HeldTokens(ready * self.cell, lower * self.cell, depths[Tier.PAGE] * self.cell)
+            held = HeldTokens(ready * self.cell, lower * self.cell)
             choices.append(self._price(replica, fleet, request, held))
         return sorted(choices, key=lambda choice: choice.cost)
 
@@ -242,11 +239,10 @@ class FleetRouter:
         work = PromptWork.between(saved, request.prompt)
         seconds = self._waiting(replica, fleet, request) + speed.seconds(work) + loading
         # The rest is the same for replicas that hold the same, however their speeds were measured.
-        computing = fleet.speed.seconds(work)
-        paged = fleet.speed.seconds(PromptWork.between(saved, max(saved, held.paged)))
-        extra = fleet.busy * (policy.work * computing - policy.pages * paged)
-        extra += policy.crowd * len(replica.unstarted) * computing
-        extra += policy.fill * (replica.recent - fleet.least_recent) * fleet.speed.token_seconds
+        new = policy.work * fleet.busy + policy.crowd * len(replica.unstarted)
+        extra = new * fleet.speed.seconds(work)
+        ahead = fleet.speed.token_seconds * (replica.recent - fleet.least_recent)
+        extra += policy.fill * ahead * work.tokens / max(1, request.prompt)
         return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra)
 
     def _waiting(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts) -> float:
