@@ -60,10 +60,12 @@ class FleetProcess:
         return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
-        with self.log.open("w") as log:
+        self.log.touch()
+        before = len(self.log.read_text())
+        with self.log.open("a") as log:
             command = [sys.executable, "-m", "weft", *self.command()]
             self.process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
-        await until(lambda: self.ready in self.log.read_text() or not self.runs)
+        await until(lambda: self.ready in self.log.read_text()[before:] or not self.runs)
         assert self.runs, self.log.read_text()
         await self.wait_ready()
         self.serves = True

@@ -140,10 +140,15 @@ class Reader:
 
 
 def kill(replica: str) -> None:
+    kill_one(replica.rpartition("#")[2])
+
+
+def kill_one(part: str, restart: bool = False) -> None:
+    """Kill the actor with this in its name."""
     import ray
 
-    [name] = [each for each in ray.util.list_named_actors(all_namespaces=True) if each["name"].endswith(replica)]
-    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]))
+    [name] = [each for each in ray.util.list_named_actors(all_namespaces=True) if part in each["name"]]
+    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]), no_restart=not restart)
 
 
 @pytest.mark.slow
@@ -161,6 +166,7 @@ async def live_through_everything(url: str) -> None:
         await a_restarted_controller_interrupts_nothing(client)
         await a_death_fails_only_what_the_replica_had_begun(client, before)
         await more_requests_bring_a_replica_and_none_take_it_away(client)
+        await an_ingress_that_dies_is_replaced_and_leaves_nothing_running(client)
 
 
 async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, replicas: Replicas) -> None:
@@ -174,12 +180,9 @@ async def answers_stream_and_end_with_their_clients(client: httpx.AsyncClient, r
 
 
 async def a_restarted_controller_interrupts_nothing(client: httpx.AsyncClient) -> None:
-    import ray
-
     reader = Reader(client, "while the controller is away")
     await until(lambda: reader.chunks >= 3)
-    [name] = [each for each in ray.util.list_named_actors(all_namespaces=True) if "CONTROLLER" in each["name"]]
-    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]), no_restart=False)
+    kill_one("CONTROLLER", restart=True)
     had = reader.chunks
     assert await Reader(client, "a new one", tokens=8).whole() == (8, "done")
     await until(lambda: are_running(2))
@@ -227,6 +230,18 @@ async def more_requests_bring_a_replica_and_none_take_it_away(client: httpx.Asyn
     assert await Reader(client, "after", tokens=8).whole() == (8, "done")
 
 
+async def an_ingress_that_dies_is_replaced_and_leaves_nothing_running(client: httpx.AsyncClient) -> None:
+    replicas = await announced()
+    reader = Reader(client, "its ingress dies")
+    await until(lambda: reader.chunks >= 3)
+    kill_one("ingress")
+    await until(lambda: nothing_open(replicas))
+    await asyncio.wait([reader.reading])
+    assert reader.end != "done"
+    await until(lambda: are_up(client, 2))
+    assert await Reader(client, "the next one", tokens=8).whole() == (8, "done")
+
+
 # conditions -----------------------------------------------------------------------------------------------------------
 
 
@@ -263,7 +278,10 @@ async def are_announced(count: int, without: set[str]) -> bool:
 
 async def are_up(client: httpx.AsyncClient, count: int) -> bool:
     """Return whether the ingress sends requests to this many replicas."""
-    text = (await client.get("/metrics")).text
+    try:
+        text = (await client.get("/metrics")).text
+    except httpx.TransportError:
+        return False
     return sum(line.startswith("weft_replica_up{") and line.endswith(" 1.0") for line in text.splitlines()) == count
 
 

@@ -30,8 +30,8 @@ log = logging.getLogger("weft")
 LOOPBACK = ("tcp://127.0.0.1:", "tcp://localhost:", "tcp://[::1]:", "ipc://", "inproc://")
 # Messages that wait for a slow subscriber; then it misses some, which it sees by their numbers.
 MAX_WAITING = 10_000
-# Kinds of groups, in vLLM's words: a resume point is what its Mamba layers call a state.
-KINDS = ("full_attention", "mamba")
+# Kinds of groups, in vLLM's words, which have none for a resume point.
+KINDS = ("full_attention", None)
 MEDIA = {Tier.DEVICE: "GPU", Tier.HOST: "CPU", Tier.DISK: "DISK", Tier.PAGE: "GPU"}
 
 
