@@ -20,7 +20,8 @@ class EngineConfig:
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
     token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
-    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off",
+    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `remote`: a store
+    that engines share is below them. `draft` is "off",
     "suffix", "mtp" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the
     memory of a draft model or an MTP head, besides `memory_bytes`.
     """
@@ -43,6 +44,7 @@ class EngineConfig:
     draft_tokens: int = 0
     draft_bytes: int = 0
     disk_bytes: int = 0
+    remote: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
