@@ -5,6 +5,7 @@ Every call may fail, hang up to a timeout, or return bytes that are not those th
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -61,6 +62,8 @@ class S3Objects:
         self._client: Any = obstore
         options: Any = {"timeout": timedelta(seconds=REQUEST_SECONDS)}
         options["connect_timeout"] = timedelta(seconds=CONNECT_SECONDS)
+        # With options of its own, the client does not read this variable.
+        options["allow_http"] = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"
         retries: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=REQUEST_SECONDS)}
         try:
             self._store = S3Store.from_url(url, client_options=options, retry_config=retries)
@@ -106,7 +109,7 @@ def first_line(error: Exception) -> str:
     >>> first_line(ValueError("refused\\nbody ..."))
     'refused'
     """
-    return str(error).split("\n", 1)[0][:200]
+    return str(error).split("\n", 1)[0][:400]
 
 
 class GuardedStore:
