@@ -1,4 +1,4 @@
-"""A real S3-compatible store in a process of its own: objects go there and back, and engines share what they compute."""
+"""A real S3-compatible store in a process of its own: objects go there and back, and engines share their work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
