@@ -77,7 +77,8 @@ class Loaded:
     chosen: Chosen  # packages that compute its operations
     draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
-    fingerprint: bytes = b""  # of the model, for that file
+    remote: str | None = None  # address of a remote store
+    fingerprint: bytes = b""  # of the model, for both
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
 
     @property
@@ -101,6 +102,8 @@ class Loaded:
                 runner.add_host_memory(self.config.host_bytes)
             if self.disk is not None:
                 runner.add_disk(self.disk, self.config.disk_bytes, self.fingerprint)
+            if self.remote is not None:
+                runner.add_remote(self.remote, self.fingerprint)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -287,11 +290,12 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
-    if options.disk is None:
+    if options.disk is None and options.remote is None:
         return loaded
     from weft.models.fingerprint import fingerprint
 
-    return replace(loaded, disk=Path(options.disk), fingerprint=fingerprint(model, config, spec))
+    disk = None if options.disk is None else Path(options.disk)
+    return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec))
 
 
 def load_drafter(

@@ -20,7 +20,8 @@ class EngineConfig:
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
     token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
-    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off",
+    host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `remote`: a store
+    that engines share is below them. `draft` is "off",
     "suffix", "mtp" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the
     memory of a draft model or an MTP head, besides `memory_bytes`. Prompt chunks beside decodes are sized so that a
     step takes up to `max_step_ms`, or `max_step_decodes` times as long as its decodes alone if that is more; both 0: no
@@ -47,6 +48,7 @@ class EngineConfig:
     disk_bytes: int = 0
     max_step_ms: float = 0.0
     max_step_decodes: float = 0.0
+    remote: bool = False
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):

@@ -78,6 +78,12 @@ class Options:
         metavar="PATH",
     )
     disk_size: str | int | None = option(None, "size of that file, such as 500GiB; allocated at the first start")
+    remote: str | None = option(
+        None,
+        "S3-compatible store that keeps what host memory evicts and that servers share, such as s3://bucket/prefix; "
+        "endpoint and credentials come from the AWS_* environment variables; needs weft-serve[remote]",
+        metavar="URL",
+    )
     max_sequences: int | str = option("auto", "sequences that run at once; others wait. auto: 64, on a GPU 256")
     max_tokens_per_step: int | str = option(
         "auto", "tokens computed in one step; longer prompts are split into chunks. auto: 2048, on a GPU 8192"
@@ -151,6 +157,7 @@ class Options:
             ("tokenizer", "folder or a hub id"),
             ("chat_template", "file"),
             ("disk", "path"),
+            ("remote", "URL such as s3://bucket/prefix"),
         ):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
@@ -162,6 +169,10 @@ class Options:
             if self.disk is None:
                 raise InvalidOption("disk_size", "needs --disk, the path of the file")
             memory_bytes(self.disk_size, "disk_size")
+        if self.remote is not None and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w.-]+)*/?", self.remote):
+            raise InvalidOption("remote", f"must be a URL such as s3://bucket/prefix, got {self.remote!r}")
+        if self.remote is not None and self.disk is not None:
+            raise InvalidOption("remote", "is not supported together with --disk; pass one of them")
         if self.host_memory != "off":
             memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
@@ -181,6 +192,7 @@ def check_ranks(options: Options) -> None:
         return
     drafter = draft_of(options) in ("mtp", "model")
     given = {"exact": options.exact, "disk": options.disk, "host_memory": options.host_memory, "draft": drafter}
+    given["remote"] = options.remote
     for name, value in given.items():
         if value not in (False, None, "off"):
             raise InvalidOption(
@@ -317,6 +329,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         disk_bytes=_disk_bytes(options, facts),
         max_step_ms=step_ms,
         max_step_decodes=step_decodes,
+        remote=_remote(options, facts),
     )
     return config, reasons
 
@@ -332,6 +345,16 @@ def _disk_bytes(options: Options, facts: SizingFacts) -> int:
     if size is None:
         raise InvalidOption("disk", "needs --disk-size, the size of the file, such as 500GiB")
     return size
+
+
+def _remote(options: Options, facts: SizingFacts) -> bool:
+    if options.remote is None:
+        return False
+    if facts.device != "cpu" and options.host_memory == "off":
+        raise InvalidOption("remote", "needs --host-memory on a GPU: what the store keeps passes through host memory")
+    if not options.cache:
+        raise InvalidOption("remote", "needs the cache; do not pass --no-cache with it")
+    return True
 
 
 def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:

@@ -12,7 +12,9 @@ Groups = Mapping[str, str]
 
 ENGINE: Groups = {
     "model and device": "tokenizer device dtype weights threads tensor_parallel expert_parallel",
-    "memory and cache": "memory memory_fraction host_memory disk disk_size max_length cache eviction capture_every",
+    "memory and cache": (
+        "memory memory_fraction host_memory disk disk_size remote max_length cache eviction capture_every"
+    ),
     "scheduling": "max_sequences max_tokens_per_step max_step_ms depth order draft",
     "reproducing and debugging": "seed exact paranoid",
 }

@@ -16,7 +16,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import MOST_SAVING_BYTES, TierLink
 from weft.memory.tiers.tiers import Tiers, empty_tier
 
 log = logging.getLogger("weft")
@@ -25,6 +25,8 @@ log = logging.getLogger("weft")
 CLOSING_SECONDS = 6.0
 
 
+# How long an engine with nothing else to do waits for answers of a remote store at a time.
+ANSWER_SECONDS = 1e-3
 # Numbers of flights that were launched before a moment, by link and direction.
 FlightMarks = dict[tuple[int, Direction], int]
 
@@ -56,6 +58,17 @@ class Copier:
             links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
             links[-1].restoring = restoring = Restoring(disk, copying.disk, ledger.tenancy)
             links[-1].saves.erasing.resume(restoring.doomed)
+        if config.remote:
+            from weft.memory.tiers.discovery import Discovery
+            from weft.memory.tiers.remote_tier import remote_view
+
+            view, copies = remote_view(ledger.spec, config.eviction), copying.remote
+            links.append(TierLink(len(links), "remote", upper, view, None, labelled=True))
+            links[-1].discovery = Discovery(view, copies.store, copies.names, ledger.tenancy)
+            # Saves to a store that hangs hold memory until they fail.
+            saves, arena = links[-1].saves, upper.arena
+            saves.most_bytes = min(MOST_SAVING_BYTES, arena.slabs * arena.slab_bytes // 8)
+            saves.chunk_bytes = min(saves.chunk_bytes, saves.most_bytes)
         ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 
@@ -83,6 +96,8 @@ class Copier:
             self._begin(plan)
         if wait:
             self.land(wait=True)
+            if not any(self._flights.values()):
+                self.tiers.await_answers(ANSWER_SECONDS)
 
     def _begin(self, plan: CopyPlan) -> None:
         self._flights[plan.level, plan.direction].append((plan, self._device.copy(plan)))
@@ -113,6 +128,7 @@ class Copier:
             # The next process continues, from the marks in the file.
             link.saves.erasing.stop()
         self.finish()
+        self.tiers.close()
         self._device.close()
 
     def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:

@@ -9,6 +9,7 @@ from weft.base.plan import Landing, Plan
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
+    from weft.memory.tiers.remote_tier import RemoteCopies
 
 
 class Device(Protocol):
@@ -32,6 +33,11 @@ class CopyingDevice(Device, Protocol):
     @property
     def disk(self) -> DiskFile:
         """The file of the disk tier, if there is one."""
+        ...
+
+    @property
+    def remote(self) -> RemoteCopies:
+        """The copies from and to a remote store, if there is one."""
         ...
 
     @property

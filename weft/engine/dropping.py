@@ -25,6 +25,8 @@ class PendingDrop:
     tenant: bytes | None
     prefix: bytes | None
     marks: FlightMarks | None = None
+    # Objects of a remote store that were known when it began; None: all of the tenant.
+    stored: list[str] | None = None
     dropped: Counter[str] = field(default_factory=Counter)
     left_tokens: int = 0
 
@@ -81,7 +83,7 @@ class Dropping:
             if self._copier.has_passed(drop.marks):
                 self._landing.remove(drop)
                 drop.note(self._ledger.drop(drop.tenant, drop.prefix))
-                self._erasing.append(drop)
+                self._begin_erasing(drop)
         if self._erasing and not tiers.erasing:
             for drop in self._erasing:
                 self._answers[drop.number] = drop.answer() | {"erased": not tiers.erasing_failed}
@@ -92,5 +94,16 @@ class Dropping:
         # A copy that lands later would bring back what is dropped here.
         self._copier.tiers.abandon()
         drop.marks = self._copier.marks()
+        if drop.prefix is not None:
+            drop.stored = self._copier.tiers.stored_names(drop.prefix)
         drop.note(self._ledger.drop(drop.tenant, drop.prefix))
-        (self._erasing if self._copier.has_passed(drop.marks) else self._landing).append(drop)
+        if self._copier.has_passed(drop.marks):
+            self._begin_erasing(drop)
+        else:
+            self._landing.append(drop)
+
+    def _begin_erasing(self, drop: PendingDrop) -> None:
+        assert self._copier is not None
+        # After the copies under way, which may have put objects of it.
+        self._copier.tiers.drop_stored(drop.tenant, drop.stored)
+        self._erasing.append(drop)

@@ -62,7 +62,7 @@ class Engine:
             remember_freed=config.paranoid,
             private_answers=config.exact,
         )
-        tiered = config.cache and (config.host_bytes or config.disk_bytes)
+        tiered = config.cache and (config.host_bytes or config.disk_bytes or config.remote)
         self.copier = Copier.attach(self.ledger, device, config) if tiered else None
         self.dropping = Dropping(self.ledger, self.copier)
         self.clock = StepClock(self.ledger.tiers)

@@ -261,7 +261,10 @@ class Planner:
 
     def _waits_for_load(self, sequence: Sequence, match: Miss) -> bool:
         tiers = self.ledger.tiers
-        return tiers is not None and tiers.bring(sequence.id, sequence.keys, sequence.reuse_limit, match)
+        if tiers is None:
+            return False
+        tenant = partial(tenant_digest, sequence.request.salt)
+        return tiers.bring(sequence.id, sequence.keys, sequence.reuse_limit, match, tenant)
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""

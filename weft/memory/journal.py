@@ -148,7 +148,9 @@ class Journal:
     def _caches(self) -> list[tuple[Tier, Cache]]:
         tiers = self.ledger.tiers
         lower = () if tiers is None else tiers.links
-        return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in lower)]
+        # What engines share is no reason to prefer one of them.
+        own = [link for link in lower if link.discovery is None]
+        return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in own)]
 
     def _clear(self) -> None:
         for column in (self._keys, self._tokens, self._tiers, self._held, self._unlisted):

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     SCORES_WANTED = "scores_wanted"
     IN_HOST = "in_host"
     IN_DISK = "in_disk"
+    IN_REMOTE = "in_remote"
+    REMOTE_SILENT = "remote_silent"
     LOAD_SLOWER = "load_slower_than_recompute"
 
 
@@ -42,6 +44,8 @@ SENTENCES = {
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
     Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
     Reason.IN_DISK: "more is on disk, but it could not be loaded",
+    Reason.IN_REMOTE: "more is in the remote store, but it could not be loaded",
+    Reason.REMOTE_SILENT: "the remote store did not answer in time",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
 }
 

@@ -35,6 +35,7 @@ from weft.runner.step_sampling import StepSampling, stage_sampling
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
+    from weft.memory.tiers.remote_tier import RemoteCopies
 
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
@@ -196,6 +197,26 @@ class Runner:
         file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes))
         copies = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
         self.tiers = (*self.tiers, copies)
+
+    def add_remote(self, url: str, fingerprint: bytes) -> None:
+        """Open the store for what host memory evicts; on a CPU, the store of the device is host memory."""
+        from weft.memory.tiers.disk_tier import check_model
+        from weft.memory.tiers.remote_store import GuardedStore, S3Objects
+        from weft.memory.tiers.remote_tier import RemoteCopies
+
+        check_model(self.spec, "remote")
+        above = self.tiers[-1].buffer if self.tiers else self.store.buffer
+        memory, sizes = above.numpy().data, self.store.unit_bytes
+        store = GuardedStore(S3Objects(url))
+        copies = RemoteCopies(
+            store, fingerprint, sizes, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]]
+        )
+        self.tiers = (*self.tiers, copies)
+
+    @property
+    def remote(self) -> RemoteCopies:
+        copies: RemoteCopies = self.tiers[-1]
+        return copies
 
     @property
     def disk(self) -> DiskFile:

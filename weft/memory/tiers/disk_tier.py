@@ -27,10 +27,10 @@ WAIT_SECONDS = 1e-3
 LEAST_UNITS = 4
 
 
-def check_model(spec: MemorySpec) -> None:
-    """Raise if the headers of a model's units do not identify its cells."""
+def check_model(spec: MemorySpec, name: str = "disk") -> None:
+    """Raise if the headers of a model's units do not identify its cells; `name` is the option that needs it."""
     if not spec.page_bytes:
-        raise InvalidOption("disk", "needs a model with full attention; this one has none")
+        raise InvalidOption(name, "needs a model with full attention; this one has none")
 
 
 def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str) -> Cache:

@@ -16,6 +16,7 @@ from weft.memory.tiers.saves import Saves
 from weft.memory.trie import Node, resume_at_or_above
 
 if TYPE_CHECKING:
+    from weft.memory.tiers.discovery import Discovery
     from weft.memory.tiers.restoring import Restoring
 
 # Loads go first: a request waits for them. At 50 GB/s these are 10 and 5 milliseconds.
@@ -47,6 +48,8 @@ class TierLink:
         self.writes_behind = labelled
         # Units of a file that are still to be entered into the lower tier.
         self.restoring: Restoring | None = None
+        # Asks what a remote store has; its objects are dropped, not overwritten.
+        self.discovery: Discovery | None = None
         self.loaded_tokens = 0
         self.failures = 0
         self.seconds = dict.fromkeys(Direction, 0.0)
@@ -102,17 +105,24 @@ class TierLink:
             self.loads.failed()
         self.failures += 1
 
+    @property
+    def overwrites(self) -> bool:
+        """Whether dropped units of the lower tier are overwritten."""
+        return self.saves.labelled and self.discovery is None
+
     def abandon(self) -> None:
         """Give up the copies in both directions. Units that a lasting tier frees because of it are erased."""
         self.saves.abandon()
         self.loads.abandon()
-        if self.saves.labelled:
+        if self.overwrites:
             self.saves.erasing.take_when_freed([*self.saves.under_copy(lower=True), *self.loads.held(lower=True)])
 
     def restore_some(self, most: int) -> None:
         """Enter a part of what the lower tier's file holds."""
         if self.restoring is not None and not self.restoring.enter_some(most):
             self.restoring = None
+        if self.discovery is not None:
+            self.discovery.progress()
 
     # lookups --------------------------------------------------------------------------------------------------------
 

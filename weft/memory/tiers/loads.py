@@ -76,8 +76,9 @@ class Loads:
         self.cancelled = 0
         # Whether other copies hold memory of the upper tier until they land.
         self.frees_memory: Callable[[], bool] = lambda: False
-        # Whether plans say what each unit is.
+        # Whether plans say what each unit is, and of which tenant.
         self.labelled = False
+        self.tenant_of: Callable[[Node], bytes] = lambda node: b""
         # Keys of cells whose copies in the lower tier turned out to be damaged, until they are saved again or dropped.
         self.damaged: set[Key] = set() if damaged is None else damaged
         self.chunk_bytes = chunk_bytes
@@ -159,7 +160,8 @@ class Loads:
         return None
 
     def _fill(self, load: Load) -> CopyBatch:
-        batch, page_bytes = CopyBatch(), max(1, self.lower.valuation.page_bytes)
+        tenant = self.tenant_of(load.source) if self.labelled else b""
+        batch, page_bytes = CopyBatch(tenant), max(1, self.lower.valuation.page_bytes)
         while batch.size_bytes < self.chunk_bytes and load.next < load.end:
             if not self._add_cell(batch, load.keys[load.next]):
                 self._cancel_unless(load, batch)

@@ -7,7 +7,7 @@ what lies two tiers down is brought up one link after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,7 +32,9 @@ MOST_LOADS = 2
 RESTORED_PER_STEP = 64
 # Plans of copies in one direction that are begun in one step.
 MOST_PLANS = 8
-IN_TIER = {"host": Reason.IN_HOST, "disk": Reason.IN_DISK}
+IN_TIER = {"host": Reason.IN_HOST, "disk": Reason.IN_DISK, "remote": Reason.IN_REMOTE}
+# What takes less time to compute is not worth asking a remote store for.
+LEAST_SECONDS_TO_ASK = 0.01
 
 
 def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
@@ -72,11 +74,12 @@ class Tiers:
         for link in self.links:
             # What reaches the disk from the device passes through host memory.
             link.writes_behind = self.links[-1].saves.labelled
-            link.saves.tenant_of = tenancy.of
+            link.saves.tenant_of = link.loads.tenant_of = tenancy.of
         for link, below in pairwise(self.links):
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
         self.slower = 0
+        self._tenancy = tenancy
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
         self._tried: dict[tuple[int, int], int] = {}
         self._brought: dict[tuple[int, int], tuple[int, int]] = {}
@@ -177,15 +180,47 @@ class Tiers:
         compute = self.links[0].rates.compute_seconds(tokens - match.cached)
         return FoundPrefix(level, node, tokens, size, seconds if known else None, compute)
 
-    def bring(self, waiter: int, keys: list[Key], limit: int, match: Miss) -> bool:
-        """Return whether a request should wait, because more of its prefix than `match` is on its way up."""
+    def bring(
+        self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes] | None = None
+    ) -> bool:
+        """Return whether a request should wait, because more of its prefix than `match` is on its way up.
+
+        `tenant` returns the digest of its tenant, for a store that is asked whether it has more.
+        """
         if any(link.loads.awaited_by(waiter) for link in self.links):
+            return True
+        if tenant is not None and self._asks(waiter, keys, limit, match, tenant):
             return True
         for source in self.find(keys, limit, match):
             if self._tried.get((waiter, source.level), 0) < MOST_LOADS and source.pays:
                 self._begin(waiter, keys, source, match)
                 return True
         return False
+
+    def _asks(self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes]) -> bool:
+        """Return whether a request waits for the answers of a remote store."""
+        discovery = self.links[-1].discovery
+        if discovery is None:
+            return False
+        # The nearer tiers.
+        nodes = [link.deepest(keys, limit) for link in self.links[:-1]]
+        cell = self.upper.cell
+        least = max([match.cached // cell, *(node.depth for node in nodes if node is not None)])
+        seconds = self.links[0].rates.compute_seconds(match.reusable - least * cell)
+        if seconds is not None and seconds < LEAST_SECONDS_TO_ASK:
+            return False
+        return discovery.awaited_by(waiter, keys, limit, least, tenant())
+
+    def await_answers(self, seconds: float) -> None:
+        """Give a remote store a little time to answer, because there is nothing else to do."""
+        for link in self.links:
+            if link.discovery is not None:
+                link.discovery.wait(seconds)
+
+    def close(self) -> None:
+        for link in self.links:
+            if link.discovery is not None:
+                link.discovery.close()
 
     def _begin(self, waiter: int, keys: list[Key], source: FoundPrefix, match: Miss) -> None:
         link, place = self.links[source.level], (waiter, source.level)
@@ -204,7 +239,8 @@ class Tiers:
         """Return the miss with its reason, if a tier below has more than the request starts from."""
         found = self.find(keys, limit, miss)
         if not found:
-            return miss
+            silent = any(link.discovery is not None and link.discovery.silent(keys) for link in self.links)
+            return replace(miss, reason=Reason.REMOTE_SILENT) if silent and miss.tokens_lost else miss
         slower = not any(source.pays for source in found)
         self.slower += slower
         return replace(miss, reason=Reason.LOAD_SLOWER if slower else IN_TIER[self.links[found[0].level].name])
@@ -216,6 +252,8 @@ class Tiers:
         counted = cached
         for link in reversed(self.links):
             link.loads.leave(waiter)
+            if link.discovery is not None:
+                link.discovery.leave(waiter)
             self._tried.pop((waiter, link.level), None)
             first, end = self._brought.pop((waiter, link.level), (0, 0))
             tokens = max(0, min(counted, end) - first)
@@ -264,7 +302,7 @@ class Tiers:
         """Overwrite what is freed inside in tiers that outlive the process."""
         with ExitStack() as stack:
             for link in self.links:
-                if link.saves.labelled:
+                if link.overwrites:
                     stack.enter_context(link.saves.erasing.taking_freed())
             yield
 
@@ -279,12 +317,32 @@ class Tiers:
 
     @property
     def erasing(self) -> bool:
-        """Whether dropped units are being overwritten."""
-        return any(link.saves.erasing.busy for link in self.links)
+        """Whether dropped units are being overwritten, or dropped from a remote store."""
+        dropping = [link.discovery is not None and link.discovery.dropping for link in self.links]
+        return any(dropping) or any(link.saves.erasing.busy for link in self.links)
 
     @property
     def erasing_failed(self) -> bool:
-        return any(link.saves.erasing.failed for link in self.links)
+        failed = [link.discovery is not None and link.discovery.drop_failed for link in self.links]
+        return any(failed) or any(link.saves.erasing.failed for link in self.links)
+
+    def stored_names(self, prefix: bytes) -> list[str]:
+        """Return the names of the objects at and below a prefix that are known to be in a remote store."""
+        discovery = self.links[-1].discovery
+        if discovery is None:
+            return []
+        chosen = self._tenancy.chooser(None, prefix)
+        return discovery.stored_names([node for node in discovery.cache.trie.nodes.values() if chosen(node)])
+
+    def drop_stored(self, tenant: bytes | None, names: list[str] | None) -> None:
+        """Begin to drop objects from a remote store: these, or if None, those of a tenant, or all."""
+        discovery = self.links[-1].discovery
+        if discovery is None:
+            return
+        if names is None:
+            discovery.drop_tenant(tenant)
+        else:
+            discovery.drop_names(names)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics, by tier."""

@@ -1,0 +1,297 @@
+"""What one engine computed the other loads from a store that they share; whatever the store does, answers are right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.drops import drop
+from tests.held_steps import wait_until
+from tests.remote import FakeStore, RemoteDevice
+from tests.test_tiers import two_prompts
+from tests.tiered import tiered_workload
+from tests.workloads import Run, Workload, check_answers, drive
+from weft.base.copies import UnitCopy, UnitLabel
+from weft.base.errors import InvalidOption
+from weft.base.options import Options, SizingFacts, resolve
+from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
+from weft.engine.events import Report
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.captures import Origin
+from weft.memory.kinds import Kind
+from weft.memory.misses import Reason
+from weft.memory.tiers.discovery import PathSearch
+from weft.memory.tiers.disk_file import DamagedUnit
+from weft.memory.tiers.remote_store import GuardedStore, ObjectMissing, StoreFailed
+from weft.memory.tiers.remote_tier import decode_unit, encode_unit
+
+ONE, TWO = b"1" * 32, b"2" * 32
+
+
+@pytest.fixture(autouse=True)
+def every_prompt_is_worth_asking_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.memory.tiers.tiers.LEAST_SECONDS_TO_ASK", 0.0)
+    # No test waits for a clock.
+    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", 1e9)
+
+
+def remote_engine(store: FakeStore, workload: Workload | None = None, **settings: object) -> Engine:
+    workload = workload or two_prompts()
+    config = replace(workload.config, host_bytes=0, remote=True, **settings)
+    workload = replace(workload, config=config)
+    return Engine(workload.spec, RemoteDevice(workload, store), config)
+
+
+def finish(engine: Engine, prompt: list[int], salt: bytes = b"") -> Report:
+    number = engine.add(Request(np.array(prompt, np.int32), SamplingParams(max_tokens=3), salt=salt))
+    while not any(output.finish for output in engine.step() if output.sequence == number):
+        pass
+    return engine.report(number)
+
+
+def save_all(engine: Engine) -> None:
+    engine.write_behind()
+    while not engine.idle:
+        while not engine.idle:
+            engine.step()
+        engine.write_behind()
+
+
+PROMPT = [1 + 5 * i for i in range(16)]
+
+
+def test_what_one_engine_computed_the_other_loads() -> None:
+    store = FakeStore()
+    one, other = remote_engine(store), remote_engine(store)
+    assert finish(one, PROMPT).cached_tokens == 0
+    save_all(one)
+    report = finish(other, PROMPT)
+    assert report.loaded_tokens == report.cached_tokens == 12
+    assert other.ledger.tiers is not None
+    assert other.ledger.tiers.links[0].stats()["loaded_tokens"] == 12
+    # Under another salt, nothing is found.
+    assert finish(other, PROMPT, TWO).cached_tokens == 0
+    one.close()
+    other.close()
+
+
+def run_remote(seed: int, faults: float) -> tuple[int, int]:
+    """Serve a workload by three engines, one after the other, on one store. Return loaded tokens and failed copies."""
+    workload, random = tiered_workload(seed), Random(f"remote {seed}")
+    if not workload.spec.page_bytes:
+        return 0, 0
+    workload = replace(workload, config=replace(workload.config, host_bytes=0, remote=True))
+    store = FakeStore(random, faults)
+    loaded = failed = 0
+    for _ in range(3):
+        # A clock that never moves: failures in a row would end everything that is to be tested.
+        guarded = GuardedStore(store, clock=lambda: 1e9)
+        device = RemoteDevice(workload, store, guarded)
+        guarded.__dict__["_note"] = lambda failed: None
+        engine = Engine(workload.spec, device, workload.config)
+        run = Run(engine, device)
+        drive(workload, run)
+        check_answers(workload, run)
+        save_all(engine)
+        assert engine.ledger.tiers is not None
+        (link,) = engine.ledger.tiers.links
+        loaded, failed = loaded + link.loaded_tokens, failed + link.failures
+        engine.close()
+    return loaded, failed
+
+
+def test_every_answer_is_the_oracles_with_a_shared_store() -> None:
+    results = [run_remote(seed, 0.0) for seed in range(5)]
+    loaded, failed = (sum(each) for each in zip(*results, strict=True))
+    assert loaded > 0
+    assert failed == 0
+
+
+def test_every_answer_is_the_oracles_while_the_store_loses_fails_repeats_and_damages() -> None:
+    results = [run_remote(seed, 0.1) for seed in range(8)]
+    loaded, failed = (sum(each) for each in zip(*results, strict=True))
+    assert loaded > 0
+    assert failed > 0
+
+
+@pytest.mark.slow
+def test_every_answer_is_the_oracles_whatever_the_store_does_often() -> None:
+    for seed in range(8, 8 + int(os.environ.get("WEFT_EXAMPLES", "300"))):
+        run_remote(seed, Random(seed).choice([0.0, 0.05, 0.3]))
+
+
+def test_a_store_that_hangs_delays_no_step_and_its_prompt_starts_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    engine = remote_engine(store)
+    store.open.clear()
+    waits = engine.add(Request(np.array(PROMPT, np.int32), SamplingParams(max_tokens=3)))
+    # Shorter than a cell: there is nothing to ask for.
+    runs = engine.add(Request(np.array([1, 2, 3], np.int32), SamplingParams(max_tokens=3)))
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += [output.sequence for output in engine.step() if output.token is not None]
+    assert seen == [runs] * 3, "the request asks the store, and the other one runs"
+    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", -1.0)
+    while not any(output.finish for output in engine.step()):
+        pass
+    report = engine.report(waits)
+    assert report.cached_tokens == 0
+    assert report.miss is not None
+    assert report.miss.reason is Reason.REMOTE_SILENT
+    store.open.set()
+    engine.close()
+
+
+def test_a_store_that_fails_is_a_miss_with_a_reason_and_is_then_left_alone() -> None:
+    store = FakeStore()
+    store.fails = True
+    engine = remote_engine(store)
+    report = finish(engine, PROMPT)
+    assert report.miss is not None
+    assert report.miss.reason is Reason.REMOTE_SILENT
+    for number in range(4):
+        finish(engine, [number, *PROMPT])
+    asked = store.calls.count("has")
+    assert asked <= 3, "after three failures in a row the store is not asked"
+    engine.close()
+
+
+def test_a_store_is_tried_again_after_a_pause_that_doubles() -> None:
+    store, now = FakeStore(), [0.0]
+    guarded = GuardedStore(store, clock=lambda: now[0])
+    store.fails = True
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            with pytest.raises(StoreFailed):
+                guarded.has("x")
+
+    fail(5)
+    assert store.calls == ["has"] * 3
+    now[0] = 5.5
+    fail(5)
+    assert store.calls == ["has"] * 6
+    now[0] = 15.0
+    assert guarded.away
+    now[0] = 16.0
+    store.fails = False
+    assert guarded.has("x") is False
+    with pytest.raises(ObjectMissing):
+        guarded.get("x", 10)
+    assert not guarded.away
+
+
+@pytest.mark.parametrize("pointed", [True, False])
+def test_a_search_finds_the_deepest_point_with_few_questions(pointed: bool) -> None:
+    random = Random(3)
+    for _ in range(400):
+        cells = random.randint(1, 400)
+        least, reach = random.randrange(cells), random.randint(0, cells)
+        points = {depth for depth in range(1, reach + 1) if random.random() < 0.2}
+        search, rounds, asked = PathSearch(cells, least, pointed), 0, 0
+        while depths := search.next_round():
+            assert all(least < depth <= cells for depth in depths)
+            rounds, asked = rounds + 1, asked + len(depths)
+            present = {d for d in depths if d in points} if search.of_points else {d for d in depths if d <= reach}
+            search.answered(depths, present)
+        best = max((depth for depth in points if depth > least), default=0) if pointed else reach
+        assert search.result == (best if best > least else 0) or (pointed and rounds == 12)
+        assert asked <= 200
+        if reach <= least:
+            assert asked == 1, "a new prompt costs one question"
+
+
+def test_an_object_is_used_only_if_it_is_the_whole_unit_of_its_name() -> None:
+    payload = memoryview(Random(1).randbytes(500))
+    label = UnitLabel(b"k" * 32, None, 64, Origin.PROMPT_END.value, tenant_digest(ONE))
+    data = encode_unit(UnitCopy("state", 3, 4), label, payload)
+    assert decode_unit(data, Kind.STATE, label, 500) == payload
+    wrong = [(data, Kind.PAGE, label), (data, Kind.STATE, label._replace(position=128))]
+    wrong += [(data, Kind.STATE, label._replace(key=b"x" * 32)), (data + b"x", Kind.STATE, label)]
+    wrong += [(data[:size], Kind.STATE, label) for size in (0, 10, 256, 755)]
+    for each, kind, claimed in wrong:
+        with pytest.raises(DamagedUnit):
+            decode_unit(each, kind, claimed, 500)
+    for place in range(len(data)):
+        with pytest.raises(DamagedUnit):
+            decode_unit(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], Kind.STATE, label, 500)
+
+
+def test_dropping_a_tenant_drops_its_objects_also_those_of_other_engines() -> None:
+    store = FakeStore()
+    one, other = remote_engine(store), remote_engine(store)
+    for salt in (ONE, TWO):
+        finish(one, PROMPT, salt)
+    save_all(one)
+    mine, theirs = (tenant_digest(salt).hex() for salt in (ONE, TWO))
+    assert {name.split("/")[1] for name in store.objects} == {mine, theirs}
+    # The other engine has never seen any of it.
+    assert drop(other, tenant=tenant_digest(ONE))["erased"] is True
+    assert {name.split("/")[1] for name in store.objects} == {theirs}
+    key = next(name for name in store.objects if "/page/" in name).rsplit("/", 1)[1]
+    assert drop(one, prefix=bytes.fromhex(key))["erased"] is True
+    assert not any(name.endswith(key) for name in store.objects)
+    store.fails = True
+    assert drop(one)["erased"] is False
+    store.fails = False
+    assert drop(one)["erased"] is True
+    assert store.objects == {}
+    one.close()
+    other.close()
+
+
+def test_the_end_of_a_path_is_put_after_everything_else() -> None:
+    order: list[str] = []
+
+    class Recording(FakeStore):
+        def put(self, name: str, data: bytes) -> None:
+            super().put(name, data)
+            order.append(name.split("/")[2])
+
+    engine = remote_engine(Recording())
+    finish(engine, PROMPT)
+    save_all(engine)
+    assert order
+    kinds = engine.ledger.tiers.links[0].lower.arena.unit_bytes
+    assert order[-1] == ("state" if Kind.STATE in kinds else "window" if Kind.WINDOW in kinds else "page")
+    engine.close()
+
+
+def test_a_remote_store_is_refused_where_it_cannot_work() -> None:
+    facts = SizingFacts(1 << 30, None, lambda size: size, 1)
+    assert resolve(Options(remote="s3://bucket/prefix"), facts)[0].remote is True
+    gpu = replace(facts, device="cuda", free_host_bytes=1 << 34)
+    with pytest.raises(InvalidOption, match="remote needs --host-memory on a GPU"):
+        resolve(Options(remote="s3://bucket"), gpu)
+    with pytest.raises(InvalidOption, match="remote needs the cache"):
+        resolve(Options(remote="s3://bucket", cache=False), facts)
+    for wrong in ("bucket", "http://bucket", "s3://", "s3://bucket?x=1", "file:///etc"):
+        with pytest.raises(InvalidOption, match="remote must be a URL"):
+            Options(remote=wrong)
+    with pytest.raises(InvalidOption, match="not supported together with --disk"):
+        Options(remote="s3://bucket", disk="tier", disk_size="1GiB")
+
+
+def test_an_engine_with_nothing_else_to_do_waits_for_the_store_instead_of_spinning() -> None:
+    store = FakeStore()
+    engine = remote_engine(store)
+    store.open.clear()
+    engine.add(Request(np.array(PROMPT, np.int32), SamplingParams(max_tokens=1)))
+    engine.step()
+    wait_until(lambda: "has" in store.calls)
+    waited: list[float] = []
+    discovery = engine.ledger.tiers.links[0].discovery
+    original = discovery.wait
+    discovery.wait = lambda seconds: waited.append(seconds) or original(seconds)
+    engine.step()
+    assert waited
+    store.open.set()
+    while not engine.idle:
+        engine.step()
+    engine.close()
