@@ -22,7 +22,8 @@ class EngineConfig:
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
     host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `draft` is "off",
     "suffix", "mtp" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the
-    memory of a draft model or an MTP head, besides `memory_bytes`.
+    memory of a draft model or an MTP head, besides `memory_bytes`. `arrivals_bytes` is the host memory for prefixes
+    that prefill engines send, `departures_bytes` that for prefixes which this engine sends.
     """
 
     memory_bytes: int
@@ -43,6 +44,8 @@ class EngineConfig:
     draft_tokens: int = 0
     draft_bytes: int = 0
     disk_bytes: int = 0
+    arrivals_bytes: int = 0
+    departures_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
@@ -59,7 +62,7 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
-        for name in ("capture_every", "host_bytes", "disk_bytes", "draft_bytes"):
+        for name in ("capture_every", "host_bytes", "disk_bytes", "draft_bytes", "arrivals_bytes", "departures_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:

@@ -16,6 +16,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
+from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.tiers import Tiers, empty_tier
 
@@ -50,6 +51,10 @@ class Copier:
             disk = disk_cache(ledger.spec, copying.disk, config.eviction)
             links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
             links[-1].restoring = Restoring(disk, copying.disk, ledger.tenancy)
+        if config.arrivals_bytes:
+            # In transit: what came first goes first.
+            arrivals = empty_tier(ledger.spec, config.arrivals_bytes, "lru", "arrivals")
+            links.append(ArrivalsLink(len(links), ledger.cache, arrivals, ledger.tenancy))
         ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 

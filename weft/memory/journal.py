@@ -115,7 +115,8 @@ class Journal:
 
     def _caches(self) -> list[tuple[Tier, Cache]]:
         tiers = self.ledger.tiers
-        lower = () if tiers is None else tiers.links
+        # Arrivals are in transit, to requests that a router has placed already.
+        lower = () if tiers is None else tiers.chain
         return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in lower)]
 
     def _clear(self) -> None:

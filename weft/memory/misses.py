@@ -26,6 +26,7 @@ class Reason(StrEnum):
     SCORES_WANTED = "scores_wanted"
     IN_HOST = "in_host"
     IN_DISK = "in_disk"
+    IN_ARRIVALS = "in_arrivals"
     LOAD_SLOWER = "load_slower_than_recompute"
 
 
@@ -42,6 +43,7 @@ SENTENCES = {
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
     Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
     Reason.IN_DISK: "more is on disk, but it could not be loaded",
+    Reason.IN_ARRIVALS: "more has arrived from a prefill engine, but there was no room on the device to load it",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
 }
 
