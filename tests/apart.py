@@ -17,10 +17,8 @@ from weft.base.transfers import (
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.arena import choose_slab_bytes, slabs_for
 from weft.memory.keys import chain, root_key
-from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.spec import MemorySpec
+from weft.memory.tiers.departures import area_bytes
 
 
 @dataclass
@@ -35,18 +33,6 @@ class Pair:
     evicting: float  # chance in each step that a device evicts all it can
     answers: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
-
-
-def least_area(spec: MemorySpec, cells: int) -> int:
-    """Bytes of an area that has room for a resume point and this many pages, wherever they lie."""
-    sizes = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
-    counts = {Kind.PAGE: cells, Kind.STATE: 1, Kind.WINDOW: spec.window_cells + 2}
-    size = sum(sizes.values())
-    while True:
-        slab = choose_slab_bytes(sizes, size)
-        if sum(slabs_for(sizes[kind], slab, counts[kind]) for kind in sizes) <= size // slab:
-            return size
-        size = size * 9 // 8 + 64
 
 
 def random_faults(random: Random) -> Faults:
@@ -65,8 +51,8 @@ def make_pair(seed: int, count: int = 8, exact: bool = False) -> Pair:
     workload, random = random_workload(seed, count, cache=True, exact=exact), Random(f"apart {seed}")
     spec, longest = workload.spec, max(len(each.prompt) for each in workload.arrivals)
     cells = longest // spec.cell + 1
-    arrivals = int(least_area(spec, cells) * random.choice([2.0, 2.1, 2.5, 20]))
-    departures = int(least_area(spec, 1) * random.choice([1, 1, 2, 10]))
+    arrivals = int(area_bytes(spec, cells) * random.choice([2.0, 2.1, 2.5, 20]))
+    departures = int(area_bytes(spec, 1) * random.choice([1, 1, 2, 10]))
     memory = [tight_memory(spec, workload.arrivals, random.choice([1.0, 1.3, 2.0, 6.0])) for _ in range(2)]
     host = random.choice([0, 0, tight_memory(spec, workload.arrivals, 2.0)])
     paranoid = random.random() < 0.7

@@ -7,7 +7,7 @@ The wire accepts units by the same rules as the transport over sockets.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -230,6 +230,7 @@ class SendingEnd:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.wake: Callable[[], None] = lambda: None
 
     def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
         assert destination == THERE
@@ -265,6 +266,7 @@ class ReceivingEnd:
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.wake: Callable[[], None] = lambda: None
 
     def grant(self, transfer: int, first: int, end: int, point: bool, units: Sequence[ReservedUnit]) -> None:
         travel = self.wire.travels.get(transfer)

@@ -1,4 +1,4 @@
-"""Prefill and decode apart, on the rolling-hash device: whatever happens on the wire, answers are those of one engine."""
+"""Prefill and decode apart, on the rolling-hash device: whatever the wire does, answers are those of one engine."""
 
 from __future__ import annotations
 

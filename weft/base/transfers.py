@@ -6,8 +6,8 @@ state of the resume point at the end comes after the pages, then its window page
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -18,6 +18,27 @@ class Destination:
     host: str
     port: int
     secure: bool = False
+
+
+ROLES = ("both", "prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """The role of an engine, and how it sends or receives prefixes.
+
+    A decode engine receives them at `host` and `port` (0: any free port), in host memory of the size `arrivals`. With a
+    certificate, connections are encrypted.
+    """
+
+    role: str
+    secret: bytes = field(repr=False)
+    arrivals: str | int = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    certfile: str | None = None
+    keyfile: str | None = None
+    password_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +136,9 @@ class Transport(Protocol):
     Every transfer that was opened, or offered, ends with one event. Until then its units belong to the transport. Calls
     for a transfer that has ended are ignored: its last event may not have been polled yet.
     """
+
+    # Called, from any thread, when there is something to poll.
+    wake: Callable[[], None]
 
     def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
         """Begin to send a prefix, under a number that no open transfer has."""

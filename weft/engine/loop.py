@@ -8,7 +8,7 @@ dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any, cast
 
@@ -328,6 +328,11 @@ class Engine:
                 self._finish(sequence, FinishReason.ERROR)
             finish = FinishReason.LENGTH if error is None else FinishReason.ERROR
             self._outputs.append(Output(number, None, finish=finish, error=error))
+
+    def on_transfers(self, wake: Callable[[], None]) -> None:
+        """Let `wake` be called, from any thread, when there is something for `take_transfers`."""
+        if self.exchange is not None:
+            self.exchange.transport.wake = wake
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:

@@ -13,15 +13,28 @@ from dataclasses import dataclass
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy
 from weft.base.transfers import StagedUnit
-from weft.memory.arena import Arena
+from weft.memory.arena import Arena, choose_slab_bytes, slabs_for
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
-from weft.memory.kinds import Kind
+from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.units import PointUnits, release_point, share_point
 from weft.memory.trie import Node
 
 CHUNK_BYTES = 16 << 20
+
+
+def area_bytes(spec: MemorySpec, cells: int) -> int:
+    """Return the bytes of an area in which a resume point and this many pages have room, wherever they lie."""
+    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+    counts = {Kind.PAGE: cells, Kind.STATE: 1, Kind.WINDOW: spec.window_cells + 2}
+    size = sum(sizes.values())
+    while True:
+        slab = choose_slab_bytes(sizes, size)
+        needed = [slabs_for(sizes[kind], slab, counts[kind]) for kind in sizes]
+        if sum(needed) <= size // slab:
+            return size
+        size = size * 9 // 8 + 64
 
 
 class Departure:
