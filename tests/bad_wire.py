@@ -231,6 +231,7 @@ class SendingEnd:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.wake: Callable[[], None] = lambda: None
+        self.send_bytes_per_second: float | None = None
 
     def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
         assert destination == THERE
@@ -267,6 +268,7 @@ class ReceivingEnd:
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
         self.wake: Callable[[], None] = lambda: None
+        self.send_bytes_per_second: float | None = None
 
     def grant(self, transfer: int, first: int, end: int, point: bool, units: Sequence[ReservedUnit]) -> None:
         travel = self.wire.travels.get(transfer)

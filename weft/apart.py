@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.options import PAGE_BYTES, Options, auto_share, memory_bytes
+from weft.base.options import PAGE_BYTES, auto_share, memory_bytes
 from weft.base.transfers import TransferSettings
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.tiers.departures import area_bytes
@@ -24,15 +24,6 @@ STAGING_BYTES = 256 << 20
 AUTO_ARRIVALS_BYTES = 4 << 30
 # A prefix of this many cells must fit into arrivals twice.
 LEAST_CELLS = 16
-
-
-def check_role(options: Options, role: str) -> None:
-    """Raise if an engine with these options cannot have this role."""
-    if role != "both" and options.tensor_parallel > 1:
-        asked = f"must be both with tensor_parallel {options.tensor_parallel}"
-        raise InvalidOption("role", f"{asked}: ranks cannot send or receive prefixes")
-    if role != "both" and not options.cache:
-        raise InvalidOption("role", f"is {role}, which needs the cache; do not pass --no-cache with it")
 
 
 @dataclass(frozen=True, slots=True)

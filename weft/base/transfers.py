@@ -140,6 +140,11 @@ class Transport(Protocol):
     # Called, from any thread, when there is something to poll.
     wake: Callable[[], None]
 
+    @property
+    def send_bytes_per_second(self) -> float | None:
+        """The measured rate of sending, or None if nothing was sent yet."""
+        ...
+
     def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
         """Begin to send a prefix, under a number that no open transfer has."""
 

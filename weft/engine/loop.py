@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, cast
 
@@ -270,7 +271,10 @@ class Engine:
 
     def load(self) -> ReplicaLoad:
         """Return how busy the engine is, for a router."""
-        return load_of(self.planner, self.clock.prompt_tokens, self.clock.step_seconds, self.rates)
+        found = load_of(self.planner, self.clock.prompt_tokens, self.clock.step_seconds, self.rates)
+        if self.exchange is None:
+            return found
+        return replace(found, send_bytes_per_second=self.exchange.transport.send_bytes_per_second)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit)

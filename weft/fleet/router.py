@@ -16,6 +16,7 @@ from weft.memory.keys import Key
 
 # Assumed until a replica has measured its own.
 PREFILL_TOKENS_PER_SECOND = 10_000.0
+SEND_BYTES_PER_SECOND = 1e9
 # Weight of a new request in the mean work, and of a new report in a replica's rate of prefill, which varies from step
 # to step with the lengths of the prompts.
 WORK_SHARE = 0.05
@@ -222,6 +223,21 @@ class FleetRouter:
             min(1.0, unstarted / max(1, len(replicas))),
             min((replica.recent for replica in replicas), default=0.0),
         )
+
+    def pays_apart(self, here: Choice, there: Choice, prompt: int) -> bool:
+        """Return whether a prompt is better computed `there` and sent to the replica that answers, `here`.
+
+        Computing it here takes its own time, and makes the answers that run here wait as long. Sending overlaps with
+        computing; the slower of the two counts. Then the prefix is loaded.
+        """
+        decoder, prefiller = self.replicas[here.replica], self.replicas[there.replica]
+        load, left = decoder.load, prompt - here.saved
+        rate = decoder.rate or self._state().rate
+        stall = left / rate if load.running else 0.0
+        size = left * load.token_bytes + load.point_bytes
+        transfer = size / (prefiller.load.send_bytes_per_second or SEND_BYTES_PER_SECOND)
+        apart = max(there.seconds, transfer) + load.load_seconds(left) + self.cell / rate
+        return apart < here.seconds + stall
 
     # requests -------------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import socket
 import threading
 from contextlib import suppress
 from hashlib import sha256
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import WeftError
@@ -138,8 +138,10 @@ class Outgoer:
         units = self._owner.memories.staged
         assert units is not None
         payload = units(order.kind, order.unit)
+        began = perf_counter()
         self._connection.write(framed(UnitMessage(header_of_staged(order, payload).encode())))
         self._connection.write(payload)
+        self._owner.note_sent(len(payload), perf_counter() - began)
         self._owner.report(UnitsSent(self.number, (order,)))
 
     def _hear(self, body: bytes) -> None:

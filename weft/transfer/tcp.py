@@ -37,6 +37,8 @@ log = logging.getLogger("weft")
 MOST_TRANSFERS = 64
 BACKLOG = 64
 ACCEPT_SECONDS = 0.2
+# Weight of a new unit in the rate of sending.
+RATE_SHARE = 0.05
 
 Units = Callable[[str, int], memoryview]
 
@@ -65,6 +67,7 @@ class TcpTransport:
         self.secret = secret
         self.memories = memories
         self.wake: Callable[[], None] = lambda: None
+        self.send_bytes_per_second: float | None = None
         self._events: deque[TransferEvent] = deque()
         self._happened = threading.Event()
         self._outgoing: dict[int, Outgoer] = {}
@@ -89,6 +92,12 @@ class TcpTransport:
         if not self._happened.is_set():
             self._happened.set()
             self.wake()
+
+    def note_sent(self, size_bytes: int, seconds: float) -> None:
+        """Refine the rate of sending. Any thread may call it."""
+        if seconds > 0:
+            rate, known = size_bytes / seconds, self.send_bytes_per_second
+            self.send_bytes_per_second = rate if known is None else known + RATE_SHARE * (rate - known)
 
     def gone(self, connection: Outgoer | Incomer) -> None:
         """Forget a connection that has ended."""
