@@ -20,6 +20,8 @@ from weft.cli.main import main
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
+from weft.server import process_backend
+from weft.server.metrics import EngineCollector
 from weft.server.process_backend import ProcessBackend
 
 SECRET = b"s" * 32
@@ -49,9 +51,14 @@ async def test_answers_over_two_processes_are_those_of_one_engine():
         fresh = Request(np.arange(3, 203, dtype=np.int32), SamplingParams(max_tokens=3, temperature=0.0))
         _, report = await collect(await fleet.submit(fresh))
         assert report.loaded_tokens == report.cached_tokens == 192
-        stats = (await fleet.stats())["transfers"]
+        stats = await transfers_when_all_have_ended(fleet)
         assert stats["received_prefixes"] >= 2
         assert stats["failed"] == 0
+        collector = EngineCollector()
+        await collector.refresh(fleet)
+        values = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
+        assert values["weft_transfer_sent_bytes_total"] == values["weft_transfer_received_bytes_total"] > 0
+        assert {"weft_transfers_sending", "weft_transfers_receiving"} <= values.keys()
 
 
 def answered_prompt(seed: int) -> Request:
@@ -112,15 +119,20 @@ async def until_all_answer(fleet: FleetBackend) -> None:
             await asyncio.sleep(0.01)
 
 
-async def assert_nothing_is_left(fleet: FleetBackend) -> None:
-    """Neither engine has a request or a transfer, and a flush leaves nothing cached."""
+async def transfers_when_all_have_ended(fleet: FleetBackend) -> dict[str, int]:
+    """The counters of transfers, once both engines have neither a request nor a transfer."""
     async with asyncio.timeout(SECONDS):
         while True:
             stats = await fleet.stats()
             transfers = stats["transfers"]
             if not (stats["open"] or transfers["sending"] or transfers["receiving"]):
-                break
+                return transfers
             await asyncio.sleep(0.01)
+
+
+async def assert_nothing_is_left(fleet: FleetBackend) -> None:
+    """Neither engine has a request or a transfer, and a flush leaves nothing cached."""
+    await transfers_when_all_have_ended(fleet)
     assert fleet.open == 0
     assert await fleet.flush() == 0
     stats = await fleet.stats()
@@ -130,7 +142,9 @@ async def assert_nothing_is_left(fleet: FleetBackend) -> None:
 
 @pytest.mark.slow
 @in_loop
-async def test_requests_are_answered_or_refused_once_while_either_side_is_killed():
+async def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monkeypatch):
+    # An engine that dies this often would not be started again.
+    monkeypatch.setattr(process_backend, "RESTARTS_WITHIN_SECONDS", 0.0)
     counts = await killed_at_random(REQUESTS, seed=1)
     print(counts)
     assert counts["answered"] + counts["failed"] + counts["aborted"] == REQUESTS

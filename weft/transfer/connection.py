@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.transfer.messages import HEADER_BYTES, TransferError
+from weft.transfer.messages import HEADER_BYTES, PeerGone, TransferError
 
 # A peer that neither sends nor takes a byte for this long has gone.
 PATIENCE_SECONDS = 30.0
@@ -118,9 +118,12 @@ class Connection:
         """Fill a piece of memory with the next bytes."""
         filled = 0
         while filled < len(view):
-            count = self.stream.recv_into(view[filled:])
+            try:
+                count = self.stream.recv_into(view[filled:])
+            except ConnectionError as error:
+                raise PeerGone(str(error)) from error
             if not count:
-                raise TransferError("the peer has closed the connection")
+                raise PeerGone("the peer has closed the connection")
             filled += count
 
     def write(self, data: bytes | memoryview) -> None:

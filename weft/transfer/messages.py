@@ -33,6 +33,10 @@ class TransferError(WeftError):
     """A transfer cannot go on: the peer, the connection or a unit is at fault."""
 
 
+class PeerGone(TransferError):
+    """The peer has closed the connection, or cannot be reached any more."""
+
+
 class TransferMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all messages: the fields in order, after the tag."""
 

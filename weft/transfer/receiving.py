@@ -22,6 +22,7 @@ from weft.transfer.messages import (
     ConfirmMessage,
     GrantMessage,
     OfferMessage,
+    PeerGone,
     RefuseMessage,
     TransferError,
     UnitMessage,
@@ -87,6 +88,9 @@ class Incomer:
     def _run(self) -> None:
         try:
             self._receive()
+        except PeerGone as error:
+            # As after an abort.
+            log.debug("a prefix was not received: %s", error)
         except (OSError, WeftError) as error:
             if not self._confirmed:
                 log.warning("a prefix was not received: %s", str(error) or type(error).__name__)

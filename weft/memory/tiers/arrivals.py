@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Any
 
 from weft.base.copies import CopyPlan
 from weft.base.grid import first_window_cell, floor_to_grid
@@ -241,6 +242,9 @@ class ArrivalsLink(TierLink):
         before, incoming.tip = incoming.tip, node
         self.lower.trie.pin(node)
         self.lower.unpin(before)
+
+    def stats(self) -> dict[str, Any]:
+        return super().stats() | {"saved_bytes": self.arrived_bytes}
 
     # audit ----------------------------------------------------------------------------------------------------------
 
