@@ -232,6 +232,7 @@ class SendingEnd:
         self.wire = wire
         self.wake: Callable[[], None] = lambda: None
         self.send_bytes_per_second: float | None = None
+        self.send_seconds = 0.0
 
     def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
         assert destination == THERE
@@ -269,6 +270,7 @@ class ReceivingEnd:
         self.wire = wire
         self.wake: Callable[[], None] = lambda: None
         self.send_bytes_per_second: float | None = None
+        self.send_seconds = 0.0
 
     def grant(self, transfer: int, first: int, end: int, point: bool, units: Sequence[ReservedUnit]) -> None:
         travel = self.wire.travels.get(transfer)

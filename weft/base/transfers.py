@@ -141,6 +141,11 @@ class Transport(Protocol):
     wake: Callable[[], None]
 
     @property
+    def send_seconds(self) -> float:
+        """Time that units took to send, in all."""
+        ...
+
+    @property
     def send_bytes_per_second(self) -> float | None:
         """The measured rate of sending, or None if nothing was sent yet."""
         ...

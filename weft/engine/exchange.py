@@ -6,6 +6,7 @@ Runs between steps, in the engine's thread; the transport has threads of its own
 from __future__ import annotations
 
 from collections import deque
+from time import perf_counter
 from typing import Any
 
 from weft.base.copies import CopyPlan
@@ -46,7 +47,10 @@ class Exchange:
     def __init__(self, transport: Transport, device: CopyingDevice, ledger: Ledger) -> None:
         self.transport = transport
         self.ended: list[tuple[int, str | None]] = []
-        self.failed_transfers = 0
+        self.failed_transfers = self.sent_prefixes = 0
+        # Time that requests waited for their transfer after their prompt was computed.
+        self.exposed_seconds = 0.0
+        self._computed_at: dict[int, float] = {}
         self._device = device
         self._ledger = ledger
         self._flights: deque[tuple[CopyPlan, Any]] = deque()
@@ -86,6 +90,7 @@ class Exchange:
         if ledger.window:
             window = tuple(ledger.window_table[lease.seat, lease.window_first : lease.published].tolist())
         self.departures.computed(sequence.id, lease.node, lease.slot, window)
+        self._computed_at[sequence.id] = perf_counter()
         self._advance(sequence.id)
         return True
 
@@ -152,7 +157,7 @@ class Exchange:
                 assert self.departures is not None
                 self.departures.ended(number)
                 self._finished.discard(number)
-                self.failed_transfers += error is not None
+                self._note_end(number, error)
                 self.ended.append((number, error))
             case Offered(number, offer):
                 self._take_offer(number, offer)
@@ -161,6 +166,15 @@ class Exchange:
             case ReceivingEnded(number):
                 if self.arrivals is not None:
                     self.arrivals.ended(number)
+
+    def _note_end(self, number: int, error: str | None) -> None:
+        computed_at = self._computed_at.pop(number, None)
+        if error is not None:
+            self.failed_transfers += 1
+            return
+        self.sent_prefixes += 1
+        if computed_at is not None:
+            self.exposed_seconds += perf_counter() - computed_at
 
     # receiving ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +218,13 @@ class Exchange:
         """Return counters and gauges for metrics."""
         found: dict[str, Any] = {"failed": self.failed_transfers}
         if self.departures is not None:
-            found |= {"sending": len(self.departures.active), "sent_bytes": self.departures.sent_bytes}
+            found |= {
+                "sending": len(self.departures.active),
+                "sent_bytes": self.departures.sent_bytes,
+                "sent_prefixes": self.sent_prefixes,
+                "send_seconds": self.transport.send_seconds,
+                "exposed_seconds": self.exposed_seconds,
+            }
         if self.arrivals is not None:
             found |= {
                 "receiving": len(self.arrivals.incoming),

@@ -226,6 +226,9 @@ TRANSFER_GAUGES = {
 }
 TRANSFER_COUNTERS = {
     "sent_bytes": ("weft_transfer_sent_bytes", "Bytes of prefixes sent to decode engines"),
+    "sent_prefixes": ("weft_transfer_sent_prefixes", "Prefixes that were sent whole"),
+    "send_seconds": ("weft_transfer_send_seconds", "Time that units of prefixes took to send"),
+    "exposed_seconds": ("weft_transfer_exposed_seconds", "Time of transfers after their prompt was computed"),
     "received_bytes": ("weft_transfer_received_bytes", "Bytes of prefixes that have arrived"),
     "received_prefixes": ("weft_transfer_received_prefixes", "Prefixes that have arrived whole"),
     "refused": ("weft_transfer_refused", "Prefixes refused because there was no memory for them"),

@@ -68,6 +68,7 @@ class TcpTransport:
         self.memories = memories
         self.wake: Callable[[], None] = lambda: None
         self.send_bytes_per_second: float | None = None
+        self.send_seconds = 0.0
         self._events: deque[TransferEvent] = deque()
         self._happened = threading.Event()
         self._outgoing: dict[int, Outgoer] = {}
@@ -95,6 +96,7 @@ class TcpTransport:
 
     def note_sent(self, size_bytes: int, seconds: float) -> None:
         """Refine the rate of sending. Any thread may call it."""
+        self.send_seconds += seconds
         if seconds > 0:
             rate, known = size_bytes / seconds, self.send_bytes_per_second
             self.send_bytes_per_second = rate if known is None else known + RATE_SHARE * (rate - known)
