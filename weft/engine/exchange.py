@@ -91,6 +91,8 @@ class Exchange:
             window = tuple(ledger.window_table[lease.seat, lease.window_first : lease.published].tolist())
         self.departures.computed(sequence.id, lease.node, lease.slot, window)
         self._computed_at[sequence.id] = perf_counter()
+        # Now: an engine with nothing else to do would sleep until an event arrives.
+        self._launch()
         self._advance(sequence.id)
         return True
 
