@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from random import Random
 
 import numpy as np
@@ -20,6 +23,8 @@ from weft.cli.main import main
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
+from weft.fleet.listener import FleetDoor, FleetListener
+from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.server import process_backend
 from weft.server.metrics import EngineCollector
 from weft.server.process_backend import ProcessBackend
@@ -61,6 +66,31 @@ async def test_answers_over_two_processes_are_those_of_one_engine():
         values = {sample.name: sample.value for family in collector.collect() for sample in family.samples}
         assert values["weft_transfer_sent_bytes_total"] == values["weft_transfer_received_bytes_total"] > 0
         assert {"weft_transfers_sending", "weft_transfers_receiving"} <= values.keys()
+
+
+@asynccontextmanager
+async def routed(backend: ProcessBackend) -> AsyncIterator[RemoteBackend]:
+    """The same engine, as a router on another machine reaches it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    door = FleetListener(listener, backend, FleetDoor("127.0.0.1", 0, SECRET))
+    remote = RemoteBackend(ReplicaAddress(*listener.getsockname()[:2]), SECRET)
+    try:
+        yield remote
+    finally:
+        await door.close()
+
+
+@in_loop
+async def test_a_router_over_tcp_pairs_replicas_by_the_roles_that_they_report():
+    prefill, decode = backend_of("prefill"), backend_of("decode")
+    async with started(prefill), started(decode), routed(prefill) as first, routed(decode) as second:
+        fleet = FleetBackend([("first", first), ("second", second)], chooser=LeastOpen(), check_seconds=None)
+        async with started(fleet):
+            request = answered_prompt(0)
+            [(expected, _)] = alone([request])
+            found, report = await collect(await fleet.submit(request))
+            assert [output.token for output in found] == [output.token for output in expected]
+            assert report.loaded_tokens == len(request.prompt) // 64 * 64
 
 
 def answered_prompt(seed: int) -> Request:
