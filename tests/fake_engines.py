@@ -71,6 +71,12 @@ class InstantEngine:
     def forget(self, number: int) -> None:
         del self._reports[number]
 
+    def take_transfers(self) -> None:
+        pass
+
+    def on_transfers(self, wake) -> None:
+        pass
+
     def write_behind(self) -> None:
         pass
 

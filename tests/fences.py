@@ -49,6 +49,13 @@ MAY_IMPORT = {
         "weft.server",
         "weft.fleet",
     ],
+    "weft.transfer": [
+        "weft.base",
+        "weft.memory",
+        "weft.server",
+        "weft.fleet",
+        "weft.transfer",
+    ],
     # The one module of the server that knows tensors, inside a function that only the engine's process calls.
     "weft.server.engine_process": ["weft"],
     "weft.cli": ["weft"],

@@ -170,7 +170,7 @@ def drive(workload: Workload, run: Run, max_steps: int = 5000) -> None:
     while waiting or not run.engine.idle:
         while waiting and workload.arrivals[waiting[0]].step <= steps:
             index = waiting.pop(0)
-            index_of[run.engine.add(_request(workload.arrivals[index]))] = index
+            index_of[run.engine.add(request_of(workload.arrivals[index]))] = index
             run.answers[index] = []
         for number, index in index_of.items():
             after = workload.arrivals[index].abort_after
@@ -187,7 +187,7 @@ def drive(workload: Workload, run: Run, max_steps: int = 5000) -> None:
         assert steps < max_steps, "the engine does not come to an end"
 
 
-def _request(arrival: Arrival) -> Request:
+def request_of(arrival: Arrival) -> Request:
     return Request(
         prompt=np.array(arrival.prompt, np.int32),
         params=SamplingParams(

@@ -78,7 +78,7 @@ class Loaded:
     draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
     remote: str | None = None  # address of a remote store
-    fingerprint: bytes = b""  # of the model, for both
+    fingerprint: bytes = b""  # of the model, for both and for transfers
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
 
     @property
@@ -104,6 +104,8 @@ class Loaded:
                 runner.add_disk(self.disk, self.config.disk_bytes, self.fingerprint)
             if self.remote is not None:
                 runner.add_remote(self.remote, self.fingerprint)
+            for size in filter(None, (self.config.arrivals_bytes, self.config.departures_bytes)):
+                runner.add_area(size)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -210,10 +212,13 @@ def use_gpu_of(rank: int, ranks: int, device: str) -> None:
     use_gpu(rank)
 
 
-def load(options: Options, progress: bool = True) -> Loaded:
-    """Load a model, or the first rank's part of it while other processes load theirs."""
+def load(options: Options, progress: bool = True, identify: bool = False) -> Loaded:
+    """Load a model, or the first rank's part of it while other processes load theirs.
+
+    With `identify`, its fingerprint is computed even without a file.
+    """
     if options.tensor_parallel == 1:
-        return load_model_of(options, progress, None)
+        return load_model_of(options, progress, None, identify)
     # Before any process starts: shapes that cannot be cut are refused from the configuration alone.
     check_shapes(options)
     others = RankProcesses(options)
@@ -240,7 +245,7 @@ def shard_of(options: Options, rank: int) -> Shard:
     return Shard(rank, options.tensor_parallel, options.expert_parallel)
 
 
-def load_model_of(options: Options, progress: bool, others: RankProcesses | None) -> Loaded:
+def load_model_of(options: Options, progress: bool, others: RankProcesses | None, identify: bool = False) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
@@ -290,7 +295,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
-    if options.disk is None and options.remote is None:
+    if options.disk is None and options.remote is None and not identify:
         return loaded
     from weft.models.fingerprint import fingerprint
 

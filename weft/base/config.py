@@ -25,7 +25,8 @@ class EngineConfig:
     "suffix", "mtp" or "model", and `draft_tokens` the most drafts that one row verifies in a step. `draft_bytes` is the
     memory of a draft model or an MTP head, besides `memory_bytes`. Prompt chunks beside decodes are sized so that a
     step takes up to `max_step_ms`, or `max_step_decodes` times as long as its decodes alone if that is more; both 0: no
-    bound.
+    bound. `arrivals_bytes` is the host memory for prefixes that prefill engines send, `departures_bytes` that for
+    prefixes which this engine sends.
     """
 
     memory_bytes: int
@@ -49,6 +50,8 @@ class EngineConfig:
     max_step_ms: float = 0.0
     max_step_decodes: float = 0.0
     remote: bool = False
+    arrivals_bytes: int = 0
+    departures_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
@@ -65,7 +68,8 @@ class EngineConfig:
                 f"({self.max_tokens_per_step}) must be at least max_sequences "
                 f"({self.max_sequences}), so that every running sequence can decode in a step",
             )
-        for name in ("capture_every", "host_bytes", "disk_bytes", "draft_bytes", "max_step_ms", "max_step_decodes"):
+        sizes = ("host_bytes", "disk_bytes", "draft_bytes", "arrivals_bytes", "departures_bytes")
+        for name in ("capture_every", *sizes, "max_step_ms", "max_step_decodes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:

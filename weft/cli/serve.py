@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, memory_bytes, option
+from weft.base.transfers import ROLES, TransferSettings
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
@@ -146,6 +148,27 @@ class ServeOptions(FrontOptions, Options):
     fleet_secret: str | None = option(
         None, "file with the secret that routers and replicas share, readable by its owner only", metavar="FILE"
     )
+    role: str = option(
+        "both",
+        "what the engine does in a fleet (docs/prefill-decode.md); prefill: computes prompts for decode engines; "
+        "decode: receives them and answers; needs --fleet-listen",
+        ROLES,
+    )
+    prefill_replicas: int = option(
+        0, "how many of the --replicas compute prompts for the others, which answer them", metavar="NUMBER"
+    )
+    arrivals: str | int = option(
+        "auto",
+        "host memory of a decode engine for prompts that arrive, such as 4GiB; auto: a quarter of free memory up to "
+        "4GiB",
+        metavar="SIZE",
+    )
+    transfer_listen: str | None = option(
+        None,
+        "address to bind for prompts that arrive at a decode engine, if a firewall needs to know it; default: any free "
+        "port of the host of --fleet-listen",
+        metavar="ADDRESS",
+    )
     kv_events: str | None = option(
         None,
         "publish changes of the cache over ZeroMQ, in the shape of vLLM's KV events, such as tcp://127.0.0.1:5557; "
@@ -163,6 +186,25 @@ class ServeOptions(FrontOptions, Options):
         if self.in_process and self.replicas > 1:
             raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
         self._check_fleet()
+        self._check_role()
+
+    def _check_role(self) -> None:
+        memory_bytes(self.arrivals, "arrivals")
+        if self.transfer_listen is not None:
+            read_address(self.transfer_listen, "transfer_listen")
+            if self.role != "decode":
+                raise InvalidOption("transfer_listen", f"needs --role decode, got {self.role}")
+        if self.role != "both" and self.fleet_listen is None:
+            raise InvalidOption("role", f"is {self.role}, which needs --fleet-listen and a router (weft route)")
+        if self.prefill_replicas < 0 or (self.prefill_replicas and self.prefill_replicas >= self.replicas):
+            asked = f"must be less than --replicas, which is {self.replicas}"
+            raise InvalidOption("prefill_replicas", f"{asked}, got {self.prefill_replicas}")
+        apart = self.role != "both" or self.prefill_replicas > 0
+        for name, given in (("tensor_parallel", self.tensor_parallel > 1), ("no_cache", not self.cache)):
+            if apart and given:
+                raise InvalidOption("role", f"cannot be combined with {name}: its engines do not exchange prefixes")
+        if apart and self.in_process:
+            raise InvalidOption("role", "needs an engine process; do not pass --in-process with it")
 
     def _check_fleet(self) -> None:
         if (self.fleet_listen is None) != (self.fleet_secret is None):
@@ -176,15 +218,15 @@ class ServeOptions(FrontOptions, Options):
                 )
 
 
-def read_address(text: str) -> tuple[str, int]:
-    """Parse the address of --fleet-listen.
+def read_address(text: str, name: str = "fleet_listen") -> tuple[str, int]:
+    """Parse the address of --fleet-listen or --transfer-listen.
 
     >>> read_address("[::1]:8100"), read_address("0.0.0.0:0")
     (('::1', 8100), ('0.0.0.0', 0))
     """
     found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})", text)
     if found is None or int(found[3]) > 65535:
-        raise InvalidOption("fleet_listen", f"must be HOST:PORT, such as 127.0.0.1:8100, got {text!r}")
+        raise InvalidOption(name, f"must be HOST:PORT, such as 127.0.0.1:8100, got {text!r}")
     return found[1] or found[2], int(found[3])
 
 
@@ -203,6 +245,8 @@ def run(options: ServeOptions) -> int:
         replicas=options.replicas,
         restart_engine=options.restart_engine,
         engine_timeout=options.engine_timeout,
+        prefill_replicas=options.prefill_replicas,
+        transfer=transfer_of(options),
     )
     settings = settings_of(options)
     served = serving_engines(options, settings, place)
@@ -216,6 +260,24 @@ def run(options: ServeOptions) -> int:
             companions.append(partial(publishing, options.kv_events))
         served = replace(served, companions=companions)
         return launch(served, settings, place, read_again(options))
+
+
+def transfer_of(options: ServeOptions) -> TransferSettings | None:
+    """Return how engines exchange prefixes, if they have roles."""
+    from weft.fleet.handshake import read_secret
+
+    if options.prefill_replicas:
+        return TransferSettings("decode", secrets.token_bytes(32), options.arrivals)
+    if options.role == "both":
+        return None
+    assert options.fleet_listen is not None
+    assert options.fleet_secret is not None
+    host, port = read_address(options.fleet_listen)[0], 0
+    if options.transfer_listen is not None:
+        host, port = read_address(options.transfer_listen)
+    files = (options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password_file)
+    secret = read_secret("fleet_secret", options.fleet_secret)
+    return TransferSettings(options.role, secret, options.arrivals, host, port, *files)
 
 
 def place_of(options: FrontOptions) -> LaunchSettings:

@@ -16,6 +16,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
+from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.link import MOST_SAVING_BYTES, TierLink
 from weft.memory.tiers.tiers import Tiers, empty_tier
 
@@ -69,6 +70,10 @@ class Copier:
             saves, arena = links[-1].saves, upper.arena
             saves.most_bytes = min(MOST_SAVING_BYTES, arena.slabs * arena.slab_bytes // 8)
             saves.chunk_bytes = min(saves.chunk_bytes, saves.most_bytes)
+        if config.arrivals_bytes:
+            # In transit: what came first goes first.
+            arrivals = empty_tier(ledger.spec, config.arrivals_bytes, "lru", "arrivals")
+            links.append(ArrivalsLink(len(links), ledger.cache, arrivals, ledger.tenancy))
         ledger.tiers = Tiers(links, ledger.tenancy)
         return cls(ledger.tiers, copying)
 

@@ -38,6 +38,7 @@ class ReplicaLoad:
     load_bytes_per_second: float | None = None
     token_bytes: float = 0.0
     point_bytes: int = 0
+    send_bytes_per_second: float | None = None  # of prefixes, to decode engines
 
     def load_seconds(self, tokens: int) -> float:
         """Return how long loading a resume point and the pages of `tokens` before it takes."""

@@ -8,22 +8,27 @@ dropped.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
 from weft.base.plan import Landing, Scores
+from weft.base.tenants import tenant_digest
+from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, Device
+from weft.engine.device import ClosableDevice, CopyingDevice, Device
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
-from weft.engine.events import FinishReason, Output, Report, Top
+from weft.engine.events import FinishReason, Output, Report
+from weft.engine.exchange import Exchange, staging
+from weft.engine.landed import accepted_tokens, likeliest
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -48,6 +53,7 @@ class Engine:
         constraints: Constraints | None = None,
         drafting: Drafting | None = None,
         draft_model: DraftModel | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -62,9 +68,10 @@ class Engine:
             remember_freed=config.paranoid,
             private_answers=config.exact,
         )
-        tiered = config.cache and (config.host_bytes or config.disk_bytes or config.remote)
-        self.copier = Copier.attach(self.ledger, device, config) if tiered else None
+        below = config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes
+        self.copier = Copier.attach(self.ledger, device, config) if config.cache and below else None
         self.dropping = Dropping(self.ledger, self.copier)
+        self.exchange = None if transport is None else self._join(transport, device)
         self.clock = StepClock(self.ledger.tiers)
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -80,9 +87,18 @@ class Engine:
         self._landed_at = self._resumed_at = 0.0
         self._landed_drafts = 0
         self._outputs: list[Output] = []
+        # Requests that are computed and whose prefix is still being sent.
+        self._departing: set[int] = set()
         self._next_id = 0
         self._planning_seconds = 0.0
         self._seeds = np.random.default_rng(config.seed)
+
+    def _join(self, transport: Transport, device: Device) -> Exchange:
+        """Send and receive prefixes over a transport, as far as there is memory for it."""
+        copying, ledger, size = cast(CopyingDevice, device), self.ledger, self.config.departures_bytes
+        if size:
+            ledger.departures = staging(ledger, size, 0 if ledger.tiers is None else len(ledger.tiers.links))
+        return Exchange(transport, copying, ledger)
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -101,6 +117,8 @@ class Engine:
             raise InvalidField("prompt", "must have at least one token")
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
+        if request.send_to is not None:
+            self._check_departure(request)
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise InvalidField(
@@ -119,7 +137,15 @@ class Engine:
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
+        if request.send_to is not None and self.exchange is not None:
+            self.exchange.begin(sequence, tenant_digest(request.salt))
         return sequence.id
+
+    def _check_departure(self, request: Request) -> None:
+        if self.ledger.departures is None:
+            raise InvalidField("send_to", "needs an engine with the role prefill")
+        if len(request.prompt) % self.ledger.cell or request.params.max_tokens:
+            raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
     def _begin_drafting(self, sequence: Sequence) -> SequenceDrafts | None:
         drafting, request = self.planner.drafting, sequence.request
@@ -139,9 +165,14 @@ class Engine:
 
     def _end(self, number: int, reason: FinishReason) -> None:
         sequence = self._sequences.get(number)
-        if sequence is None or sequence.reason is not None:
+        if sequence is None or (sequence.reason is not None and number not in self._departing):
             return
-        self._finish(sequence, reason)
+        if self.exchange is not None:
+            self.exchange.abandon(number)
+        if number in self._departing:
+            self._departing.discard(number)
+        else:
+            self._finish(sequence, reason)
         self._outputs.append(Output(number, None, finish=reason))
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -172,7 +203,8 @@ class Engine:
     def idle(self) -> bool:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
-        return not (busy or self.dropping.busy or (self.copier is not None and self.copier.busy))
+        busy = busy or self.dropping.busy or (self.exchange is not None and self.exchange.busy)
+        return not (busy or (self.copier is not None and self.copier.busy))
 
     @property
     def in_flight(self) -> bool:
@@ -191,6 +223,8 @@ class Engine:
 
     def close(self) -> None:
         """Save what outlives the process, land the copies that are under way, close the tiers below and the device."""
+        if self.exchange is not None:
+            self.exchange.transport.close()
         if self.copier is not None:
             self.copier.close()
         elif isinstance(self._device, ClosableDevice):
@@ -242,12 +276,17 @@ class Engine:
         }
         if planner.drafting is not None:
             own["drafts"] = planner.drafting.counts.stats()
+        if self.exchange is not None:
+            own["transfers"] = self.exchange.stats()
         return own | memory_stats(self.ledger)
 
     def load(self) -> ReplicaLoad:
         """Return how busy the engine is, for a router."""
         clock = self.clock
-        return load_of(self.planner, clock.prompt_tokens, clock.prompt_pairs, clock.step_seconds, clock.costs)
+        found = load_of(self.planner, clock.prompt_tokens, clock.prompt_pairs, clock.step_seconds, clock.costs)
+        if self.exchange is None:
+            return found
+        return replace(found, send_bytes_per_second=self.exchange.transport.send_bytes_per_second)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit)
@@ -266,6 +305,7 @@ class Engine:
             self.dropping.advance()
             # Before the plan, which may evict what ended in the last step.
             self.copier.launch()
+        self.take_transfers()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
@@ -276,6 +316,9 @@ class Engine:
         self.clock.launched(alone=step is not None and len(self._flights) == 1)
         if self.copier is not None:
             self.copier.launch_loads(wait=not self._flights)
+        if self.exchange is not None and not self._flights and self.ledger.departures is not None:
+            # What is being sent may hold the memory that requests wait for.
+            self.take_transfers(wait=self.ledger.departures.in_flight)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if self.config.paranoid:
@@ -285,8 +328,33 @@ class Engine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def take_transfers(self, wait: bool = False) -> None:
+        """Handle what has happened to transfers of prefixes. Call it between steps."""
+        if self.exchange is None:
+            return
+        self.exchange.poll(wait)
+        ended, self.exchange.ended = self.exchange.ended, []
+        for number, error in ended:
+            sequence = self._sequences.get(number)
+            if number in self._departing:
+                self._departing.discard(number)
+            elif sequence is None or sequence.reason is not None:
+                continue
+            else:
+                # Without its destination, computing the rest is of no use.
+                self._finish(sequence, FinishReason.ERROR)
+            finish = FinishReason.LENGTH if error is None else FinishReason.ERROR
+            self._outputs.append(Output(number, None, finish=finish, error=error))
+
+    def on_transfers(self, wake: Callable[[], None]) -> None:
+        """Let `wake` be called, from any thread, when there is something for `take_transfers`."""
+        if self.exchange is not None:
+            self.exchange.transport.wake = wake
+
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
+            if self.exchange is not None:
+                self.exchange.abandon(sequence.id)
             error = f"out of memory at {sequence.length} tokens, with nothing left to evict; raise --memory"
             self._finish(sequence, FinishReason.ERROR)
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
@@ -356,7 +424,7 @@ class Engine:
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
-        for index, row, token in _accepted(step, landing, verified):
+        for index, row, token in accepted_tokens(step, landing, verified):
             sequence = step.sequences[row]
             if sequence.reason is not None:
                 continue  # a token beyond its end
@@ -393,14 +461,18 @@ class Engine:
     def _add_scores(self, output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
         wanted = sequence.request.params.logprobs
         if wanted is not None:
-            output.logprob, output.top = float(scores.chosen[index]), _top(scores, index, wanted)
+            output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)
 
     def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
             if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
+                departs = self.exchange is not None and self.exchange.computed(sequence)
                 self._finish(sequence, FinishReason.LENGTH)
-                self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
+                if departs:
+                    self._departing.add(sequence.id)
+                else:
+                    self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
 
     def _take_scores(self, step: PlannedStep, landing: Landing) -> None:
         scores, index = landing.prompt_scores, 0
@@ -410,21 +482,3 @@ class Engine:
             # A copy: a view would keep the whole step's scores alive as long as this sequence.
             sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
             index += count
-
-
-def _accepted(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:
-    """Return (sample, row, token) for each token of an answer; samples after a wrong draft belong to none."""
-    tokens = landing.tokens.tolist()
-    if not verified:
-        return zip(range(len(tokens)), step.plan.sampled.tolist(), tokens, strict=True)
-    found, sample = [], 0
-    for row in step.plan.sampled.tolist():
-        taken = verified.get(row, 0) + 1
-        found += [(each, row, tokens[each]) for each in range(sample, sample + taken)]
-        sample += len(step.drafts[row].tokens) + 1 if row in verified else 1
-    return found
-
-
-def _top(scores: Scores, index: int, count: int) -> Top:
-    tokens, logprobs = scores.top_token[index, :count].tolist(), scores.top_logprob[index, :count].tolist()
-    return list(zip(tokens, logprobs, strict=True))

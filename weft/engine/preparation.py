@@ -32,6 +32,15 @@ class PreparedRequest:
     error: RequestError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """A thread of this process has something for the engine to take between steps."""
+
+
+# What threads of the engine's own process send to it.
+OwnCommand = PreparedRequest | Wake
+
+
 class Preparation:
     """Calls `make` in its own threads, then `done`. The threads start with the first request."""
 

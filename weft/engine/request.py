@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
+from weft.base.transfers import Destination
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,6 +28,7 @@ class Request:
     grammar: Grammar | None = None  # the form of the answer
     boundaries: tuple[int, ...] = ()
     prediction: NDArray[np.int32] | None = None  # the caller's guess at the answer
+    send_to: Destination | None = None  # compute the prompt, send it there, and answer nothing; set by routers only
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -21,7 +21,7 @@ from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.load import ReplicaLoad
-from weft.engine.preparation import Preparation, PreparedRequest
+from weft.engine.preparation import OwnCommand, Preparation, PreparedRequest, Wake
 from weft.engine.protocol import (
     Command,
     Drop,
@@ -71,6 +71,8 @@ class Drivable(Protocol):
     def cache_report(self, limit: int) -> dict[str, Any]: ...
     def write_behind(self) -> None: ...
     def load(self) -> ReplicaLoad: ...
+    def take_transfers(self) -> None: ...
+    def on_transfers(self, wake: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
 
     @property
@@ -87,11 +89,11 @@ class Drivable(Protocol):
 
 
 class Inbox(Protocol):
-    def take(self, wait: bool) -> Iterable[Command | PreparedRequest]:
+    def take(self, wait: bool) -> Iterable[Command | OwnCommand]:
         """Return all available commands; with `wait`, sleep until there is one."""
         ...
 
-    def put(self, command: PreparedRequest) -> None:
+    def put(self, command: OwnCommand) -> None:
         """Add a command from a thread of this process."""
         ...
 
@@ -100,15 +102,15 @@ class ThreadInbox:
     """Accepts commands from any thread."""
 
     def __init__(self) -> None:
-        self._commands: deque[Command | PreparedRequest] = deque()
+        self._commands: deque[Command | OwnCommand] = deque()
         self._arrived = threading.Condition()
 
-    def put(self, command: Command | PreparedRequest) -> None:
+    def put(self, command: Command | OwnCommand) -> None:
         with self._arrived:
             self._commands.append(command)
             self._arrived.notify()
 
-    def take(self, wait: bool) -> list[Command | PreparedRequest]:
+    def take(self, wait: bool) -> list[Command | OwnCommand]:
         with self._arrived:
             if wait:
                 self._arrived.wait_for(lambda: self._commands)
@@ -131,7 +133,7 @@ class Service:
         # Requests whose grammar is being compiled, and whether they were ended meanwhile.
         self._preparing: dict[int, bool] = {}
         self._preparation: Preparation | None = None
-        self._backlog: deque[Command | PreparedRequest] = deque()
+        self._backlog: deque[Command | OwnCommand] = deque()
         self._replies = Replies()
         self._finished: Counter[FinishReason] = Counter()
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
@@ -143,6 +145,7 @@ class Service:
     def run(self, inbox: Inbox) -> bool:
         """Run until a shutdown command and return True; return False if a step failed, after which nothing follows."""
         self._preparation = Preparation(self._engine.constrain, inbox.put)
+        self._engine.on_transfers(lambda: inbox.put(Wake()))
         try:
             while self._running:
                 if self._engine.idle and not self._backlog:
@@ -174,12 +177,14 @@ class Service:
             tokens += len(command.request.prompt) if isinstance(command, Submit) else 0
             self._handle(command)
 
-    def _handle(self, command: Command | PreparedRequest) -> None:
+    def _handle(self, command: Command | OwnCommand) -> None:
         match command:
             case Submit(number, request):
                 self._submit(number, request)
             case PreparedRequest():
                 self._take_prepared(command)
+            case Wake():
+                self._engine.take_transfers()
             case Refuse(number, message, field):
                 self._refuse(number, RequestError(message, field=field))
             case End(number, stopped):

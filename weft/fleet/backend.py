@@ -18,7 +18,8 @@ from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
-from weft.fleet.member import Member, MemberState
+from weft.fleet.member import LEFT, Member, MemberState
+from weft.fleet.pairing import PrefillLeg, answers_requests, destination_of, prefills_for_others, prefix_request
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
 from weft.fleet.warm_up import WarmUp
@@ -195,7 +196,8 @@ class FleetBackend:
     @property
     def healthy(self) -> bool:
         """Whether at least one member accepts requests."""
-        return self._closed is None and not self._draining and any(member.takes_requests for member in self.members)
+        running = self._closed is None and not self._draining
+        return running and any(member.takes_requests and answers_requests(member) for member in self.members)
 
     @property
     def open(self) -> int:
@@ -208,7 +210,7 @@ class FleetBackend:
         if len(self._streams) >= self._max_open:
             raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
         loop = asyncio.get_running_loop()
-        stream = FleetStream(next(self._numbers), loop, request, self._move, self._begun, self._forget)
+        stream = FleetStream(next(self._numbers), loop, request, self._move, self._begun, self._forget, self._arrive)
         self._streams.add(stream)
         try:
             await self._place(stream, EngineStopped(NONE_AVAILABLE))
@@ -219,37 +221,82 @@ class FleetBackend:
 
     async def _place(self, stream: FleetStream, error: Exception) -> None:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
-        available = [member for member in self.members if member.takes_requests and member.name not in stream.tried]
+        taking = [member for member in self.members if member.takes_requests and answers_requests(member)]
+        available = [member for member in taking if member.name not in stream.tried]
         for member in self.chooser.rank(stream.id, stream.request, available):
             if stream.is_closed:
                 raise error
             if not member.takes_requests or stream.failures >= MOST_FAILURES:
                 continue
             stream.tried.add(member.name)
+            leg = await self._begin_leg(stream, member)
+            if leg is not None and stream.is_closed:
+                leg.abort()
+            if stream.is_closed:
+                raise error
             self.chooser.placed(stream.id, stream.request, member)
-            try:
-                inner = await member.submit(stream.request)
-            except EngineStopped as stopped:
-                self._note_failure(member)
-                stream.failures += 1
-                member.retries += 1
-                error = stopped
-                self.chooser.left(stream.id)
-            except RequestError as refused:
-                # Only a full member says nothing about the request itself.
-                if refused.status != 429:
-                    raise
-                error = refused
-                self.chooser.left(stream.id)
-            else:
-                stream.enter(member, inner)
-                if not member.takes_requests:
-                    # It was ejected while it accepted the request.
-                    stream.abandon()
-                if stream.is_closed:
-                    self.chooser.ended(stream.id)
+            if leg is not None:
+                # The reader goes on to the member when the prompt was sent there.
+                stream.follow(leg, member)
                 return
+            failed = await self._submit_to(stream, member)
+            if failed is None:
+                return
+            error = failed
         raise error
+
+    async def _submit_to(self, stream: FleetStream, member: Member) -> Exception | None:
+        """Submit a request to a member; return None if it has it, or why another one should get it."""
+        try:
+            inner = await member.submit(stream.request)
+        except EngineStopped as stopped:
+            self._note_failure(member)
+            stream.failures += 1
+            member.retries += 1
+            self.chooser.left(stream.id)
+            return stopped
+        except RequestError as refused:
+            # Only a full member says nothing about the request itself.
+            if refused.status != 429:
+                raise
+            self.chooser.left(stream.id)
+            return refused
+        stream.enter(member, inner)
+        if not member.takes_requests:
+            # It was ejected while it accepted the request.
+            stream.abandon()
+        if stream.is_closed:
+            self.chooser.ended(stream.id)
+        return None
+
+    async def _begin_leg(self, stream: FleetStream, member: Member) -> PrefillLeg | None:
+        """Let a prefill engine compute the prompt of a request, if that pays and one accepts it."""
+        prefillers = [each for each in self.members if each.takes_requests and prefills_for_others(each)]
+        destination, request = destination_of(member), stream.request
+        if not prefillers or destination is None or request.params.prompt_logprobs is not None:
+            return None
+        number = next(self._numbers)
+        chosen = self.chooser.prefill(stream.id, number, request, member, prefillers)
+        if not chosen:
+            return None
+        leg = PrefillLeg(number, prefix_request(request, destination), chosen, self.chooser, self._note_leg_failure)
+        return leg if await leg.begin() else None
+
+    def _note_leg_failure(self, member: Member) -> None:
+        member.retries += 1
+        self._note_failure(member)
+
+    async def _arrive(self, stream: FleetStream, member: Member) -> None:
+        """Submit a request to the member that its prompt was sent to, or to another one."""
+        failed: Exception | None = EngineStopped(LEFT)
+        if stream.is_closed:
+            raise EngineStopped(LEFT)
+        if member.takes_requests:
+            failed = await self._submit_to(stream, member)
+        else:
+            self.chooser.left(stream.id)
+        if failed is not None:
+            await self._place(stream, failed)
 
     async def _move(self, stream: FleetStream, error: EngineStopped) -> None:
         """Submit a request to another member, because the one that had it has ended or is silent."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from weft.base.grid import CELL
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
 from weft.memory.journal import Dropped
+
+# With fewer tokens to compute, a way over another engine cannot pay: a cell is computed where the answer is anyway.
+LEAST_APART = 2 * CELL
 
 
 class Chooser(Protocol):
@@ -16,6 +20,15 @@ class Chooser(Protocol):
 
     def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
         """Return the members that may get the request, the best first."""
+        ...
+
+    def prefill(
+        self, number: int, leg: int, request: Request, member: Member, prefillers: Sequence[Member]
+    ) -> list[Member]:
+        """Return who may compute the prompt of a ranked request that `member` will answer, the best first.
+
+        None of them if `member` should compute it. `leg` is the number of the prompt's way over one of them.
+        """
         ...
 
     def placed(self, number: int, request: Request, member: Member) -> None:
@@ -69,6 +82,11 @@ class LeastOpen:
         self._turn += 1
         first = self._turn % len(members) if members else 0
         return sorted([*members[first:], *members[:first]], key=lambda member: member.open)
+
+    def prefill(
+        self, number: int, leg: int, request: Request, member: Member, prefillers: Sequence[Member]
+    ) -> list[Member]:
+        return sorted(prefillers, key=lambda each: each.open) if len(request.prompt) > LEAST_APART else []
 
     def placed(self, number: int, request: Request, member: Member) -> None:
         pass

@@ -115,6 +115,11 @@ class RemoteBackend(Dispatcher):
                 await self._lost.wait()
 
     @property
+    def host(self) -> str:
+        """The replica's machine, as routers reach it."""
+        return self._address.host
+
+    @property
     def _where(self) -> tuple[str, int]:
         return self._address.host, self._address.port
 

@@ -17,9 +17,11 @@ from weft.fleet.pricing import PromptSpeed, PromptWork, mean_speed, seconds_unti
 from weft.memory.journal import CacheChanges, Tier
 from weft.memory.keys import Key
 
-# Assumed until a replica has measured its own: the speed of prefill, and how long a request keeps its seat.
+# Assumed until a replica has measured its own: the speed of prefill, how long a request keeps its seat, and the rate of
+# transfers.
 PROMPT_SPEED = PromptSpeed(1e-4)
 ANSWER_SECONDS = 10.0
+SEND_BYTES_PER_SECOND = 1e9
 NOTHING = PromptWork(0, 0.0)
 # Weight of a new request in the mean work, and of an answer in the mean time that a request keeps its seat.
 WORK_SHARE = 0.05
@@ -271,6 +273,22 @@ class FleetRouter:
             min((replica.recent for replica in replicas), default=0.0),
             self.clock(),
         )
+
+    def pays_apart(self, here: Choice, there: Choice, prompt: int) -> bool:
+        """Return whether a prompt is better computed `there` and sent to the replica that answers, `here`.
+
+        Computing it here takes its own time, and makes the answers that run here wait as long. Sending overlaps with
+        computing; the slower of the two counts. Then the prefix is loaded.
+        """
+        decoder, prefiller = self.replicas[here.replica], self.replicas[there.replica]
+        load, left = decoder.load, prompt - here.saved
+        speed = decoder.speed or self._state().speed
+        stall = speed.seconds(PromptWork.between(here.saved, prompt)) if load.running else 0.0
+        size = left * load.token_bytes + load.point_bytes
+        transfer = size / (prefiller.load.send_bytes_per_second or SEND_BYTES_PER_SECOND)
+        rest = speed.seconds(PromptWork.between(prompt - self.cell, prompt))
+        apart = max(there.seconds, transfer) + load.load_seconds(left) + rest
+        return apart < here.seconds + stall
 
     # requests -------------------------------------------------------------------------------------------------------
 

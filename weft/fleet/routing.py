@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from weft.base.grid import CELL
+from weft.base.grid import CELL, floor_to_grid
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
+from weft.fleet.choosing import LEAST_APART
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
@@ -29,6 +30,7 @@ class Ranked:
     keys: list[Key]
     choices: dict[str, Choice]
     assigned: int | None = None
+    apart: int = 0  # tokens that a prefill engine computes
 
 
 def _order(choice: Choice, member: Member) -> tuple[float, int]:
@@ -63,11 +65,30 @@ class RoutedChoice:
         ranked = sorted(choices, key=lambda choice: _order(choice, by_name[choice.replica]))
         return [by_name[choice.replica] for choice in ranked]
 
+    def prefill(
+        self, number: int, leg: int, request: Request, member: Member, prefillers: Sequence[Member]
+    ) -> list[Member]:
+        ranked = self._ranked[number]
+        here, end = ranked.choices[member.name], floor_to_grid(len(request.prompt) - 1, CELL)
+        by_name = {each.name: each for each in prefillers if each.name in self.router.replicas}
+        if len(request.prompt) - here.saved < LEAST_APART or not by_name or member.name not in self.router.replicas:
+            return []
+        without = self.router.replicas.keys() - by_name.keys()
+        choices = self.router.choose(ranked.keys[: end // CELL], end + 1, request.priority, None, without)
+        best = min(choices, key=lambda choice: choice.cost)
+        if not self.router.pays_apart(here, best, len(request.prompt)):
+            return []
+        ranked.apart = end
+        self._ranked[leg] = Ranked(ranked.keys[: end // CELL], {choice.replica: choice for choice in choices})
+        return [by_name[choice.replica] for choice in choices]
+
     def placed(self, number: int, request: Request, member: Member) -> None:
         ranked = self._ranked[number]
         choice = ranked.choices[member.name]
         if member.name in self.router.replicas:
-            ranked.assigned = self.router.assign(choice, ranked.keys, len(request.prompt), request.priority)
+            # What is computed elsewhere is no work here.
+            expected = replace(choice, saved=max(choice.saved, ranked.apart))
+            ranked.assigned = self.router.assign(expected, ranked.keys, len(request.prompt), request.priority)
         if choice.saved:
             self._wanted.note(ranked.keys[: choice.saved // CELL], request.prompt[: choice.saved], request.salt)
 

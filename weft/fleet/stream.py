@@ -9,6 +9,7 @@ from weft.base.errors import EngineStopped, RequestError
 from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.fleet.member import LEFT, Member
+from weft.fleet.pairing import PrefillLeg
 from weft.server.output_stream import OutputStream
 
 
@@ -21,9 +22,11 @@ class FleetStream(OutputStream):
 
     __slots__ = (
         "_abandoned",
+        "_arrive",
         "_closed",
         "_ending",
         "_inner",
+        "_leg",
         "_move",
         "_started",
         "failures",
@@ -40,6 +43,7 @@ class FleetStream(OutputStream):
         move: Callable[[FleetStream, EngineStopped], Awaitable[None]],
         started: Callable[[FleetStream], None],
         closed: Callable[[FleetStream], None],
+        arrive: Callable[[FleetStream, Member], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(number, loop)
         self.request = request
@@ -52,6 +56,9 @@ class FleetStream(OutputStream):
         self._started = started
         self._closed: Callable[[FleetStream], None] | None = closed
         self._abandoned = False
+        # The way of the prompt over a prefill engine, and the member that answers afterwards.
+        self._leg: tuple[PrefillLeg, Member] | None = None
+        self._arrive = arrive
         # Whether the caller has ended it, as if the model had stopped (True) or by an abort.
         self._ending: bool | None = None
 
@@ -66,6 +73,8 @@ class FleetStream(OutputStream):
 
     async def __anext__(self) -> list[Output]:
         while True:
+            while self._leg is not None:
+                await self._finish_leg(*self._leg)
             assert self._inner is not None
             try:
                 outputs = await anext(self._inner)
@@ -90,12 +99,28 @@ class FleetStream(OutputStream):
 
     async def _leave(self, error: EngineStopped) -> None:
         """Move to another member, or raise if that is not allowed or not possible."""
+        await self._placed(self._move(self, error))
+
+    async def _finish_leg(self, leg: PrefillLeg, member: Member) -> None:
+        """Wait until the prompt was sent to the member, or will not be; then go there."""
+        assert self._arrive is not None
         try:
-            await self._move(self, error)
+            await leg.wait()
+        except BaseException:
+            # The reader has gone.
+            leg.abort()
+            self.close()
+            raise
+        self._leg = None
+        await self._placed(self._arrive(self, member))
+
+    async def _placed(self, placing: Awaitable[None]) -> None:
+        try:
+            await placing
         except RequestError as refused:
             # The reader expects no refusal after submission.
             self.close()
-            raise EngineStopped(str(refused)) from error
+            raise EngineStopped(str(refused)) from None
         except BaseException:
             self.close()
             raise
@@ -109,6 +134,12 @@ class FleetStream(OutputStream):
             member.enter(self)
         if self._ending is not None:
             self._send_end()
+
+    def follow(self, leg: PrefillLeg, member: Member) -> None:
+        """Let the reader wait for the prompt's way over a prefill engine, and then go to this member."""
+        self._leg = (leg, member)
+        if self.is_closed:
+            leg.abort()
 
     def leave(self) -> None:
         if self.member is not None:
@@ -128,6 +159,8 @@ class FleetStream(OutputStream):
         if self.is_closed:
             return
         self._ending = stopped
+        if self._leg is not None:
+            self._leg[0].abort()
         self._send_end()
         if not stopped:
             # The caller of an abort may never read again.

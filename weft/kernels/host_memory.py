@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import perf_counter, sleep
 from weakref import finalize
 
+import numpy as np
 import torch
 
 from weft.base.copies import CopyPlan, Direction
@@ -51,7 +52,8 @@ class HostMemory:
         self._unit_bytes = {kind.value: size for kind, size in store.unit_bytes.items()}
         self._streamed = store.buffer.is_cuda
         size = size_bytes // ALIGNMENT * ALIGNMENT
-        self.buffer = pinned(size) if self._streamed else torch.zeros(size, dtype=torch.uint8)
+        # NumPy's zeros cost nothing until they are used.
+        self.buffer = pinned(size) if self._streamed else torch.from_numpy(np.zeros(size, np.uint8))
         self._streams: dict[Direction, torch.cuda.Stream] = {}
         if self._streamed:
             # Before the memory goes back to the system, unless the process ends anyway.

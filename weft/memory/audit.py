@@ -13,6 +13,7 @@ from weft.memory.kinds import Kind
 from weft.memory.lease import Lease
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.audit import audit_tiers
+from weft.memory.tiers.link import TierLink
 from weft.memory.trie import Node, path
 
 Owners = dict[Kind, Counter[int]]
@@ -32,10 +33,15 @@ def audit(ledger: Ledger) -> None:
         counted[Kind.STATE][ledger.snapshots.reserve] += 1
     if ledger.tiers is not None:
         audit_tiers(ledger.tiers)
-        first = ledger.tiers.links[0]
-        for kind, unit in (*first.saves.held(lower=False), *first.loads.held(lower=False)):
+        for link in _device_links(ledger):
+            for kind, unit in (*link.saves.held(lower=False), *link.loads.held(lower=False)):
+                counted[kind][unit] += 1
+            pins.update(node.key for node in link.loads.upper_pins())
+    if ledger.departures is not None:
+        for kind, unit in ledger.departures.held():
             counted[kind][unit] += 1
-        pins.update(node.key for node in first.loads.upper_pins())
+        pins.update(node.key for node in ledger.departures.pins())
+        ledger.departures.audit()
     for kind, owners in ledger.arena.owners.items():
         assert counted[kind] == owners, f"owners of {kind}: counted {dict(counted[kind])}, recorded {owners}"
     for node in ledger.cache.trie.nodes.values():
@@ -44,11 +50,19 @@ def audit(ledger: Ledger) -> None:
     _check_slabs(ledger)
 
 
+def _device_links(ledger: Ledger) -> list[TierLink]:
+    """Return the links whose upper tier is the device."""
+    links = () if ledger.tiers is None else ledger.tiers.links
+    return [link for link in links if link.upper is ledger.cache]
+
+
 def _check_held(ledger: Ledger) -> None:
     """Check that the cells that running sequences protect are those on their paths."""
     ends = [lease.node for lease in ledger.leases.values()]
-    if ledger.tiers is not None:
-        ends += ledger.tiers.links[0].loads.upper_pins()
+    for link in _device_links(ledger):
+        ends += link.loads.upper_pins()
+    if ledger.departures is not None:
+        ends += ledger.departures.pins()
     held = {node.key for end in ends for node in path(end)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"

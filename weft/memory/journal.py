@@ -147,8 +147,9 @@ class Journal:
 
     def _caches(self) -> list[tuple[Tier, Cache]]:
         tiers = self.ledger.tiers
-        lower = () if tiers is None else tiers.links
-        # What engines share is no reason to prefer one of them.
+        lower = () if tiers is None else tiers.chain
+        # What engines share is no reason to prefer one of them. Arrivals are in transit, to requests that a router has
+        # placed already.
         own = [link for link in lower if link.discovery is None]
         return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in own)]
 

@@ -29,6 +29,7 @@ from weft.memory.misses import Miss, Reason
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.departures import Departures
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 
@@ -63,6 +64,8 @@ class Ledger:
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
         # Tiers below the device's memory, if there are any.
         self.tiers: Tiers | None = None
+        # Prefixes that are sent to other engines, if this one sends any.
+        self.departures: Departures | None = None
         self.tenancy = Tenancy(lambda: [cache.trie for cache in self.caches])
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
@@ -386,6 +389,8 @@ class Ledger:
 
     def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
+        if self.tiers is not None and self.tiers.arrivals is not None:
+            self.tiers.arrivals.drop_incoming()
         with nullcontext() if self.tiers is None else self.tiers.erasing_freed():
             unentered = {} if self.tiers is None or prefix is not None else self.tiers.drop_unentered(tenant, self.cell)
             dropped: dict[str, int] = {}
@@ -402,7 +407,8 @@ class Ledger:
     @property
     def memory_to_land(self) -> bool:
         """Whether flights or copies that are under way will free memory, or make it evictable."""
-        return bool(self.states_to_land or (self.tiers is not None and self.tiers.in_flight))
+        copies = self.tiers is not None and self.tiers.in_flight
+        return bool(self.states_to_land or copies or (self.departures is not None and self.departures.in_flight))
 
     def fits_alone(self, tokens: int) -> bool:
         """Return whether a sequence of this length could run if it had all memory to itself."""

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     IN_DISK = "in_disk"
     IN_REMOTE = "in_remote"
     REMOTE_SILENT = "remote_silent"
+    IN_ARRIVALS = "in_arrivals"
     LOAD_SLOWER = "load_slower_than_recompute"
 
 
@@ -46,6 +47,7 @@ SENTENCES = {
     Reason.IN_DISK: "more is on disk, but it could not be loaded",
     Reason.IN_REMOTE: "more is in the remote store, but it could not be loaded",
     Reason.REMOTE_SILENT: "the remote store did not answer in time",
+    Reason.IN_ARRIVALS: "more has arrived from a prefill engine, but there was no room on the device to load it",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
 }
 

@@ -36,6 +36,10 @@ ELSEWHERE = dict.fromkeys(
     "kv_events": "is not supported on Ray, where a new replica has no address of its own",
     "fleet_listen": "is not needed: replicas and ingress find each other through Ray",
     "fleet_secret": "is not needed: every replica makes its own secret",
+    **dict.fromkeys(
+        ("role", "prefill_replicas", "arrivals", "transfer_listen"),
+        "is not supported on Ray, whose replicas all compute prompts and answers",
+    ),
 }
 _ENGINE = tuple(each.name for each in fields(Options))
 

@@ -26,6 +26,7 @@ from weft.kernels.native.replay import Replays
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
+from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch, build_step
@@ -215,12 +216,22 @@ class Runner:
 
     @property
     def remote(self) -> RemoteCopies:
-        copies: RemoteCopies = self.tiers[-1]
-        return copies
+        from weft.memory.tiers.remote_tier import RemoteCopies
+
+        return next(copies for copies in self.tiers if isinstance(copies, RemoteCopies))
+
+    def add_area(self, size_bytes: int) -> None:
+        """Allocate host memory for prefixes that arrive from other engines, or depart to them."""
+        self.tiers = (*self.tiers, HostMemory(self.store, size_bytes))
+
+    def area_units(self, level: int) -> Callable[[str, int], memoryview]:
+        """Return what finds the bytes of a unit of host memory, by its kind and index."""
+        memory, sizes = self.tiers[level].buffer.numpy().data, self.store.unit_bytes
+        return lambda kind, unit: memory[unit * sizes[Kind(kind)] : (unit + 1) * sizes[Kind(kind)]]
 
     @property
     def disk(self) -> DiskFile:
-        file: DiskFile = self.tiers[-1].file
+        file: DiskFile = next(tier.file for tier in self.tiers if hasattr(tier, "file"))
         return file
 
     @property

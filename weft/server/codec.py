@@ -131,6 +131,7 @@ def _encode_request(request: Request) -> msgspec.Raw:
         request.grammar,
         request.boundaries,
         prediction,
+        request.send_to,
     )
     try:
         return msgspec.Raw(_encode(body))
@@ -190,6 +191,7 @@ def _decode_request(raw: msgspec.Raw) -> Request:
         body.grammar,
         body.boundaries,
         None if body.prediction is None else np.frombuffer(body.prediction, "<i4").astype(np.int32),
+        body.send_to,
     )
 
 

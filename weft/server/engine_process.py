@@ -24,7 +24,8 @@ from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
-from weft.engine.preparation import PreparedRequest
+from weft.base.transfers import TransferSettings
+from weft.engine.preparation import OwnCommand
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service
 from weft.server import messages as wire
@@ -46,7 +47,8 @@ READ_PER_STEP_BYTES = 1 << 24
 SEND_BUFFER_BYTES = 1 << 20
 
 
-Load = Callable[[Options, bool], tuple[Drivable, ModelInfo]]
+# The settings of transfers are given only for a role other than both.
+Load = Callable[..., tuple[Drivable, ModelInfo]]
 
 
 class SocketInbox:
@@ -60,13 +62,13 @@ class SocketInbox:
         self._frames = Frames()
         self._bodies: list[bytes] = []
         self._read_bytes = 0
-        self._own: deque[PreparedRequest] = deque()
+        self._own: deque[OwnCommand] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
         self._poll.register(self._bell, select.POLLIN)
 
-    def put(self, command: PreparedRequest) -> None:
+    def put(self, command: OwnCommand) -> None:
         self._own.append(command)
         self._ringer.send(b"!")
 
@@ -76,8 +78,8 @@ class SocketInbox:
                 raise ProtocolError("the front closed the connection without a message")
         return decode_begin(self._bodies.pop(0))
 
-    def take(self, wait: bool) -> list[Command | PreparedRequest]:
-        commands: list[Command | PreparedRequest] = list(self._decode())
+    def take(self, wait: bool) -> list[Command | OwnCommand]:
+        commands: list[Command | OwnCommand] = list(self._decode())
         self._read_bytes = 0
         while self._read_bytes < READ_PER_STEP_BYTES and (
             ready := self._poll.poll(None if wait and not commands else 0)
@@ -91,7 +93,7 @@ class SocketInbox:
                     return [*commands, Shutdown()]
         return commands
 
-    def _heard(self) -> list[PreparedRequest]:
+    def _heard(self) -> list[OwnCommand]:
         rung = len(self._bell.recv(READ_BYTES))
         return [self._own.popleft() for _ in range(rung)]
 
@@ -128,7 +130,7 @@ def run_engine(connection: socket.socket, load: Load) -> int:
         os.sched_setaffinity(0, begin.cores)
     threading.Thread(target=_end_with_front, args=(connection,), daemon=True).start()
     try:
-        engine, info = load(begin.options, begin.progress)
+        engine, info = load(begin.options, begin.progress, *([] if begin.transfer is None else [begin.transfer]))
     except (OptionError, ModelError) as error:
         connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
         return 1
@@ -156,19 +158,27 @@ def _end_with_rank(failure: str) -> None:
     os._exit(1)
 
 
-def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
+def load_engine(options: Options, progress: bool, transfer: TransferSettings | None = None) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
+    from weft.apart import join, with_areas
     from weft.engine.loop import Engine
     from weft.loading import load
     from weft.memory.capacity import longest_alone
+    from weft.runner.runner import Runner
 
-    loaded = load(options, progress)
+    loaded = load(options, progress, identify=transfer is not None)
+    loaded = loaded if transfer is None else with_areas(loaded, transfer)
     config, model = loaded.config, loaded.model
     if loaded.others is not None:
         loaded.others.on_death = _end_with_rank
     runner = loaded.runner(options.threads, progress)
     drafter = loaded.draft_model(runner, options.threads)
-    engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter)
+    joined = None
+    if transfer is not None:
+        assert isinstance(runner, Runner), "ranks cannot send or receive prefixes"
+        joined = join(loaded, runner, transfer)
+    transport = None if joined is None else joined.transport
+    engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter, transport=transport)
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),
@@ -184,7 +194,8 @@ def load_engine(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
             "folder": str(folder),
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
-        },
+        }
+        | ({} if joined is None else joined.facts),
     )
     return engine, info
 

@@ -18,7 +18,7 @@ import ssl
 import sys
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,6 +31,7 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.base.transfers import TransferSettings
 from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide
 from weft.fleet.routing import RoutedChoice
@@ -83,6 +84,8 @@ class LaunchSettings:
     engine_timeout: float = 120.0  # seconds without a heartbeat from the engine; 0: no limit
     front_timeout: float = 30.0  # seconds that the front's own loop may block; 0: no limit
     log_format: LogFormat = "text"
+    prefill_replicas: int = 0  # of the replicas, those that compute prompts for the others
+    transfer: TransferSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +218,24 @@ def make_backend(options: Options, settings: ServerSettings, place: LaunchSettin
         log_format=place.log_format,
     )
     if alone:
-        return process(options)
+        return process(options, transfer=place.transfer)
     replicas = divide(options, place.replicas)
-    members = [process(each.options, cores=each.cores, variables=dict(each.variables)) for each in replicas]
+    members = [
+        process(each.options, cores=each.cores, variables=dict(each.variables), transfer=role)
+        for each, role in zip(replicas, roles_of(place), strict=True)
+    ]
     named = [(str(number), member) for number, member in enumerate(members)]
     return FleetBackend(named, chooser=RoutedChoice(), max_open=most)
+
+
+def roles_of(place: LaunchSettings) -> Sequence[TransferSettings | None]:
+    """Return the role of each replica of this machine: the first ones compute prompts for the others."""
+    shared, count = place.transfer, place.prefill_replicas
+    if shared is None or not count:
+        return [None] * place.replicas
+    others = place.replicas - count
+    size = f"auto/{others}" if shared.arrivals == "auto" else shared.arrivals
+    return [replace(shared, role="prefill")] * count + [replace(shared, role="decode", arrivals=size)] * others
 
 
 def reread_certificate(files: TlsFiles, context: ssl.SSLContext) -> None:

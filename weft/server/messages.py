@@ -14,6 +14,7 @@ from msgspec import Meta
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.base.transfers import Destination, TransferSettings
 from weft.engine.events import DraftReport, FinishReason
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import Topic
@@ -52,6 +53,7 @@ class Begin(EngineMessage, tag="begin"):
     log_format: LogFormat = "text"
     # CPU cores to stay on; empty: all.
     cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
+    transfer: TransferSettings | None = None
 
 
 class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,6 +68,7 @@ class RequestBody(msgspec.Struct, forbid_unknown_fields=True):
     grammar: Grammar | None
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)]
     prediction: Annotated[bytes, Meta(max_length=MAX_PROMPT_BYTES)] | None
+    send_to: Destination | None = None
 
 
 class SubmitMessage(EngineMessage, tag="submit"):

@@ -221,6 +221,22 @@ TIER_COUNTERS = {
     "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),
 }
 
+# Of prefixes that are sent between engines: name in the stats: name of the metric, help
+TRANSFER_GAUGES = {
+    "sending": ("weft_transfers_sending", "Prefixes on their way to decode engines"),
+    "receiving": ("weft_transfers_receiving", "Prefixes on their way from prefill engines"),
+}
+TRANSFER_COUNTERS = {
+    "sent_bytes": ("weft_transfer_sent_bytes", "Bytes of prefixes sent to decode engines"),
+    "sent_prefixes": ("weft_transfer_sent_prefixes", "Prefixes that were sent whole"),
+    "send_seconds": ("weft_transfer_send_seconds", "Time that units of prefixes took to send"),
+    "exposed_seconds": ("weft_transfer_exposed_seconds", "Time of transfers after their prompt was computed"),
+    "received_bytes": ("weft_transfer_received_bytes", "Bytes of prefixes that have arrived"),
+    "received_prefixes": ("weft_transfer_received_prefixes", "Prefixes that have arrived whole"),
+    "refused": ("weft_transfer_refused", "Prefixes refused because there was no memory for them"),
+    "failed": ("weft_transfer_failed", "Prefixes that were not sent, or only in part"),
+}
+
 
 class EngineCollector:
     """Exports the engine's snapshot as metrics. Without an engine it exports only that fact."""
@@ -265,6 +281,7 @@ class EngineCollector:
         yield from self._memory(stats)
         if "tiers" in stats:
             yield from self._tiers(stats)
+        yield from _transfers(stats.get("transfers", {}))
         yield from _replicas(stats.get("replicas", {}))
 
     def _labelled(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
@@ -308,6 +325,15 @@ class EngineCollector:
         yield sizes
         limit = stats.get("slabs", 0) * stats.get("slab_bytes", 0)
         yield GaugeMetricFamily("weft_memory_limit_bytes", "Memory for pages, window pages, states and tails", limit)
+
+
+def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:
+    for key, (name, help) in TRANSFER_GAUGES.items():
+        if key in values:
+            yield GaugeMetricFamily(name, help, values[key])
+    for key, (name, help) in TRANSFER_COUNTERS.items():
+        if key in values:
+            yield CounterMetricFamily(name, help, values[key])
 
 
 def _replicas(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

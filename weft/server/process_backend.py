@@ -18,6 +18,7 @@ from typing import cast
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
 from weft.base.options import Options
+from weft.base.transfers import TransferSettings
 from weft.engine.protocol import Command, Event, Shutdown, Stopped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
@@ -72,7 +73,7 @@ class ProcessBackend(Dispatcher):
     A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy.
 
     `program` replaces the engine process; it gets the number of a file descriptor as argument. The process stays on
-    `cores`, if there are any, and has `variables` in its environment.
+    `cores`, if there are any, and has `variables` in its environment. `transfer` gives the engine a role.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ProcessBackend(Dispatcher):
         log_format: LogFormat = "text",
         cores: Sequence[int] = (),
         variables: Mapping[str, str] | None = None,
+        transfer: TransferSettings | None = None,
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._options = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
@@ -94,6 +96,7 @@ class ProcessBackend(Dispatcher):
         self._log_format = log_format
         self._cores = tuple(cores)
         self._variables = dict(variables or {})
+        self._transfer = transfer
         self._restart = restart
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
@@ -147,7 +150,8 @@ class ProcessBackend(Dispatcher):
             link = self._link = Link(self._heard, self._lost)
             await loop.create_unix_connection(lambda: link, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
-            self._write(frame(wire.Begin(self._options, self._progress, level, self._log_format, self._cores)))
+            own = (self._log_format, self._cores, self._transfer)
+            self._write(frame(wire.Begin(self._options, self._progress, level, *own)))
             return await self._ready
         except BaseException:
             await self._bury(0)

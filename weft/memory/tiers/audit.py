@@ -15,8 +15,10 @@ from weft.memory.trie import Node, path
 
 def audit_tiers(tiers: Tiers) -> None:
     """Check that every unit below the device has exactly the owners that its trie and the copies in flight imply."""
-    for link, below in zip_longest(tiers.links, tiers.links[1:]):
+    for link, below in zip_longest(tiers.chain, tiers.chain[1:]):
         _audit(link, below)
+    if tiers.arrivals is not None:
+        _audit(tiers.arrivals, None)
 
 
 def _audit(link: TierLink, below: TierLink | None) -> None:
@@ -26,7 +28,8 @@ def _audit(link: TierLink, below: TierLink | None) -> None:
     for node in tier.trie.nodes.values():
         _count_node(tier, node, counted)
     held = [*link.saves.held(lower=True), *link.loads.held(lower=True)]
-    pinned = [*link.saves.lower_pins(), *link.loads.lower_pins()]
+    held += link.own_units()
+    pinned = [*link.saves.lower_pins(), *link.loads.lower_pins(), *link.own_pins()]
     if below is not None:
         held += [*below.saves.held(lower=False), *below.loads.held(lower=False)]
         pinned += below.loads.upper_pins()

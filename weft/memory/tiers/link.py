@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.base.grid import floor_to_grid
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
+from weft.memory.kinds import Kind
 from weft.memory.tiers.demotion import Demotion
 from weft.memory.tiers.loads import Loads
 from weft.memory.tiers.rates import Rates
@@ -123,6 +125,14 @@ class TierLink:
             self.restoring = None
         if self.discovery is not None:
             self.discovery.progress()
+
+    def own_units(self) -> Iterable[tuple[Kind, int]]:
+        """Return the units of the lower tier that the link owns besides its copies."""
+        return ()
+
+    def own_pins(self) -> list[Node]:
+        """Return the cells of the lower tier that the link protects besides its copies."""
+        return []
 
     # lookups --------------------------------------------------------------------------------------------------------
 

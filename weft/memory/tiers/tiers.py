@@ -22,6 +22,7 @@ from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.misses import Miss, Reason
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.rates import load_pays
 from weft.memory.trie import Node
@@ -32,12 +33,17 @@ MOST_LOADS = 2
 RESTORED_PER_STEP = 64
 # Plans of copies in one direction that are begun in one step.
 MOST_PLANS = 8
-IN_TIER = {"host": Reason.IN_HOST, "disk": Reason.IN_DISK, "remote": Reason.IN_REMOTE}
+IN_TIER = {
+    "host": Reason.IN_HOST,
+    "disk": Reason.IN_DISK,
+    "remote": Reason.IN_REMOTE,
+    "arrivals": Reason.IN_ARRIVALS,
+}
 # What takes less time to compute is not worth asking a remote store for.
 LEAST_SECONDS_TO_ASK = 0.01
 
 
-def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
+def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str, option: str = "host_memory") -> Cache:
     """Return an empty tier of this size. Tails are private to running sequences, so it has none."""
     sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
     try:
@@ -45,7 +51,7 @@ def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str) -> Cache:
     except OptionError as error:
         least = sum(sizes.values())
         raise InvalidOption(
-            "host_memory", f"is {size_bytes} bytes, too small for a state and a page of this model ({least} bytes)"
+            option, f"is {size_bytes} bytes, too small for a state and a page of this model ({least} bytes)"
         ) from error
 
 
@@ -66,16 +72,22 @@ class FoundPrefix:
 
 
 class Tiers:
-    """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue."""
+    """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue.
+
+    Links of the chain join neighbours. Arrivals, the last link if there are any, lie below the device and beside the
+    chain.
+    """
 
     def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
         self.links = tuple(links)
         self.upper = self.links[0].upper
-        for link in self.links:
+        self.chain = tuple(link for link in self.links if not isinstance(link, ArrivalsLink))
+        self.arrivals = next((link for link in self.links if isinstance(link, ArrivalsLink)), None)
+        for link in self.chain:
             # What reaches the disk from the device passes through host memory.
-            link.writes_behind = self.links[-1].saves.labelled
+            link.writes_behind = self.chain[-1].saves.labelled
             link.saves.tenant_of = link.loads.tenant_of = tenancy.of
-        for link, below in pairwise(self.links):
+        for link, below in pairwise(self.chain):
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
         self.slower = 0
@@ -171,7 +183,8 @@ class Tiers:
     def _source(self, level: int, keys: list[Key], node: Node, match: Miss) -> FoundPrefix:
         size, seconds = 0, 0.0
         known = True
-        for link in self.links[: level + 1]:
+        above = (self.links[level],) if level >= len(self.chain) else self.links[: level + 1]
+        for link in above:
             here = link.load_bytes(keys, node)
             taken = link.rates.load_seconds(here + link.loads.queued_bytes)
             known = known and taken is not None
@@ -179,6 +192,18 @@ class Tiers:
         tokens = node.depth * self.upper.cell
         compute = self.links[0].rates.compute_seconds(tokens - match.cached)
         return FoundPrefix(level, node, tokens, size, seconds if known else None, compute)
+
+    def known_cells(self, keys: list[Key]) -> int:
+        """Return how many cells of a prefix need not be sent here: a request can have their pages on the device.
+
+        Pages on the device count. From a tier of the chain a request loads no more than up to a resume point.
+        """
+        above = self.upper.trie.deepest(keys)
+        depth, limit = 0 if above is None else above.depth, len(keys) * self.upper.cell
+        for link in self.chain:
+            node = link.deepest(keys, limit)
+            depth = max(depth, 0 if node is None else node.depth)
+        return depth if self.arrivals is None else self.arrivals.reaches(keys, depth)
 
     def bring(
         self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes] | None = None

@@ -1,0 +1,134 @@
+"""What prefill and decode apart gain and cost: `python -m benchmarks.apart`, with `--device cuda` on one GPU.
+
+Hidden: how much of a transfer happens while the prompt is still being computed. It compares the time from the end of
+the prefill to the confirmation that all has arrived with the time that sending takes.
+
+Gaps: the time between two tokens of answers that run while long prompts arrive. It compares a prefill and a decode
+engine with two engines that do both, on the same cores. With a GPU, both engines of a pair share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+from benchmarks.replicas import answered, random_request, running
+from weft.base.cores import core_numbers
+from weft.base.options import Options
+from weft.base.transfers import TransferSettings
+from weft.fleet.backend import FleetBackend
+from weft.fleet.choosing import LeastOpen
+from weft.fleet.member import Member
+from weft.fleet.pairing import destination_of, prefix_request
+from weft.fleet.routing import RoutedChoice
+from weft.server.process_backend import ProcessBackend
+
+SECRET = b"only for measurements on this machine"
+
+
+def options_of(asked: argparse.Namespace, chunk: int) -> Options:
+    sizes: dict[str, Any] = {"memory_fraction": 0.45} if asked.device == "cuda" else {"memory": "1GiB", "threads": 1}
+    longest = asked.tokens + 512
+    return Options(
+        model=asked.model, device=asked.device, max_length=longest, max_sequences=16, max_tokens_per_step=chunk, **sizes
+    )
+
+
+def engine(asked: argparse.Namespace, role: str, place: int, chunk: int) -> ProcessBackend:
+    transfer = None if role == "both" else TransferSettings(role, SECRET, asked.arrivals)
+    cores = () if asked.device == "cuda" else core_numbers()[place : place + 1]
+    return ProcessBackend(options_of(asked, chunk), progress=False, cores=cores, transfer=transfer)
+
+
+async def transfers(backend: ProcessBackend) -> dict[str, float]:
+    return dict((await backend.stats())["transfers"])
+
+
+async def hidden(asked: argparse.Namespace) -> dict[str, float]:
+    """Return the bytes of a prompt, and the seconds of its way, of sending it, and of the part after the prefill."""
+    prefill, decode = engine(asked, "prefill", 0, asked.chunk), engine(asked, "decode", 1, asked.chunk)
+    found: dict[str, list[float]] = {name: [] for name in ("bytes", "leg", "send", "exposed")}
+    async with running(prefill), running(decode):
+        vocabulary = min(prefill.info.vocab_size, 256)
+        there = destination_of(Member("decode", decode, perf_counter))
+        assert there is not None
+        # Both are warm, and their first connection is made.
+        await answered(decode, random_request(10_000, 256, 1, vocabulary))
+        await answered(prefill, prefix_request(random_request(10_001, 257, 1, vocabulary), there))
+        for place in range(asked.repeats):
+            before, began = await transfers(prefill), perf_counter()
+            await answered(prefill, prefix_request(random_request(place, asked.tokens + 1, 1, vocabulary), there))
+            found["leg"].append(perf_counter() - began)
+            after = await transfers(prefill)
+            assert after["failed"] == 0, "a prompt was not sent"
+            found["bytes"].append(after["sent_bytes"] - before["sent_bytes"])
+            for name in ("send", "exposed"):
+                found[name].append(after[f"{name}_seconds"] - before[f"{name}_seconds"])
+    middle = {name: statistics.median(values) for name, values in found.items()}
+    return middle | {"hidden": 1 - middle["exposed"] / max(middle["exposed"], middle["send"])}
+
+
+async def gaps(asked: argparse.Namespace, roles: Sequence[str]) -> list[float]:
+    """Return the seconds between tokens of answers that run while long prompts arrive."""
+    backends = [engine(asked, role, place, asked.chunk) for place, role in enumerate(roles)]
+    named = [(f"{place} {role}", backend) for place, (role, backend) in enumerate(zip(roles, backends, strict=True))]
+    found: list[float] = []
+    chooser = LeastOpen() if "prefill" in roles else RoutedChoice()
+    async with running(FleetBackend(named, chooser=chooser)) as fleet:
+        vocabulary = min(backends[0].info.vocab_size, 256)
+
+        async def follow(place: int) -> None:
+            last = None
+            async for _ in await fleet.submit(random_request(place, 32, asked.answer, vocabulary)):
+                now = perf_counter()
+                found.extend([] if last is None else [now - last])
+                last = now
+
+        streams = [asyncio.ensure_future(follow(place)) for place in range(asked.streams)]
+        number = 0
+        while not all(stream.done() for stream in streams):
+            await answered(fleet, random_request(1000 + number, asked.tokens, 1, vocabulary))
+            number += 1
+        await asyncio.gather(*streams)
+    return sorted(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tokens", type=int, default=1024, help="length of long prompts")
+    parser.add_argument("--chunk", type=int, default=128, help="tokens of a step")
+    parser.add_argument("--arrivals", default="1GiB")
+    parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=("hidden", "gaps"))
+    parser.add_argument("--json")
+    asked = parser.parse_args()
+    report: dict[str, Any] = {"asked": vars(asked)}
+    if asked.only != "gaps":
+        report["hidden"] = found = asyncio.run(hidden(asked))
+        times = ", ".join(f"{name} {1e3 * found[name]:.1f} ms" for name in ("leg", "send", "exposed"))
+        print(f"{found['bytes'] / 1e6:.1f} MB: {times}; {100 * found['hidden']:.1f} % hidden", flush=True)
+    if asked.only != "hidden":
+        for roles in (("both", "both"), ("prefill", "decode")):
+            found_gaps = asyncio.run(gaps(asked, roles))
+            chosen = {name: 1e3 * found_gaps[int(share * (len(found_gaps) - 1))] for name, share in QUANTILES.items()}
+            report[" and ".join(roles)] = chosen
+            shown = ", ".join(f"{name} {value:.1f} ms" for name, value in chosen.items())
+            print(f"gaps with engines {' and '.join(roles)}: {shown}", flush=True)
+    if asked.json:
+        with open(asked.json, "w") as file:
+            json.dump(report, file, indent=1)
+
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "worst": 1.0}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Prefill and decode apart, on the rolling-hash device: whatever the wire does, answers are those of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.apart import make_pair, run_pair
+from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
+from weft.base.sampling import SamplingParams
+from weft.base.transfers import Destination, Granted, Offer, StagedUnit, TransferEvent
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.tiers.departures import area_bytes
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_answers_do_not_depend_on_what_happens_to_transfers(exact):
+    for seed in range(16):
+        run_pair(seed, exact=exact)
+
+
+def test_most_prefixes_arrive_on_a_good_wire_and_are_not_computed_again():
+    """Otherwise the test above would hold for engines that refuse all transfers."""
+    loaded = confirmed = 0
+    for seed in range(16):
+        pair = run_pair(seed)
+        tiers = pair.decode.ledger.tiers
+        assert tiers is not None
+        assert tiers.arrivals is not None
+        loaded, confirmed = loaded + tiers.arrivals.loaded_tokens, confirmed + pair.wire.confirmed
+    assert confirmed > 30
+    assert loaded > 100
+
+
+class QuietEnd(SendingEnd):
+    """Grants everything at once, and then reports nothing any more."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        self.granted: list[TransferEvent] = []
+        self.sent: list[StagedUnit] = []
+        self.finished = False
+
+    def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
+        self.granted = [Granted(transfer, 0, len(offer.keys), point=True)]
+
+    def send(self, transfer: int, units: Sequence[StagedUnit]) -> None:
+        self.sent += units
+
+    def finish(self, transfer: int) -> None:
+        self.finished = True
+
+    def poll(self) -> list[TransferEvent]:
+        events, self.granted = self.granted, []
+        return events
+
+
+def test_a_prompt_is_sent_to_its_end_although_no_event_wakes_the_engine():
+    pair = make_pair(1)
+    workload, spec = pair.workload, pair.workload.spec
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 8), memory_bytes=1 << 20, max_length=64)
+    end = QuietEnd(pair.wire)
+    device = AreaDevice(workload, config, [config.departures_bytes], Random(0))
+    engine = Engine(spec, device, config, transport=end)
+    prompt = np.arange(3 * spec.cell, dtype=np.int32) % 90
+    engine.add(Request(prompt, SamplingParams(max_tokens=0), send_to=THERE))
+    while not engine.idle:
+        engine.step()
+    assert end.finished
+    assert {unit.place for unit in end.sent if unit.kind == "page"} == {0, 1, 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [False, True])
+def test_answers_do_not_depend_on_transfers_in_many_workloads(exact):
+    for seed in range(1000, 1600):
+        run_pair(seed, exact=exact)

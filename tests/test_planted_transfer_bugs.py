@@ -1,0 +1,117 @@
+"""Bugs of transfers between engines, planted from outside and caught by random workloads on a bad wire.
+
+`docs/planted-bugs.md` has the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests import bad_wire
+from tests.apart import run_pair
+from weft.engine import exchange, sequence
+from weft.memory.keys import root_key
+from weft.memory.tiers import sent_units
+from weft.memory.tiers.arrivals import ArrivalsLink
+from weft.memory.tiers.departures import Departures
+
+SEEDS = 200
+Patch = pytest.MonkeyPatch
+Sow = Callable[[Patch], None]
+PLANTS: list[Sow] = []
+# Workloads that notice at once, to save time. If they no longer do, others will.
+SOONEST = {"a_point_is_published_before_its_pages": 50, "a_cell_without_a_page_is_loaded": 18}
+
+
+def plant(sow: Sow) -> Sow:
+    PLANTS.append(sow)
+    return sow
+
+
+@plant
+def a_unit_is_stored_under_the_cell_of_another_key(patch: Patch) -> None:
+    original = ArrivalsLink.received
+
+    def received(self, transfer, place):
+        pages = self.incoming[transfer].pages
+        if len(pages) > 1:
+            first, *_, last = pages
+            pages[first], pages[last] = pages[last], pages[first]
+        original(self, transfer, place)
+
+    patch.setattr(ArrivalsLink, "received", received)
+
+
+@plant
+def a_point_is_published_before_its_pages(patch: Patch) -> None:
+    original = ArrivalsLink.received
+
+    def received(self, transfer, place):
+        incoming = self.incoming[transfer]
+        if place >= incoming.end:
+            incoming.received.update(range(incoming.end))
+        original(self, transfer, place)
+
+    patch.setattr(ArrivalsLink, "received", received)
+
+
+@plant
+def a_prefix_is_offered_without_its_salt(patch: Patch) -> None:
+    patch.setattr(sequence, "root_key", lambda salt, cell, form: root_key(b"", cell, form))
+
+
+@plant
+def a_prefix_is_noted_for_another_tenant(patch: Patch) -> None:
+    offer = exchange.Offer
+    patch.setattr(exchange, "Offer", lambda keys, tenant: offer(keys, bytes(16)))
+
+
+@plant
+def staging_memory_is_used_again_before_it_was_sent(patch: Patch) -> None:
+    landed, sent = Departures.landed, Departures.sent
+
+    def early(self):
+        found = landed(self)
+        if found is not None:
+            sent(self, found[0], tuple(found[1]))
+        return found
+
+    patch.setattr(Departures, "landed", early)
+    patch.setattr(Departures, "sent", lambda self, number, units: None)
+
+
+@plant
+def a_reserved_unit_is_freed_while_the_wire_may_write_it(patch: Patch) -> None:
+    def drop_incoming(self):
+        for transfer in list(self.incoming):
+            self.ended(transfer)
+
+    patch.setattr(ArrivalsLink, "drop_incoming", drop_incoming)
+
+
+@plant
+def a_cell_without_a_page_is_loaded(patch: Patch) -> None:
+    def reaches(self, keys, first):
+        node = self.lower.trie.deepest(keys)
+        return max(first, 0 if node is None else node.depth)
+
+    patch.setattr(ArrivalsLink, "reaches", reaches)
+
+
+@plant
+def a_damaged_unit_is_believed(patch: Patch) -> None:
+    patch.setattr(sent_units, "checksum", lambda data: 0)
+    patch.setattr(bad_wire, "checksum", lambda data: 0)
+
+
+@pytest.mark.parametrize("sow", PLANTS, ids=lambda sow: sow.__name__)
+def test_a_planted_transfer_bug_is_caught(sow: Sow, monkeypatch: pytest.MonkeyPatch) -> None:
+    sow(monkeypatch)
+    for seed in (SOONEST.get(sow.__name__, 0), *range(SEEDS)):
+        try:
+            run_pair(seed)
+        except (AssertionError, KeyError, IndexError, ValueError):
+            return
+    pytest.fail(f"{SEEDS} workloads did not notice")

@@ -1,0 +1,223 @@
+"""Transfers over TCP between two transports in one process: what is accepted, what is refused, what ends what."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.held_steps import wait_until
+from weft.base.transfers import (
+    Destination,
+    Granted,
+    Offer,
+    Offered,
+    ReceivingEnded,
+    ReservedUnit,
+    SendingEnded,
+    StagedUnit,
+    TransferEvent,
+    UnitReceived,
+    UnitsSent,
+)
+from weft.memory.kinds import Kind
+from weft.transfer.messages import Contract
+from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
+
+SECRET = b"s" * 32
+SIZES = {Kind.PAGE: 4096, Kind.STATE: 1 << 16}
+CONTRACT = Contract(b"f" * 32, SIZES)
+KEYS = tuple(bytes([each]) * 32 for each in range(3))
+OFFER = Offer(KEYS, b"t" * 16)
+
+
+class End:
+    """A transport with memory of its own, and the events that it has reported."""
+
+    def __init__(self, contract: Contract = CONTRACT, secret: bytes = SECRET, door: bool = False) -> None:
+        self.memory = {kind: np.zeros((8, size), np.uint8) for kind, size in SIZES.items()}
+        bound = None
+        if door:
+            listener = socket.socket()
+            listener.bind(("127.0.0.1", 0))
+            bound = TransferDoor(listener)
+            self.place = Destination("127.0.0.1", listener.getsockname()[1])
+        units = Memories(self.view, self.view)
+        self.transport = TcpTransport(contract, secret, units, bound)
+        self.events: list[TransferEvent] = []
+
+    def view(self, kind: str, unit: int) -> memoryview:
+        return self.memory[Kind(kind)][unit].data
+
+    def await_event(self, kind: type) -> TransferEvent:
+        """The first event of a kind, once it has been reported."""
+
+        def found() -> TransferEvent | None:
+            self.events += self.transport.poll()
+            return next((event for event in self.events if isinstance(event, kind)), None)
+
+        wait_until(lambda: found() is not None)
+        event = found()
+        assert event is not None
+        return event
+
+
+@pytest.fixture
+def ends():
+    made: list[End] = []
+
+    def make(**options) -> tuple[End, End]:
+        made.extend([End(**options), End(door=True)])
+        return made[-2], made[-1]
+
+    yield make
+    for end in made:
+        end.transport.close()
+
+
+def page(cell: int, unit: int, **changes) -> StagedUnit:
+    parent = KEYS[cell - 1] if cell else None
+    return replace(StagedUnit(cell, "page", unit, KEYS[cell], parent, 64 * (cell + 1), b"t" * 16), **changes)
+
+
+def place(cell: int, unit: int) -> ReservedUnit:
+    return ReservedUnit(cell, "page", unit, KEYS[cell], KEYS[cell - 1] if cell else None, 64 * (cell + 1))
+
+
+def test_granted_units_arrive_in_their_places_and_the_sender_hears_of_the_end(ends):
+    sender, receiver = ends()
+    sender.memory[Kind.PAGE][5] = 7
+    sender.memory[Kind.STATE][2] = 9
+    sender.transport.open(4, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    assert offered.offer == OFFER
+    point = ReservedUnit(3, "state", 1, KEYS[2], None, 192)
+    receiver.transport.grant(offered.transfer, 2, 3, True, [place(2, 6), point])
+    assert sender.await_event(Granted) == Granted(4, 2, 3, True)
+    sender.transport.send(4, [page(2, 5), StagedUnit(3, "state", 2, KEYS[2], None, 192, b"t" * 16)])
+    sender.transport.finish(4)
+    receiver.await_event(UnitReceived)
+    wait_until(lambda: receiver.events.extend(receiver.transport.poll()) or len(receiver.events) >= 3)
+    assert (receiver.memory[Kind.PAGE][6] == 7).all()
+    assert (receiver.memory[Kind.STATE][1] == 9).all()
+    receiver.transport.confirm(offered.transfer)
+    assert sender.await_event(SendingEnded) == SendingEnded(4, None)
+    assert len([event for event in sender.events if isinstance(event, UnitsSent)]) == 2
+    receiver.await_event(ReceivingEnded)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"fingerprint": b"g" * 32}, "another model"),
+        ({"ranks": 2}, "number of tensor-parallel ranks: 2 instead of 1"),
+        ({"form": "exact on another machine"}, "another form of exact answers"),
+        ({"unit_bytes": {Kind.PAGE: 4096, Kind.STATE: 64}}, "another size of units"),
+    ],
+)
+def test_units_that_mean_something_else_are_refused_by_name(ends, changes, named):
+    sender, receiver = ends(contract=replace(CONTRACT, **changes))
+    sender.transport.open(1, receiver.place, OFFER)
+    ended = sender.await_event(SendingEnded)
+    assert named in ended.error
+    assert not [event for event in receiver.transport.poll() if isinstance(event, Offered)]
+
+
+def test_a_sender_without_the_secret_is_refused_before_its_offer_is_read(ends):
+    sender, receiver = ends(secret=b"x" * 32)
+    sender.transport.open(1, receiver.place, OFFER)
+    assert sender.await_event(SendingEnded).error is not None
+    assert receiver.transport.poll() == []
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [
+        page(1, 5),  # not granted
+        page(2, 5, key=KEYS[1]),
+        page(2, 5, parent=KEYS[0]),
+        page(2, 5, position=64),
+        StagedUnit(2, "state", 5, KEYS[2], KEYS[1], 192, b""),  # larger than its place
+    ],
+    ids=["place", "key", "parent", "position", "kind"],
+)
+def test_a_unit_that_was_not_granted_ends_the_transfer_and_writes_nothing(ends, unit):
+    sender, receiver = ends()
+    sender.memory[Kind(unit.kind)][unit.unit] = 7
+    sender.transport.open(1, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    receiver.transport.grant(offered.transfer, 2, 3, False, [place(2, 6)])
+    sender.await_event(Granted)
+    sender.transport.send(1, [unit])
+    receiver.await_event(ReceivingEnded)
+    assert not [event for event in receiver.events if isinstance(event, UnitReceived)]
+    assert all((memory == 0).all() for memory in receiver.memory.values())
+    assert sender.await_event(SendingEnded).error is not None
+
+
+def test_a_transfer_that_is_refused_or_abandoned_ends_on_both_sides(ends):
+    sender, receiver = ends()
+    sender.transport.open(1, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    receiver.transport.refuse(offered.transfer, "arrivals are full")
+    assert "arrivals are full" in sender.await_event(SendingEnded).error
+    receiver.await_event(ReceivingEnded)
+    sender.events.clear()
+    receiver.events.clear()
+    sender.transport.open(2, receiver.place, OFFER)
+    receiver.await_event(Offered)
+    sender.transport.abandon(2)
+    sender.await_event(SendingEnded)
+    receiver.await_event(ReceivingEnded)
+
+
+def test_an_engine_that_cannot_be_reached_ends_the_transfer():
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    listener.close()
+    end = End()
+    end.transport.open(1, Destination("127.0.0.1", port), OFFER)
+    assert end.await_event(SendingEnded).error is not None
+
+
+def test_a_receiver_that_does_not_read_stops_only_its_own_transfer(ends):
+    """The engine's thread never waits for the network: every call returns while the peer is stuck."""
+    sender, receiver = ends()
+    stuck = socket.socket()
+    stuck.bind(("127.0.0.1", 0))
+    stuck.listen()
+    sender.transport.open(1, Destination("127.0.0.1", stuck.getsockname()[1]), OFFER)
+    sender.transport.send(1, [page(0, 0)] * 4096)
+    sender.transport.open(2, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    receiver.transport.confirm(offered.transfer)
+    assert sender.await_event(SendingEnded) == SendingEnded(2, None)
+    sender.transport.abandon(1)
+    wait_until(lambda: sender.events.extend(sender.transport.poll()) or len(sender.events) >= 2)
+    stuck.close()
+
+
+def test_a_stranger_that_sends_noise_is_disconnected(ends):
+    _, receiver = ends()
+    with socket.create_connection((receiver.place.host, receiver.place.port)) as stranger:
+        stranger.sendall(b"\xff" * 64)
+        stranger.settimeout(30)
+        with suppress(ConnectionResetError):
+            while stranger.recv(4096):
+                pass
+    assert receiver.transport.poll() == []
+
+
+def test_no_thread_is_left_when_a_transport_is_closed(ends):
+    sender, receiver = ends()
+    sender.transport.open(1, receiver.place, OFFER)
+    receiver.await_event(Offered)
+    sender.transport.close()
+    receiver.transport.close()
+    names = ("weft-send", "weft-receive", "weft-transfers")
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])

@@ -1,0 +1,74 @@
+"""Prepares an engine for its role: memory for prefixes that come or go, and the transport that carries them."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import InvalidOption, OptionError
+from weft.base.options import PAGE_BYTES, auto_share, memory_bytes
+from weft.base.transfers import TransferSettings
+from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.tiers.departures import area_bytes
+from weft.server.tls import TlsFiles
+from weft.transfer.messages import Contract
+from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
+
+if TYPE_CHECKING:
+    from weft.loading import Loaded
+    from weft.runner.runner import Runner
+
+# Room for the units of the next chunk while those of the last one are sent.
+STAGING_BYTES = 256 << 20
+AUTO_ARRIVALS_BYTES = 4 << 30
+# A prefix of this many cells must fit into arrivals twice.
+LEAST_CELLS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTransfers:
+    """The transport of an engine, and what routers must know of it."""
+
+    transport: TcpTransport
+    facts: dict[str, Any]
+
+
+def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
+    """Return the model with a configuration that has memory for prefixes that come or go."""
+    from weft.kernels.devices import free_bytes
+
+    if settings.role == "prefill":
+        size = max(STAGING_BYTES, area_bytes(loaded.spec, LEAST_CELLS))
+        return replace(loaded, config=replace(loaded.config, departures_bytes=size))
+    size = memory_bytes(settings.arrivals, "arrivals") or 0
+    if not size:
+        size = min(AUTO_ARRIVALS_BYTES, free_bytes() // 4) // (auto_share(settings.arrivals) or 1)
+    least = 2 * area_bytes(loaded.spec, LEAST_CELLS)
+    if size < least:
+        raise InvalidOption("arrivals", f"is {size} bytes but must be at least {least} for this model; pass more")
+    return replace(loaded, config=replace(loaded.config, arrivals_bytes=size - size % PAGE_BYTES))
+
+
+def join(loaded: Loaded, runner: Runner, settings: TransferSettings) -> JoinedTransfers:
+    """Return the transport of an engine whose runner has the areas for its role; a decode engine binds its port."""
+    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(loaded.spec).items() if kind is not Kind.TAIL}
+    contract = Contract(loaded.fingerprint, sizes, loaded.config.form if loaded.config.exact else "")
+    units = runner.area_units(len(runner.tiers) - 1)
+    if settings.role == "prefill":
+        return JoinedTransfers(TcpTransport(contract, settings.secret, Memories(staged=units)), {"role": settings.role})
+    tls = None
+    if settings.certfile is not None:
+        tls = TlsFiles(settings.certfile, settings.keyfile, settings.password_file)
+    listener = _bound(settings.host, settings.port)
+    transport = TcpTransport(contract, settings.secret, Memories(arrived=units), TransferDoor(listener, tls))
+    door = {"port": listener.getsockname()[1], "secure": tls is not None}
+    return JoinedTransfers(transport, {"role": settings.role, "transfer": door})
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OptionError(f"transfer_listen: cannot bind {host}:{port}: {error.strerror}") from None

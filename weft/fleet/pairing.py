@@ -1,0 +1,149 @@
+"""Prompts that are computed by one member and answered by another: the leg over a prefill engine, before the answer.
+
+Whatever happens on it, the request goes on to the member that answers it, which computes what has not arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from weft.base.errors import EngineStopped, RequestError
+from weft.base.grid import CELL, floor_to_grid
+from weft.base.sampling import SamplingParams
+from weft.base.transfers import Destination
+from weft.engine.request import Request
+from weft.fleet.choosing import Chooser
+from weft.fleet.member import LEFT, Member
+from weft.server.output_stream import OutputStream
+
+# Prefill engines that a prompt is tried on.
+MOST_LEGS = 2
+LOCAL_HOST = "127.0.0.1"
+
+
+def role_of(member: Member) -> str:
+    return str(member.backend.info.settings.get("role", "both"))
+
+
+def answers_requests(member: Member) -> bool:
+    return role_of(member) != "prefill"
+
+
+def prefills_for_others(member: Member) -> bool:
+    return role_of(member) == "prefill"
+
+
+def destination_of(member: Member) -> Destination | None:
+    """Return where a member receives prefixes, if it does."""
+    door = member.backend.info.settings.get("transfer")
+    if not isinstance(door, dict):
+        return None
+    host = getattr(member.backend, "host", LOCAL_HOST)
+    return Destination(host, int(door["port"]), bool(door["secure"]))
+
+
+def prefix_request(request: Request, destination: Destination) -> Request:
+    """Return the request to a prefill engine: the prompt up to the last position that a request can resume at."""
+    end = floor_to_grid(len(request.prompt) - 1, CELL)
+    return Request(
+        np.ascontiguousarray(request.prompt[:end]),
+        SamplingParams(max_tokens=0, temperature=0.0),
+        salt=request.salt,
+        priority=request.priority,
+        snapshots=tuple(position for position in request.snapshots if position <= end),
+        boundaries=tuple(position for position in request.boundaries if position <= end),
+        send_to=destination,
+    )
+
+
+class PrefillLeg:
+    """A prompt at a prefill engine, or at a second one if the first fails. `number` is its own at the chooser.
+
+    `failed` is called with a member that died or fell silent with it.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        request: Request,
+        members: list[Member],
+        chooser: Chooser,
+        failed: Callable[[Member], None],
+    ) -> None:
+        self.number = number
+        self.request = request
+        self._members = members[:MOST_LEGS]
+        self._chooser = chooser
+        self._failed = failed
+        self._member: Member | None = None
+        self._inner: OutputStream | None = None
+        self._aborted = False
+
+    async def begin(self) -> bool:
+        """Submit the prompt to the next member that accepts it; return whether one did."""
+        try:
+            while self._members and not self._aborted:
+                member = self._members.pop(0)
+                if member.takes_requests and await self._submit_to(member):
+                    return True
+        except BaseException:
+            self._chooser.ended(self.number)
+            raise
+        self._chooser.ended(self.number)
+        return False
+
+    async def _submit_to(self, member: Member) -> bool:
+        self._chooser.placed(self.number, self.request, member)
+        try:
+            inner = await member.submit(self.request)
+        except EngineStopped:
+            self._chooser.left(self.number)
+            self._failed(member)
+            return False
+        except RequestError:
+            # The member that answers judges the request itself.
+            self._chooser.left(self.number)
+            return False
+        self._member, self._inner = member, inner
+        member.enter(self)
+        if self._aborted or not member.takes_requests:
+            self.abandon()
+        return True
+
+    async def wait(self) -> None:
+        """Wait until the prompt was sent, or will not be."""
+        while self._inner is not None and self._member is not None:
+            inner, member = self._inner, self._member
+            try:
+                async for _ in inner:
+                    self._chooser.started(self.number)
+            except EngineStopped:
+                if self._aborted:
+                    return
+                self._leave()
+                self._chooser.left(self.number)
+                self._failed(member)
+                await self.begin()
+            else:
+                self._leave()
+                self._chooser.ended(self.number)
+
+    def abandon(self) -> None:
+        """Give up the member: it does not respond, or no more requests go there."""
+        if self._member is not None and self._inner is not None:
+            self._member.backend.abort(self._inner)
+            self._inner.fail(LEFT)
+
+    def abort(self) -> None:
+        """End the leg, because the caller has gone."""
+        self._aborted = True
+        self.abandon()
+        self._leave()
+        self._chooser.ended(self.number)
+
+    def _leave(self) -> None:
+        member, self._member, self._inner = self._member, None, None
+        if member is not None:
+            member.leave(self)

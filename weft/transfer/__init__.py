@@ -1,0 +1,1 @@
+"""Carries prefixes between engines: the messages, and plain TCP."""

@@ -1,0 +1,136 @@
+"""One end of a transfer's connection, served by a thread: reads messages, and does what the engine asks in between.
+
+The engine's thread only appends to a queue and rings a bell, so it never waits for the network.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from weft.transfer.messages import HEADER_BYTES, PeerGone, TransferError
+
+# A peer that neither sends nor takes a byte for this long has gone.
+PATIENCE_SECONDS = 30.0
+# Interval between two signs of life of a sender that computes.
+PULSE_SECONDS = 5.0
+
+
+class Connection:
+    """`act` is called in the connection's thread with what was put; it raises to end the transfer."""
+
+    def __init__(self, stream: socket.socket, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self.stream = stream
+        self.stream.settimeout(patience_seconds)
+        self.patience_seconds = patience_seconds
+        self._orders: deque[Any] = deque()
+        self._bell, self._ringer = socket.socketpair()
+        self._ringer.setblocking(False)
+        self._closing = threading.Lock()
+        self._closed = False
+
+    # any thread -----------------------------------------------------------------------------------------------------
+
+    def put(self, order: Any) -> None:
+        """Let the connection's thread act."""
+        self._orders.append(order)
+        with self._closing:
+            if not self._closed:
+                with suppress(BlockingIOError):
+                    # A full bell rings already.
+                    self._ringer.send(b"!")
+
+    def cut(self) -> None:
+        """End the connection, also in the middle of a unit."""
+        with self._closing:
+            if not self._closed:
+                with suppress(OSError):
+                    # Of the socket itself: TLS objects are for one thread.
+                    socket.socket.shutdown(self.stream, socket.SHUT_RDWR)
+
+    # the connection's thread ----------------------------------------------------------------------------------------
+
+    def secure(self, context: ssl.SSLContext) -> None:
+        """Encrypt the connection, as its server."""
+        stream = context.wrap_socket(self.stream, server_side=True, do_handshake_on_connect=False)
+        with self._closing:
+            self.stream = stream
+        stream.do_handshake()
+
+    def be_patient(self, seconds: float = PATIENCE_SECONDS) -> None:
+        """Give an authenticated peer more time."""
+        self.patience_seconds = seconds
+        self.stream.settimeout(seconds)
+
+    def serve(
+        self,
+        act: Callable[[Any], None],
+        hear: Callable[[bytes], None],
+        limit: int,
+        pulse: Callable[[], None] | None = None,
+    ) -> None:
+        """Call `act` with orders and `hear` with messages, until one raises.
+
+        While nothing happens, `pulse` is called now and then; without one, the peer must say something.
+        """
+        seconds = self.patience_seconds if pulse is None else PULSE_SECONDS
+        while True:
+            while self._orders:
+                act(self._orders.popleft())
+            ready = self._ready(seconds)
+            if self._bell in ready:
+                self._bell.recv(1 << 12)
+            if self.stream in ready:
+                hear(self.read_message(limit))
+            if not ready and pulse is None:
+                raise TransferError("the peer is silent")
+            if not ready and pulse is not None:
+                pulse()
+
+    def _ready(self, seconds: float) -> list[socket.socket]:
+        if isinstance(self.stream, ssl.SSLSocket) and self.stream.pending():
+            return [self.stream]
+        # Not select(), which refuses descriptors beyond 1023.
+        poll, found = select.poll(), {self.stream.fileno(): self.stream, self._bell.fileno(): self._bell}
+        for number in found:
+            poll.register(number, select.POLLIN)
+        return [found[number] for number, _ in poll.poll(1000 * seconds)]
+
+    def read_message(self, limit: int) -> bytes:
+        """Return the body of the next message. One beyond the limit is refused before it has arrived."""
+        size = int.from_bytes(self._read(HEADER_BYTES), "big")
+        if size > limit:
+            raise TransferError(f"a message has {size} bytes; the limit is {limit}")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray(size)
+        self.read_into(memoryview(data))
+        return bytes(data)
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill a piece of memory with the next bytes."""
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self.stream.recv_into(view[filled:])
+            except ConnectionError as error:
+                raise PeerGone(str(error)) from error
+            if not count:
+                raise PeerGone("the peer has closed the connection")
+            filled += count
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.stream.sendall(data)
+
+    def close(self) -> None:
+        with self._closing:
+            self._closed = True
+            for each in (self.stream, self._bell, self._ringer):
+                each.close()

@@ -1,0 +1,155 @@
+"""The receiver's end of a transfer: lets the peer prove itself, and reads granted units into their places."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import WeftError
+from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
+from weft.fleet.handshake import MAX_BYTES, ReplicaSide
+from weft.memory.tiers.disk_format import checksum, decode
+from weft.memory.tiers.sent_units import misplaced
+from weft.transfer.connection import Connection
+from weft.transfer.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_OFFER_BYTES,
+    MAX_REASON,
+    ConfirmMessage,
+    GrantMessage,
+    OfferMessage,
+    PeerGone,
+    RefuseMessage,
+    TransferError,
+    UnitMessage,
+    framed,
+    read_from_sender,
+)
+
+if TYPE_CHECKING:
+    from weft.transfer.tcp import TcpTransport
+
+log = logging.getLogger("weft")
+
+HANDSHAKE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Granting:
+    """An order to a connection: let the peer send into these units."""
+
+    first: int
+    end: int
+    point: bool
+    units: tuple[ReservedUnit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """An order to a connection: end the transfer, because all is published, or for a reason."""
+
+    reason: str | None
+
+
+class Incomer:
+    """Receives one prefix."""
+
+    def __init__(
+        self,
+        number: int,
+        stream: socket.socket,
+        owner: TcpTransport,
+        tls: ssl.SSLContext | None,
+        channel: bytes,
+    ) -> None:
+        self.number = number
+        self._stream = stream
+        self._owner = owner
+        self._tls = tls
+        self._channel = channel
+        self._connection = Connection(stream, HANDSHAKE_SECONDS)
+        self._offered = False
+        self._granted: dict[int, ReservedUnit] = {}
+        self._confirmed = False
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"weft-receive-{self.number}", daemon=True).start()
+
+    def put(self, order: Any) -> None:
+        self._connection.put(order)
+
+    def abandon(self) -> None:
+        self._connection.cut()
+
+    def _run(self) -> None:
+        try:
+            self._receive()
+        except PeerGone as error:
+            # As after an abort.
+            log.debug("a prefix was not received: %s", error)
+        except (OSError, WeftError) as error:
+            if not self._confirmed:
+                log.warning("a prefix was not received: %s", str(error) or type(error).__name__)
+        finally:
+            self._connection.close()
+            self._owner.gone(self)
+            if self._offered:
+                self._owner.report(ReceivingEnded(self.number))
+
+    def _receive(self) -> None:
+        connection = self._connection
+        if self._tls is not None:
+            connection.secure(self._tls)
+        side = ReplicaSide(self._owner.secret, self._channel)
+        connection.write(side.hello())
+        connection.write(side.welcome(connection.read_message(MAX_BYTES)))
+        connection.be_patient()
+        message = read_from_sender(connection.read_message(MAX_OFFER_BYTES))
+        if not isinstance(message, OfferMessage):
+            raise TransferError("the first message must be an offer")
+        try:
+            offer = self._owner.contract.accept(message)
+        except TransferError as error:
+            connection.write(framed(RefuseMessage(str(error)[:MAX_REASON])))
+            raise
+        self._offered = True
+        self._owner.report(Offered(self.number, offer))
+        connection.serve(self._act, self._hear, MAX_MESSAGE_BYTES)
+
+    def _act(self, order: Granting | Ending) -> None:
+        connection = self._connection
+        if isinstance(order, Granting):
+            self._granted |= {unit.place: unit for unit in order.units}
+            connection.write(framed(GrantMessage(order.first, order.end, order.point)))
+        elif order.reason is None:
+            self._confirmed = True
+            connection.write(framed(ConfirmMessage()))
+        else:
+            connection.write(framed(RefuseMessage(order.reason[:MAX_REASON])))
+            raise TransferError(order.reason)
+
+    def _hear(self, body: bytes) -> None:
+        message = read_from_sender(body)
+        if isinstance(message, OfferMessage):
+            raise TransferError("a connection has one offer")
+        if isinstance(message, UnitMessage):
+            self._take_unit(message.header)
+
+    def _take_unit(self, entry: bytes) -> None:
+        header = decode(entry)
+        if header is None:
+            raise TransferError("the header of a unit is damaged")
+        wrong = misplaced(header, self._granted, self._owner.contract.unit_bytes)
+        if wrong is not None:
+            raise TransferError(wrong)
+        place, units = self._granted.pop(header.unit), self._owner.memories.arrived
+        assert units is not None
+        view = units(place.kind, place.unit)
+        self._connection.read_into(view)
+        if checksum(view) != header.checksum:
+            raise TransferError(f"the unit of place {header.unit} is damaged")
+        self._owner.report(UnitReceived(self.number, header.unit))

@@ -1,0 +1,162 @@
+"""The sender's end of a transfer: connects, proves itself, offers a prefix, and sends the units that are granted."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from contextlib import suppress
+from hashlib import sha256
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import WeftError
+from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, UnitsSent
+from weft.fleet.handshake import MAX_BYTES, RouterSide
+from weft.fleet.remote import client_context
+from weft.memory.tiers.sent_units import header_of_staged
+from weft.transfer.connection import PATIENCE_SECONDS, PULSE_SECONDS, Connection
+from weft.transfer.messages import (
+    MAX_MESSAGE_BYTES,
+    ConfirmMessage,
+    FinishMessage,
+    GrantMessage,
+    PulseMessage,
+    TransferError,
+    UnitMessage,
+    framed,
+    read_from_receiver,
+)
+
+if TYPE_CHECKING:
+    from weft.transfer.tcp import TcpTransport
+
+log = logging.getLogger("weft")
+
+CONNECT_SECONDS = 10.0
+# An order to a connection: everything was sent.
+FINISH = object()
+ABANDONED = "the transfer was abandoned"
+
+
+class Confirmed(Exception):
+    """The receiver has published all of the prefix."""
+
+
+class Outgoer:
+    """Sends one prefix. `put` takes staged units, in order, then `FINISH`."""
+
+    def __init__(self, number: int, destination: Destination, offer: Offer, owner: TcpTransport) -> None:
+        self.number = number
+        self._destination = destination
+        self._offer = offer
+        self._owner = owner
+        self._connection: Connection | None = None
+        self._early: list[Any] = []
+        self._lock = threading.Lock()
+        self._abandoned = False
+        self._waiting_since: float | None = None
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name=f"weft-send-{self.number}", daemon=True).start()
+
+    def put(self, order: Any) -> None:
+        with self._lock:
+            if self._connection is None:
+                self._early.append(order)
+            else:
+                self._connection.put(order)
+
+    def abandon(self) -> None:
+        with self._lock:
+            self._abandoned = True
+            if self._connection is not None:
+                self._connection.cut()
+
+    def _run(self) -> None:
+        error: str | None = None
+        try:
+            self._send()
+        except Confirmed:
+            pass
+        except (OSError, WeftError) as failure:
+            error = ABANDONED if self._abandoned else str(failure) or type(failure).__name__
+            if not self._abandoned:
+                log.warning("a prefix was not sent to %s:%d: %s", self._destination.host, self._destination.port, error)
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+            self._owner.gone(self)
+            self._owner.report(SendingEnded(self.number, error))
+
+    def _send(self) -> None:
+        stream = self._connect()
+        connection = Connection(stream)
+        with self._lock:
+            self._connection = connection
+            for order in self._early:
+                connection.put(order)
+            if self._abandoned:
+                raise TransferError(ABANDONED)
+        self._authenticate(connection)
+        connection.write(framed(self._owner.contract.offer(self._offer)))
+        self._waiting_since = monotonic()
+        connection.serve(self._act, self._hear, MAX_MESSAGE_BYTES, self._pulse)
+
+    def _connect(self) -> socket.socket:
+        there = self._destination
+        stream = socket.create_connection((there.host, there.port), CONNECT_SECONDS)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if not there.secure:
+            return stream
+        try:
+            return client_context().wrap_socket(stream, server_hostname=there.host)
+        except BaseException:
+            stream.close()
+            raise
+
+    def _authenticate(self, connection: Connection) -> None:
+        from weft.transfer.tcp import channel_of
+
+        certificate = None
+        if self._destination.secure:
+            found = connection.stream.getpeercert(binary_form=True)  # type: ignore[attr-defined]
+            certificate = sha256(found).digest()
+        side = RouterSide(self._owner.secret, channel_of(certificate))
+        connection.write(side.proof(connection.read_message(MAX_BYTES)))
+        side.check(connection.read_message(MAX_BYTES))
+
+    # the connection's thread ----------------------------------------------------------------------------------------
+
+    def _act(self, order: Any) -> None:
+        assert self._connection is not None
+        if order is FINISH:
+            self._connection.write(framed(FinishMessage()))
+            self._waiting_since = monotonic()
+            return
+        assert isinstance(order, StagedUnit)
+        units = self._owner.memories.staged
+        assert units is not None
+        payload = units(order.kind, order.unit)
+        began = perf_counter()
+        self._connection.write(framed(UnitMessage(header_of_staged(order, payload).encode())))
+        self._connection.write(payload)
+        self._owner.note_sent(len(payload), perf_counter() - began)
+        self._owner.report(UnitsSent(self.number, (order,)))
+
+    def _hear(self, body: bytes) -> None:
+        message = read_from_receiver(body)
+        if isinstance(message, ConfirmMessage):
+            raise Confirmed
+        if not isinstance(message, GrantMessage):
+            raise TransferError(f"refused: {message.reason}")
+        self._waiting_since = None
+        self._owner.report(Granted(self.number, message.first, message.end, message.point))
+
+    def _pulse(self) -> None:
+        """Say that this end is alive; end a transfer whose receiver owes an answer for too long."""
+        if self._waiting_since is not None and monotonic() - self._waiting_since > PATIENCE_SECONDS - PULSE_SECONDS:
+            raise TransferError("the receiver does not answer")
+        assert self._connection is not None
+        with suppress(TimeoutError):
+            self._connection.write(framed(PulseMessage()))

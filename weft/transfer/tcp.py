@@ -1,0 +1,197 @@
+"""Transfers over TCP: a connection for each, authenticated like those of routers, and with TLS if that is configured.
+
+Each connection has a thread. Units are received straight into their place in arrivals, and sent straight from the
+staging area. A slow peer stops its own transfer and no other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+
+from weft.base.transfers import (
+    Destination,
+    Offer,
+    ReservedUnit,
+    SendingEnded,
+    StagedUnit,
+    TransferEvent,
+)
+from weft.fleet.handshake import PLAIN
+from weft.fleet.listener import certificate_name
+from weft.server.tls import TlsFiles
+from weft.transfer.messages import Contract
+from weft.transfer.receiving import Ending, Granting, Incomer
+from weft.transfer.sending import FINISH, Outgoer
+
+log = logging.getLogger("weft")
+
+# Connections at once, in each direction; further ones are refused.
+MOST_TRANSFERS = 64
+BACKLOG = 64
+ACCEPT_SECONDS = 0.2
+# Weight of a new unit in the rate of sending.
+RATE_SHARE = 0.05
+
+Units = Callable[[str, int], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferDoor:
+    """The bound socket on which a decode engine receives prefixes."""
+
+    listener: socket.socket
+    tls: TlsFiles | None = None
+
+
+@dataclass(slots=True)
+class Memories:
+    """The bytes of units by kind and index: in the staging area, and in arrivals."""
+
+    staged: Units | None = None
+    arrived: Units | None = None
+
+
+class TcpTransport:
+    """Implements `Transport`. `wake` is called, from any thread, when there is something to poll."""
+
+    def __init__(self, contract: Contract, secret: bytes, memories: Memories, door: TransferDoor | None = None) -> None:
+        self.contract = contract
+        self.secret = secret
+        self.memories = memories
+        self.wake: Callable[[], None] = lambda: None
+        self.send_bytes_per_second: float | None = None
+        self.send_seconds = 0.0
+        self._events: deque[TransferEvent] = deque()
+        self._happened = threading.Event()
+        self._outgoing: dict[int, Outgoer] = {}
+        self._incoming: dict[int, Incomer] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._door = door
+        if door is not None:
+            self._tls = None if door.tls is None else door.tls.context()
+            self._channel = channel_of(None if door.tls is None else certificate_name(door.tls))
+            door.listener.listen(BACKLOG)
+            door.listener.settimeout(ACCEPT_SECONDS)
+            threading.Thread(target=self._accept, name="weft-transfers", daemon=True).start()
+
+    # for connections --------------------------------------------------------------------------------------------------
+
+    def report(self, event: TransferEvent) -> None:
+        """Add an event for the engine. Any thread may call it."""
+        self._events.append(event)
+        # Once until the next poll: a bell that rings anyway need not ring again.
+        if not self._happened.is_set():
+            self._happened.set()
+            self.wake()
+
+    def note_sent(self, size_bytes: int, seconds: float) -> None:
+        """Refine the rate of sending. Any thread may call it."""
+        self.send_seconds += seconds
+        if seconds > 0:
+            rate, known = size_bytes / seconds, self.send_bytes_per_second
+            self.send_bytes_per_second = rate if known is None else known + RATE_SHARE * (rate - known)
+
+    def gone(self, connection: Outgoer | Incomer) -> None:
+        """Forget a connection that has ended."""
+        with self._lock:
+            table = self._outgoing if isinstance(connection, Outgoer) else self._incoming
+            table.pop(connection.number, None)
+
+    def _accept(self) -> None:
+        assert self._door is not None
+        while not self._closed:
+            try:
+                stream, _ = self._door.listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._closed:
+                    return
+                log.warning("cannot accept a transfer: %s", error)
+                continue
+            with self._lock:
+                full = self._closed or len(self._incoming) >= MOST_TRANSFERS
+                if not full:
+                    incomer = Incomer(next(self._numbers), stream, self, self._tls, self._channel)
+                    self._incoming[incomer.number] = incomer
+            if full:
+                log.warning("refused a transfer: %d are under way", MOST_TRANSFERS)
+                stream.close()
+            else:
+                incomer.start()
+
+    # Transport --------------------------------------------------------------------------------------------------------
+
+    def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
+        with self._lock:
+            if self._closed or len(self._outgoing) >= MOST_TRANSFERS:
+                self.report(SendingEnded(transfer, f"{MOST_TRANSFERS} transfers are under way"))
+                return
+            outgoer = self._outgoing[transfer] = Outgoer(transfer, destination, offer, self)
+        outgoer.start()
+
+    def send(self, transfer: int, units: Sequence[StagedUnit]) -> None:
+        outgoer = self._outgoing.get(transfer)
+        if outgoer is not None:
+            for unit in units:
+                outgoer.put(unit)
+
+    def finish(self, transfer: int) -> None:
+        outgoer = self._outgoing.get(transfer)
+        if outgoer is not None:
+            outgoer.put(FINISH)
+
+    def abandon(self, transfer: int) -> None:
+        outgoer = self._outgoing.get(transfer)
+        if outgoer is not None:
+            outgoer.abandon()
+
+    def grant(self, transfer: int, first: int, end: int, point: bool, units: Sequence[ReservedUnit]) -> None:
+        incomer = self._incoming.get(transfer)
+        if incomer is not None:
+            incomer.put(Granting(first, end, point, tuple(units)))
+
+    def confirm(self, transfer: int) -> None:
+        incomer = self._incoming.get(transfer)
+        if incomer is not None:
+            incomer.put(Ending(None))
+
+    def refuse(self, transfer: int, reason: str) -> None:
+        incomer = self._incoming.get(transfer)
+        if incomer is not None:
+            incomer.put(Ending(reason))
+
+    def poll(self) -> list[TransferEvent]:
+        self._happened.clear()
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self._events.popleft())
+        return found
+
+    def wait(self, seconds: float) -> None:
+        self._happened.wait(seconds)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._door is not None:
+            self._door.listener.close()
+        with self._lock:
+            connections: list[Outgoer | Incomer] = [*self._outgoing.values(), *self._incoming.values()]
+        for connection in connections:
+            connection.abandon()
+
+
+def channel_of(certificate: bytes | None) -> bytes:
+    """Return the name of a channel in the handshake: a MAC for a transfer is of no use at the door for routers."""
+    return sha256(b"weft transfer " + (PLAIN if certificate is None else certificate)).digest()
