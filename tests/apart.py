@@ -148,7 +148,8 @@ def disturb(pair: Pair) -> None:
     """Drop, flush or evict something, now and then."""
     random = pair.random
     if random.random() < 0.01:
-        pair.decode.drop(prefix=random.randbytes(1))
+        pair.decode.begin_drop(0, prefix=random.randbytes(1))
+    pair.decode.take_dropped()
     if random.random() < 0.005:
         random.choice([pair.prefill, pair.decode]).flush()
     if random.random() < pair.evicting:

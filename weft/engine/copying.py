@@ -17,8 +17,9 @@ from weft.base.errors import CopyFailed
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.arrivals import ArrivalsLink
+from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.link import MOST_SAVING_BYTES, TierLink
-from weft.memory.tiers.tiers import Tiers, empty_tier
+from weft.memory.tiers.tiers import Tiers
 
 log = logging.getLogger("weft")
 

@@ -14,8 +14,9 @@ from weft.base.copies import CopyPlan, Direction
 from weft.engine.copying import Copier
 from weft.engine.device import CopyingDevice
 from weft.memory.ledger import Ledger
+from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.link import TierLink
-from weft.memory.tiers.tiers import Tiers, empty_tier
+from weft.memory.tiers.tiers import Tiers
 from weft.simulate.costs import TierRates
 
 

@@ -24,8 +24,8 @@ from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import DamagedUnit
 from weft.memory.tiers.disk_format import ENTRY, VERSION, checksum, decode
 from weft.memory.tiers.disk_tier import DiskFlight, header_of
+from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.remote_store import GuardedStore, StoreFailed
-from weft.memory.tiers.tiers import empty_tier
 
 # Connections for each direction.
 GETS, PUTS = 16, 8

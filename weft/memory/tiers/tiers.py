@@ -14,13 +14,9 @@ from itertools import pairwise
 from typing import Any
 
 from weft.base.copies import CopyPlan
-from weft.base.errors import InvalidOption, OptionError
-from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
-from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.misses import Miss, Reason
-from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.link import TierLink
@@ -41,18 +37,6 @@ IN_TIER = {
 }
 # What takes less time to compute is not worth asking a remote store for.
 LEAST_SECONDS_TO_ASK = 0.01
-
-
-def empty_tier(spec: MemorySpec, size_bytes: int, eviction: str, option: str = "host_memory") -> Cache:
-    """Return an empty tier of this size. Tails are private to running sequences, so it has none."""
-    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
-    try:
-        return Cache(spec, Arena(sizes, size_bytes), eviction)
-    except OptionError as error:
-        least = sum(sizes.values())
-        raise InvalidOption(
-            option, f"is {size_bytes} bytes, too small for a state and a page of this model ({least} bytes)"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
