@@ -12,7 +12,7 @@ import pytest
 from tests.apart import make_pair, run_pair
 from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
 from weft.base.sampling import SamplingParams
-from weft.base.transfers import Destination, Granted, Offer, StagedUnit, TransferEvent
+from weft.base.transfers import Destination, Granted, Offer, StagedUnit, TransferEvent, UnitsSent
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.tiers.departures import area_bytes
@@ -63,7 +63,7 @@ class QuietEnd(SendingEnd):
 def test_a_prompt_is_sent_to_its_end_although_no_event_wakes_the_engine():
     pair = make_pair(1)
     workload, spec = pair.workload, pair.workload.spec
-    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 8), memory_bytes=1 << 20, max_length=64)
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 64), memory_bytes=1 << 20, max_length=64)
     end = QuietEnd(pair.wire)
     device = AreaDevice(workload, config, [config.departures_bytes], Random(0))
     engine = Engine(spec, device, config, transport=end)
@@ -73,6 +73,41 @@ def test_a_prompt_is_sent_to_its_end_although_no_event_wakes_the_engine():
         engine.step()
     assert end.finished
     assert {unit.place for unit in end.sent if unit.kind == "page"} == {0, 1, 2}
+
+
+class SlowEnd(QuietEnd):
+    """Grants everything at once; the units of the first transfer are never sent, those of others at once."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        self.opened: list[int] = []
+        self.complete: list[int] = []
+
+    def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
+        self.opened.append(transfer)
+        self.granted.append(Granted(transfer, 0, len(offer.keys), point=True))
+
+    def send(self, transfer: int, units: Sequence[StagedUnit]) -> None:
+        if transfer != self.opened[0]:
+            self.granted.append(UnitsSent(transfer, tuple(units)))
+
+    def finish(self, transfer: int) -> None:
+        self.complete.append(transfer)
+
+
+def test_a_slow_receiver_stops_no_other_transfer():
+    pair = make_pair(1)
+    workload, spec = pair.workload, pair.workload.spec
+    # Room for one prompt of many cells, if it could take all of it.
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 24), memory_bytes=1 << 20, max_length=128)
+    end = SlowEnd(pair.wire)
+    engine = Engine(spec, AreaDevice(workload, config, [config.departures_bytes], Random(0)), config, transport=end)
+    for first in (0, 50):
+        prompt = (np.arange(24 * spec.cell, dtype=np.int32) + first) % 90
+        engine.add(Request(prompt, SamplingParams(max_tokens=0), send_to=THERE))
+    for _ in range(400):
+        engine.step()
+    assert end.complete == end.opened[1:]
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from weft.fleet.choosing import LeastOpen
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.server import process_backend
+from weft.server.backend import ModelInfo
 from weft.server.metrics import EngineCollector
 from weft.server.process_backend import ProcessBackend
 
@@ -131,24 +132,24 @@ async def killed_at_random(requests: int, seed: int) -> dict[str, int]:
                 await asyncio.sleep(0.2 * random.random())
                 backend = random.choice(fleet.members).backend
                 assert isinstance(backend, ProcessBackend)
-                if backend.process_id is not None and backend.healthy:
-                    os.kill(backend.process_id, signal.SIGKILL)
-                    counts["kills"] += 1
-                await until_all_answer(fleet)
+                assert backend.process_id is not None
+                os.kill(backend.process_id, signal.SIGKILL)
+                counts["kills"] += 1
+                await until_all_answer(fleet, backend, backend.info)
             if len(waiting) >= 8:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
         for task in waiting:
             await task
-        await until_all_answer(fleet)
         await assert_nothing_is_left(fleet)
     return counts
 
 
-async def until_all_answer(fleet: FleetBackend) -> None:
+async def until_all_answer(fleet: FleetBackend, killed: ProcessBackend, before: ModelInfo) -> None:
+    """Until the killed engine was started again and takes requests."""
     async with asyncio.timeout(SECONDS):
-        while not all(member.takes_requests for member in fleet.members):
+        while killed.info is before or not all(member.takes_requests for member in fleet.members):
             await asyncio.sleep(0.01)
 
 
@@ -181,7 +182,7 @@ def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monke
     print(counts)
     assert counts["answered"] + counts["failed"] + counts["aborted"] == REQUESTS
     assert counts["kills"] >= KILLED * REQUESTS / 3
-    assert counts["answered"] > REQUESTS // 2
+    assert counts["answered"] > 0.8 * REQUESTS
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -38,13 +39,13 @@ OFFER = Offer(KEYS, b"t" * 16)
 class End:
     """A transport with memory of its own, and the events that it has reported."""
 
-    def __init__(self, contract: Contract = CONTRACT, secret: bytes = SECRET, door: bool = False) -> None:
+    def __init__(self, contract: Contract = CONTRACT, secret: bytes = SECRET, door: bool = False, **more) -> None:
         self.memory = {kind: np.zeros((8, size), np.uint8) for kind, size in SIZES.items()}
         bound = None
         if door:
             listener = socket.socket()
             listener.bind(("127.0.0.1", 0))
-            bound = TransferDoor(listener)
+            bound = TransferDoor(listener, **more)
             self.place = Destination("127.0.0.1", listener.getsockname()[1])
         units = Memories(self.view, self.view)
         self.transport = TcpTransport(contract, secret, units, bound)
@@ -211,6 +212,26 @@ def test_a_stranger_that_sends_noise_is_disconnected(ends):
             while stranger.recv(4096):
                 pass
     assert receiver.transport.poll() == []
+
+
+def test_a_stranger_that_sends_a_byte_at_a_time_is_cut_off():
+    end = End(door=True, handshake_seconds=0.2)
+    with socket.create_connection((end.place.host, end.place.port)) as stranger, suppress(ConnectionError):
+        # The length of a message that never ends; without a deadline this would go on for ever.
+        stranger.sendall((200).to_bytes(4, "big"))
+        while True:
+            stranger.sendall(b"x")
+            time.sleep(0.01)
+    end.transport.close()
+
+
+def test_strangers_cannot_keep_a_sender_out(ends):
+    sender, receiver = ends()
+    strangers = [socket.create_connection((receiver.place.host, receiver.place.port)) for _ in range(48)]
+    sender.transport.open(1, receiver.place, OFFER)
+    receiver.await_event(Offered)
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_no_thread_is_left_when_a_transport_is_closed(ends):

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Any
 
 from weft.transfer.messages import HEADER_BYTES, PeerGone, TransferError
@@ -29,6 +30,8 @@ class Connection:
         self.stream = stream
         self.stream.settimeout(patience_seconds)
         self.patience_seconds = patience_seconds
+        # Until then, everything must have been read that is read before `be_patient`.
+        self._deadline: float | None = None
         self._orders: deque[Any] = deque()
         self._bell, self._ringer = socket.socketpair()
         self._ringer.setblocking(False)
@@ -63,8 +66,13 @@ class Connection:
             self.stream = stream
         stream.do_handshake()
 
+    def hurry(self, seconds: float) -> None:
+        """Give a stranger this much time for all that is read next, however it comes."""
+        self._deadline = monotonic() + seconds
+
     def be_patient(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Give an authenticated peer more time."""
+        self._deadline = None
         self.patience_seconds = seconds
         self.stream.settimeout(seconds)
 
@@ -118,6 +126,11 @@ class Connection:
         """Fill a piece of memory with the next bytes."""
         filled = 0
         while filled < len(view):
+            if self._deadline is not None:
+                left = self._deadline - monotonic()
+                if left <= 0:
+                    raise TransferError("the handshake takes too long")
+                self.stream.settimeout(left)
             try:
                 count = self.stream.recv_into(view[filled:])
             except ConnectionError as error:

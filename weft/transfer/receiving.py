@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weft")
 
-HANDSHAKE_SECONDS = 5.0
-
 
 @dataclass(frozen=True, slots=True)
 class Granting:
@@ -65,13 +63,17 @@ class Incomer:
         owner: TcpTransport,
         tls: ssl.SSLContext | None,
         channel: bytes,
+        handshake_seconds: float,
     ) -> None:
         self.number = number
         self._stream = stream
         self._owner = owner
         self._tls = tls
         self._channel = channel
-        self._connection = Connection(stream, HANDSHAKE_SECONDS)
+        self._handshake_seconds = handshake_seconds
+        self._connection = Connection(stream, handshake_seconds)
+        # Whether it has proved that it knows the secret.
+        self.known = False
         self._offered = False
         self._granted: dict[int, ReservedUnit] = {}
         self._confirmed = False
@@ -102,11 +104,15 @@ class Incomer:
 
     def _receive(self) -> None:
         connection = self._connection
+        connection.hurry(self._handshake_seconds)
         if self._tls is not None:
             connection.secure(self._tls)
         side = ReplicaSide(self._owner.secret, self._channel)
         connection.write(side.hello())
-        connection.write(side.welcome(connection.read_message(MAX_BYTES)))
+        welcome = side.welcome(connection.read_message(MAX_BYTES))
+        if not self._owner.admit(self):
+            raise TransferError("too many transfers are under way")
+        connection.write(welcome)
         connection.be_patient()
         message = read_from_sender(connection.read_message(MAX_OFFER_BYTES))
         if not isinstance(message, OfferMessage):

@@ -35,6 +35,9 @@ log = logging.getLogger("weft")
 
 # Connections at once, in each direction; further ones are refused.
 MOST_TRANSFERS = 64
+# Peers that may be in the handshake at once; another one replaces the oldest.
+MOST_STRANGERS = 32
+HANDSHAKE_SECONDS = 5.0
 BACKLOG = 64
 ACCEPT_SECONDS = 0.2
 # Weight of a new unit in the rate of sending.
@@ -49,6 +52,7 @@ class TransferDoor:
 
     listener: socket.socket
     tls: TlsFiles | None = None
+    handshake_seconds: float = HANDSHAKE_SECONDS
 
 
 @dataclass(slots=True)
@@ -120,15 +124,20 @@ class TcpTransport:
                 log.warning("cannot accept a transfer: %s", error)
                 continue
             with self._lock:
-                full = self._closed or len(self._incoming) >= MOST_TRANSFERS
-                if not full:
-                    incomer = Incomer(next(self._numbers), stream, self, self._tls, self._channel)
-                    self._incoming[incomer.number] = incomer
-            if full:
-                log.warning("refused a transfer: %d are under way", MOST_TRANSFERS)
-                stream.close()
-            else:
-                incomer.start()
+                strangers = [each for each in self._incoming.values() if not each.known]
+                seconds = self._door.handshake_seconds
+                incomer = Incomer(next(self._numbers), stream, self, self._tls, self._channel, seconds)
+                self._incoming[incomer.number] = incomer
+            if len(strangers) >= MOST_STRANGERS:
+                strangers[0].abandon()
+            incomer.start()
+
+    def admit(self, incomer: Incomer) -> bool:
+        """Let a peer offer a prefix that has proved itself; return False if there are too many."""
+        with self._lock:
+            known = sum(each.known for each in self._incoming.values())
+            incomer.known = known < MOST_TRANSFERS and not self._closed
+            return incomer.known
 
     # Transport --------------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from weft.memory.tiers.units import PointUnits, release_point, share_point
 from weft.memory.trie import Node
 
 CHUNK_BYTES = 16 << 20
+# The share of the staging area that one prefix may use, so that a slow receiver stops no other transfer.
+SHARE = 1 / 8
 
 
 def area_bytes(spec: MemorySpec, cells: int) -> int:
@@ -54,6 +56,7 @@ class Departure:
         "point_granted",
         "point_staged",
         "staged",
+        "staged_bytes",
         "tenant",
         "tip",
     )
@@ -69,6 +72,7 @@ class Departure:
         self.point: PointUnits | None = None  # shared
         # Staged units that the transport may read.
         self.staged: set[tuple[Kind, int]] = set()
+        self.staged_bytes = 0  # with those under copy
 
 
 @dataclass(slots=True)
@@ -90,6 +94,7 @@ class Departures:
         self.paged = Kind.PAGE in arena.unit_bytes
         self.active: dict[int, Departure] = {}
         self.sent_bytes = 0
+        self._share_bytes = int(SHARE * arena.slabs * arena.slab_bytes)
         self._flights: deque[DepartureFlight] = deque()
         self._number = 0
 
@@ -167,7 +172,9 @@ class Departures:
         while departure.next < departure.granted and left > 0 and self.paged:
             index = departure.next
             node = self.cache.trie.nodes.get(departure.keys[index])
-            page = None if node is None or node.page is None else self._stage(Kind.PAGE, node.page)
+            page = None
+            if node is not None and node.page is not None and self._may_stage(departure, [Kind.PAGE]):
+                page = self._stage(departure, Kind.PAGE, node.page)
             if page is None:
                 break
             parent = departure.keys[index - 1] if index else None
@@ -188,26 +195,35 @@ class Departures:
         first = end - len(point.window)
         wanted += [(end + 1 + i, Kind.WINDOW, page, (first + i + 1) * cell) for i, page in enumerate(point.window)]
         found: list[tuple[UnitCopy, StagedUnit]] = []
+        if not self._may_stage(departure, [kind for _, kind, _, _ in wanted]):
+            return []
         for place, kind, unit, position in wanted:
-            copy = self._stage(kind, unit)
+            copy = self._stage(departure, kind, unit)
             if copy is None:
-                self._unstage(found)
+                self._unstage(departure, found)
                 return []
             found.append(self._unit(departure, place, copy, departure.keys[-1], None, position))
         departure.point_staged = True
         return found
 
-    def _stage(self, kind: Kind, unit: int) -> UnitCopy | None:
+    def _may_stage(self, departure: Departure, kinds: list[Kind]) -> bool:
+        """Return whether a prefix keeps to its share of the staging area with units of these kinds."""
+        size = sum(self.arena.unit_bytes[kind] for kind in kinds)
+        return not departure.staged_bytes or departure.staged_bytes + size <= self._share_bytes
+
+    def _stage(self, departure: Departure, kind: Kind, unit: int) -> UnitCopy | None:
         """Return the copy of a unit to the staging area, or None if that is full."""
         staged = self.arena.take(kind)
         if staged is None:
             return None
         self.cache.arena.share(kind, unit)
+        departure.staged_bytes += self.arena.unit_bytes[kind]
         return UnitCopy(kind.value, unit, staged)
 
-    def _unstage(self, found: list[tuple[UnitCopy, StagedUnit]]) -> None:
+    def _unstage(self, departure: Departure, found: list[tuple[UnitCopy, StagedUnit]]) -> None:
         for copy, _ in found:
             self._release_source(copy)
+            departure.staged_bytes -= self.arena.unit_bytes[Kind(copy.kind)]
             self.arena.release(Kind(copy.kind), copy.lower)
 
     def _unit(
@@ -244,6 +260,7 @@ class Departures:
             kind = Kind(unit.kind)
             departure.staged.discard((kind, unit.unit))
             self.arena.release(kind, unit.unit)
+            departure.staged_bytes -= self.arena.unit_bytes[kind]
             self.sent_bytes += self.arena.unit_bytes[kind]
 
     # audit ----------------------------------------------------------------------------------------------------------
