@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,6 +241,7 @@ def test_on_a_gpu_both_ways_compute_the_same(dtype):
             assert all(mine.equal(theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
+@cache
 def kernels_of(source: Path) -> dict[str, tuple[str, ast.FunctionDef]]:
     """Compiled functions of a file by name, with the name of what decorates them."""
     found = {}
@@ -312,6 +314,7 @@ def calls(node: ast.AST) -> list[str]:
     return [function.id for function in found if isinstance(function, ast.Name)] or [""]
 
 
+@cache
 def returning_groups(source: Path) -> list[str]:
     functions = [node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.FunctionDef)]
     return [node.name for node in functions if node.returns is not None and "Arguments" in ast.unparse(node.returns)]
