@@ -48,7 +48,7 @@ def seconds_until_released(ahead: int, own: int, holders: int, holding_seconds: 
     A holder stays for `holding_seconds` on average, and how long it has been there says nothing about how long it will.
     Those ahead become holders themselves, so their number stays; behind them, the places of `own` stay empty.
 
-    >>> [seconds_until_released(ahead, own, 4, 12.0) for ahead, own in ((0, 1), (2, 1), (0, 2))]
+    >>> [round(seconds_until_released(ahead, own, 4, 12.0), 6) for ahead, own in ((0, 1), (2, 1), (0, 2))]
     [3.0, 9.0, 7.0]
     """
     if not holders:
