@@ -43,8 +43,9 @@ class FleetProcess:
 
     ready = ""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, drain_seconds: int) -> None:
         self.name = name
+        self.drain = ["--drain-seconds", str(drain_seconds)]
         self.log = folder / f"{name}.log"
         self.port = free_port()
         # Whether it is ready, and how often it was ended, so that a client knows whether it ended under it.
@@ -86,14 +87,14 @@ class FleetProcess:
 class ReplicaProcess(FleetProcess):
     ready = "serving routers at"
 
-    def __init__(self, folder: Path, name: str, secret: Path) -> None:
-        super().__init__(folder, name)
+    def __init__(self, folder: Path, name: str, drain_seconds: int, secret: Path) -> None:
+        super().__init__(folder, name, drain_seconds)
         self._secret = secret
         self.url = f"tcp://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
         door = ["--fleet-listen", f"127.0.0.1:{self.port}", "--fleet-secret", str(self._secret)]
-        own = ["--port", "0", "--restart-engine", "--drain-seconds", "5"]
+        own = ["--port", "0", "--restart-engine", *self.drain]
         return ["serve", *tiny_model.ARGUMENTS, *ENGINE, *door, *own]
 
     @property
@@ -116,14 +117,14 @@ class ReplicaProcess(FleetProcess):
 class RouterProcess(FleetProcess):
     ready = "replica tcp://"
 
-    def __init__(self, folder: Path, name: str, secret: Path, replicas: Path) -> None:
-        super().__init__(folder, name)
+    def __init__(self, folder: Path, name: str, drain_seconds: int, secret: Path, replicas: Path) -> None:
+        super().__init__(folder, name, drain_seconds)
         self._secret, self._replicas = secret, replicas
         self.url = f"http://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
         files = ["--replicas-file", str(self._replicas), "--fleet-secret", str(self._secret)]
-        own = ["--port", str(self.port), "--drain-seconds", "5", "--replica-timeout", "5"]
+        own = ["--port", str(self.port), *self.drain, "--replica-timeout", "5"]
         return ["route", *files, *own, "--model", str(tiny_model.FOLDER)]
 
     async def wait_ready(self) -> None:
@@ -159,13 +160,15 @@ def _command_of(process: str) -> bytes:
 class Fleet:
     """Replicas, routers, and the file that lists the replicas."""
 
-    def __init__(self, folder: Path, replicas: int, routers: int) -> None:
+    def __init__(self, folder: Path, replicas: int, routers: int, drain_seconds: int = 5) -> None:
         self.folder = folder
         self.secret, self.file = folder / "secret", folder / "replicas"
         self.secret.write_text(SECRET)
         self.secret.chmod(0o600)
-        self.replicas = [ReplicaProcess(folder, f"replica{place}", self.secret) for place in range(replicas)]
-        self.routers = [RouterProcess(folder, f"router{place}", self.secret, self.file) for place in range(routers)]
+        self.replicas = [ReplicaProcess(folder, f"replica{n}", drain_seconds, self.secret) for n in range(replicas)]
+        self.routers = [
+            RouterProcess(folder, f"router{n}", drain_seconds, self.secret, self.file) for n in range(routers)
+        ]
 
     def list(self, *replicas: ReplicaProcess) -> None:
         """Write the file that routers read, by renaming, as operators should."""

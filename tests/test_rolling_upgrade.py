@@ -119,7 +119,7 @@ async def test_a_rolling_upgrade_warms_the_new_replica_drains_the_old_one_and_lo
 
 @pytest.mark.slow
 def test_a_rolling_upgrade_over_weft_route_with_real_processes(tmp_path):
-    asyncio.run(upgrade_for_real(Fleet(tmp_path, replicas=2, routers=1)))
+    asyncio.run(upgrade_for_real(Fleet(tmp_path, replicas=2, routers=1, drain_seconds=SECONDS)))
 
 
 async def upgrade_for_real(fleet: Fleet) -> None:
