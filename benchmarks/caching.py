@@ -287,7 +287,8 @@ def draw_tiers(results: Results, folder: Path) -> None:
     for name, each in results.items():
         _, workload, model, variant = name.split("/")
         first = results[f"tiers/{workload}/{model}/device"]
-        group = f"{workload}, {model.split('-')[0]}"
+        # Longer names would not fit below the bars.
+        group = f"{workload}, {model[0].upper()}"
         shares[variant][group] = each["hit_tokens"] / max(1, each["oracle_tokens"])
         faster[variant][group] = each["ttft_p90"] / max(1e-9, first["ttft_p90"])
         loaded = [f"{each['loaded_tokens'].get(tier, 0) / 1e6:.2f} M" for tier in ("host", "disk")]

@@ -62,9 +62,9 @@ class Copier:
             links[-1].saves.erasing.resume(restoring.doomed)
         if config.remote:
             from weft.memory.tiers.discovery import Discovery
-            from weft.memory.tiers.remote_tier import remote_view
+            from weft.memory.tiers.remote_tier import view_bytes
 
-            view, copies = remote_view(ledger.spec, config.eviction), copying.remote
+            view, copies = empty_tier(ledger.spec, view_bytes(ledger.spec), config.eviction), copying.remote
             links.append(TierLink(len(links), "remote", upper, view, None, labelled=True))
             links[-1].discovery = Discovery(view, copies.store, copies.names, ledger.tenancy)
             # Saves to a store that hangs hold memory until they fail.

@@ -1,6 +1,6 @@
 """A store outside of the machine: bytes by name. The one that servers use is S3-compatible.
 
-Every call may fail, hang up to a timeout, or return bytes that are not those that were put: whoever gets them checks.
+Every call may fail, hang up to a timeout, or return bytes that are not those that were put: `remote_tier.py` checks.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from time import perf_counter
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import CopyFailed
-from weft.memory.cache import Cache
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import DamagedUnit
@@ -34,9 +33,9 @@ WAIT_SECONDS = 1e-3
 MOST_KNOWN = 1 << 17
 
 
-def remote_view(spec: MemorySpec, eviction: str) -> Cache:
-    """Return an empty cache for what an engine knows to be in a store. Its units stand for objects."""
-    return empty_tier(spec, MOST_KNOWN * max(unit_bytes(spec).values()), eviction)
+def view_bytes(spec: MemorySpec) -> int:
+    """Return the size of the cache of what an engine knows to be in a store. Its units stand for objects."""
+    return MOST_KNOWN * max(unit_bytes(spec).values())
 
 
 class ObjectNames:
