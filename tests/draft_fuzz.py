@@ -89,9 +89,9 @@ def grammars() -> Grammars:
 
 
 @cache
-def tight(family: str, exact: bool, head: bool) -> int:
+def tight(family: str, exact: bool, head: bool, length: int) -> int:
     spec = replace(subject(family, exact, head).memories, draft_room=ROOM)
-    return smallest_memory(family, LONGEST, SEATS, spec)
+    return smallest_memory(family, length, SEATS, spec)
 
 
 @dataclass(frozen=True)
@@ -149,9 +149,9 @@ def wish(random: Random, number: int, exact: bool, long: bool) -> Wish:
     count, greedy = random.choice([1, 9, 20, 40]), random.random() < 0.5
     # A text that repeats itself has suffixes.
     prompt = tokens(random.choice([1, 9, 40, 62, 150]), random.randrange(1 << 30)) * random.choice([1, 1, 2])
-    if long and len(prompt) < 100:
-        # Several sequences outgrow the memory together.
-        prompt, count = prompt[:40], 150
+    if long:
+        # Sequences outgrow the memory together.
+        prompt, count = prompt[:40], 120
     chosen = some(0.2, ("repetition_penalty", random.choice([0.8, 1.3])))
     chosen |= some(0.2, ("frequency_penalty", random.choice([-0.5, 1.5]))) | some(0.2, ("presence_penalty", 1.0))
     chosen |= some(0.2, ("logit_bias", {token: random.choice([-100.0, 3.0]) for token in several(4)}))
@@ -283,7 +283,8 @@ def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> Non
     random = Random(f"{family} {seed} {exact}")
     kind = random.choice([*DRAFTERS, *(["mtp"] * 2 if family in WITH_HEAD else [])])
     found, asked = subject(family, exact, kind == "mtp"), wishes(random, exact)
-    least = tight(family, exact, kind == "mtp")
+    length = max(len(each.prompt) + each.params.max_tokens for each in asked)
+    least = tight(family, exact, kind == "mtp", -(-length // 64) * 64)
     answers = answer_all(engine_of(found, exact, MEMORY), asked)
     drafting = drafting_of(kind, random, asked, answers)
     guesses = [
@@ -293,7 +294,7 @@ def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> Non
     engine = engine_of(
         found,
         exact,
-        int(random.choice([MEMORY, least, 1.2 * least])),
+        int(random.choice([MEMORY, least, 1.3 * least])),
         drafting,
         depth=random.randint(0, 1),
         max_tokens_per_step=random.choice([SEATS, 70, 200, 512]),

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.draft_fuzz import WITH_HEAD, fuzz
+from tests.draft_fuzz import DRAFTERS, WITH_HEAD, fuzz
 from tests.engines import FAMILIES
 
 # Window layers, experts, all kinds of recurrent layers, and heads.
@@ -15,13 +15,15 @@ REQUESTS = int(os.environ.get("WEFT_DRAFT_REQUESTS", "5000"))
 
 
 def test_a_hundred_fuzzed_requests_answer_with_drafts_as_without() -> None:
-    counts = fuzz(QUICK, 100)
+    # Five rounds that have all drafters, and no long answers.
+    counts = fuzz(QUICK, 100, first=4)
+    assert all(counts[f"drafts by {name}"] > 10 for name in (*DRAFTERS, "grammar", "mtp"))
     assert counts["accepted"] > 50
     assert counts["decided by rounding"] <= 1
 
 
 def test_fuzzed_requests_have_equal_bits_with_drafts_in_exact_mode() -> None:
-    assert fuzz(["qwen3_5", "gemma3"], 20, exact=True)["accepted"] > 10
+    assert fuzz(["qwen3_5"], 20, exact=True)["accepted"] > 10
 
 
 @pytest.mark.slow
@@ -33,8 +35,6 @@ def test_many_fuzzed_requests_answer_with_drafts_as_without(family: str, exact: 
     print(f"\n{family}{' exact' if exact else ''}: {dict(sorted(counts.items()))}")
     assert counts["decided by rounding"] <= REQUESTS / 500
     if REQUESTS >= 1000:
-        drafters = ["scripted", "suffix", "prediction", "grammar", "model"]
-        drafters += ["mtp"] if family in WITH_HEAD else []
+        drafters = [*DRAFTERS, "grammar", *(["mtp"] if family in WITH_HEAD else [])]
         missing = [name for name in drafters if not counts[f"drafts by {name}"]]
         assert not missing
-        assert counts["preemptions"] > 0

@@ -124,7 +124,7 @@ def run_paced(seed: int, patch: pytest.MonkeyPatch) -> Engine:
 def test_steps_beside_decodes_stay_within_the_bound_and_answers_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     shortened = 0
 
-    @thorough(40)
+    @thorough(25)
     @given(seed=st.integers(0, 1 << 40))
     def check(seed: int) -> None:
         nonlocal shortened
