@@ -26,6 +26,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.memory.kinds import Kind
+from weft.server.tls import TlsFiles
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
 
@@ -109,6 +110,31 @@ def test_granted_units_arrive_in_their_places_and_the_sender_hears_of_the_end(en
     assert sender.await_event(SendingEnded) == SendingEnded(4, None)
     assert len([event for event in sender.events if isinstance(event, UnitsSent)]) == 2
     receiver.await_event(ReceivingEnded)
+
+
+def test_a_prefix_travels_over_tls_that_is_bound_to_the_certificate(tmp_path):
+    trustme = pytest.importorskip("trustme")
+    (tmp_path / "one.pem").write_bytes(trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.bytes())
+    receiver = End(door=True, tls=TlsFiles(str(tmp_path / "one.pem")))
+    sender = End()
+    sender.memory[Kind.STATE][:] = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)[: 1 << 16]
+    there = replace(receiver.place, secure=True)
+    sender.transport.open(1, there, OFFER)
+    offered = receiver.await_event(Offered)
+    units = [ReservedUnit(3 + each, "state", each, KEYS[2], None, 192) for each in range(4)]
+    receiver.transport.grant(offered.transfer, 3, 3, True, units)
+    sender.await_event(Granted)
+    sender.transport.send(1, [StagedUnit(3 + each, "state", each, KEYS[2], None, 192, b"") for each in range(4)])
+    wait_until(lambda: receiver.events.extend(receiver.transport.poll()) or len(receiver.events) >= 5)
+    assert (receiver.memory[Kind.STATE][:4] == sender.memory[Kind.STATE][:4]).all()
+    receiver.transport.confirm(offered.transfer)
+    assert sender.await_event(SendingEnded) == SendingEnded(1, None)
+    # Without TLS, the same secret proves nothing there.
+    sender.events.clear()
+    sender.transport.open(2, receiver.place, OFFER)
+    assert sender.await_event(SendingEnded).error is not None
+    sender.transport.close()
+    receiver.transport.close()
 
 
 @pytest.mark.parametrize(
