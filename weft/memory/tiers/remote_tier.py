@@ -23,7 +23,6 @@ from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import DamagedUnit
 from weft.memory.tiers.disk_format import ENTRY, VERSION, checksum, decode
 from weft.memory.tiers.disk_tier import DiskFlight, header_of
-from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.remote_store import GuardedStore, StoreFailed
 
 # Connections for each direction.
