@@ -26,8 +26,9 @@ from weft.memory.spec import MemorySpec
 from weft.memory.tiers.departures import area_bytes
 from weft.runner.exact import ExactRunner
 from weft.runner.runner import Runner
+from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
-from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
+from weft.transfer.tcp import TcpTransport, TransferDoor
 
 SECRET = b"s" * 32
 SECONDS = 60.0

@@ -27,8 +27,9 @@ from weft.base.transfers import (
 )
 from weft.memory.kinds import Kind
 from weft.server.tls import TlsFiles
+from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
-from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
+from weft.transfer.tcp import TcpTransport, TransferDoor
 
 SECRET = b"s" * 32
 SIZES = {Kind.PAGE: 4096, Kind.STATE: 1 << 16}

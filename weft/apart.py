@@ -12,8 +12,9 @@ from weft.base.transfers import TransferSettings
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.tiers.departures import area_bytes
 from weft.server.tls import TlsFiles
+from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
-from weft.transfer.tcp import Memories, TcpTransport, TransferDoor
+from weft.transfer.tcp import TcpTransport, TransferDoor
 
 if TYPE_CHECKING:
     from weft.loading import Loaded

@@ -51,7 +51,7 @@ class Exchange:
         # Time that requests waited for their transfer after their prompt was computed.
         self.exposed_seconds = 0.0
         self._computed_at: dict[int, float] = {}
-        self.device = device
+        self._device = device
         self._ledger = ledger
         self._flights: deque[tuple[CopyPlan, Any]] = deque()
         self._finished: set[int] = set()
@@ -120,11 +120,11 @@ class Exchange:
             plan = None if self.departures is None else self.departures.plan()
             if plan is None:
                 return
-            self._flights.append((plan, self.device.copy(plan)))
+            self._flights.append((plan, self._device.copy(plan)))
 
     def _land(self, wait: bool) -> None:
         while self._flights:
-            if self.device.copied(self._flights[0][1], wait) is None:
+            if self._device.copied(self._flights[0][1], wait) is None:
                 return
             self._flights.popleft()
             assert self.departures is not None

@@ -12,10 +12,14 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
-from weft.transfer.messages import HEADER_BYTES, PeerGone, TransferError
+from weft.base.transfers import TransferEvent
+from weft.fleet.handshake import PLAIN
+from weft.transfer.messages import HEADER_BYTES, Contract, PeerGone, TransferError
 
 # A peer that neither sends nor takes a byte for this long has gone.
 PATIENCE_SECONDS = 30.0
@@ -23,7 +27,44 @@ PATIENCE_SECONDS = 30.0
 PULSE_SECONDS = 5.0
 
 
-class Connection:
+Units = Callable[[str, int], memoryview]
+
+
+@dataclass(slots=True)
+class Memories:
+    """The bytes of units by kind and index: in the staging area, and in arrivals."""
+
+    staged: Units | None = None
+    arrived: Units | None = None
+
+
+class TransferOwner(Protocol):
+    """What connections need from their transport. Any thread may call it."""
+
+    contract: Contract
+    secret: bytes
+    memories: Memories
+
+    def report(self, event: TransferEvent) -> None:
+        """Add an event for the engine."""
+
+    def note_sent(self, size_bytes: int, seconds: float) -> None:
+        """Refine the rate of sending."""
+
+    def admit(self, number: int) -> bool:
+        """Let a peer offer a prefix that has proved itself; return False if there are too many."""
+        ...
+
+    def gone(self, number: int, sending: bool) -> None:
+        """Forget a connection that has ended."""
+
+
+def channel_of(certificate: bytes | None) -> bytes:
+    """Return the name of a channel in the handshake: a MAC for a transfer is of no use at the door for routers."""
+    return sha256(b"weft transfer " + (PLAIN if certificate is None else certificate)).digest()
+
+
+class TransferConnection:
     """`act` is called in the connection's thread with what was put; it raises to end the transfer."""
 
     def __init__(self, stream: socket.socket, patience_seconds: float = PATIENCE_SECONDS) -> None:

@@ -7,14 +7,14 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
 from weft.fleet.handshake import MAX_BYTES, ReplicaSide
 from weft.memory.tiers.disk_format import checksum, decode
 from weft.memory.tiers.sent_units import misplaced
-from weft.transfer.connection import Connection
+from weft.transfer.connection import TransferConnection, TransferOwner
 from weft.transfer.messages import (
     MAX_MESSAGE_BYTES,
     MAX_OFFER_BYTES,
@@ -29,9 +29,6 @@ from weft.transfer.messages import (
     framed,
     read_from_sender,
 )
-
-if TYPE_CHECKING:
-    from weft.transfer.tcp import TcpTransport
 
 log = logging.getLogger("weft")
 
@@ -60,7 +57,7 @@ class Incomer:
         self,
         number: int,
         stream: socket.socket,
-        owner: TcpTransport,
+        owner: TransferOwner,
         tls: ssl.SSLContext | None,
         channel: bytes,
         handshake_seconds: float,
@@ -71,7 +68,7 @@ class Incomer:
         self._tls = tls
         self._channel = channel
         self._handshake_seconds = handshake_seconds
-        self._connection = Connection(stream, handshake_seconds)
+        self._connection = TransferConnection(stream, handshake_seconds)
         # Whether it has proved that it knows the secret.
         self.known = False
         self._offered = False
@@ -98,7 +95,7 @@ class Incomer:
                 log.warning("a prefix was not received: %s", str(error) or type(error).__name__)
         finally:
             self._connection.close()
-            self._owner.gone(self)
+            self._owner.gone(self.number, sending=False)
             if self._offered:
                 self._owner.report(ReceivingEnded(self.number))
 
@@ -110,7 +107,7 @@ class Incomer:
         side = ReplicaSide(self._owner.secret, self._channel)
         connection.write(side.hello())
         welcome = side.welcome(connection.read_message(MAX_BYTES))
-        if not self._owner.admit(self):
+        if not self._owner.admit(self.number):
             raise TransferError("too many transfers are under way")
         connection.write(welcome)
         connection.be_patient()

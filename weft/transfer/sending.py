@@ -8,14 +8,20 @@ import threading
 from contextlib import suppress
 from hashlib import sha256
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, UnitsSent
 from weft.fleet.handshake import MAX_BYTES, RouterSide
 from weft.fleet.remote import client_context
 from weft.memory.tiers.sent_units import header_of_staged
-from weft.transfer.connection import PATIENCE_SECONDS, PULSE_SECONDS, Connection
+from weft.transfer.connection import (
+    PATIENCE_SECONDS,
+    PULSE_SECONDS,
+    TransferConnection,
+    TransferOwner,
+    channel_of,
+)
 from weft.transfer.messages import (
     MAX_MESSAGE_BYTES,
     ConfirmMessage,
@@ -27,9 +33,6 @@ from weft.transfer.messages import (
     framed,
     read_from_receiver,
 )
-
-if TYPE_CHECKING:
-    from weft.transfer.tcp import TcpTransport
 
 log = logging.getLogger("weft")
 
@@ -46,12 +49,12 @@ class Confirmed(Exception):
 class Outgoer:
     """Sends one prefix. `put` takes staged units, in order, then `FINISH`."""
 
-    def __init__(self, number: int, destination: Destination, offer: Offer, owner: TcpTransport) -> None:
+    def __init__(self, number: int, destination: Destination, offer: Offer, owner: TransferOwner) -> None:
         self.number = number
         self._destination = destination
         self._offer = offer
         self._owner = owner
-        self._connection: Connection | None = None
+        self._connection: TransferConnection | None = None
         self._early: list[Any] = []
         self._lock = threading.Lock()
         self._abandoned = False
@@ -86,12 +89,12 @@ class Outgoer:
         finally:
             if self._connection is not None:
                 self._connection.close()
-            self._owner.gone(self)
+            self._owner.gone(self.number, sending=True)
             self._owner.report(SendingEnded(self.number, error))
 
     def _send(self) -> None:
         stream = self._connect()
-        connection = Connection(stream)
+        connection = TransferConnection(stream)
         with self._lock:
             self._connection = connection
             for order in self._early:
@@ -115,9 +118,7 @@ class Outgoer:
             stream.close()
             raise
 
-    def _authenticate(self, connection: Connection) -> None:
-        from weft.transfer.tcp import channel_of
-
+    def _authenticate(self, connection: TransferConnection) -> None:
         certificate = None
         if self._destination.secure:
             found = connection.stream.getpeercert(binary_form=True)  # type: ignore[attr-defined]

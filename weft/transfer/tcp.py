@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import sha256
+from typing import Any
 
 from weft.base.transfers import (
     Destination,
@@ -24,9 +24,9 @@ from weft.base.transfers import (
     StagedUnit,
     TransferEvent,
 )
-from weft.fleet.handshake import PLAIN
 from weft.fleet.listener import certificate_name
 from weft.server.tls import TlsFiles
+from weft.transfer.connection import Memories, channel_of
 from weft.transfer.messages import Contract
 from weft.transfer.receiving import Ending, Granting, Incomer
 from weft.transfer.sending import FINISH, Outgoer
@@ -43,8 +43,6 @@ ACCEPT_SECONDS = 0.2
 # Weight of a new unit in the rate of sending.
 RATE_SHARE = 0.05
 
-Units = Callable[[str, int], memoryview]
-
 
 @dataclass(frozen=True, slots=True)
 class TransferDoor:
@@ -53,14 +51,6 @@ class TransferDoor:
     listener: socket.socket
     tls: TlsFiles | None = None
     handshake_seconds: float = HANDSHAKE_SECONDS
-
-
-@dataclass(slots=True)
-class Memories:
-    """The bytes of units by kind and index: in the staging area, and in arrivals."""
-
-    staged: Units | None = None
-    arrived: Units | None = None
 
 
 class TcpTransport:
@@ -105,11 +95,11 @@ class TcpTransport:
             rate, known = size_bytes / seconds, self.send_bytes_per_second
             self.send_bytes_per_second = rate if known is None else known + RATE_SHARE * (rate - known)
 
-    def gone(self, connection: Outgoer | Incomer) -> None:
+    def gone(self, number: int, sending: bool) -> None:
         """Forget a connection that has ended."""
         with self._lock:
-            table = self._outgoing if isinstance(connection, Outgoer) else self._incoming
-            table.pop(connection.number, None)
+            table: dict[int, Any] = self._outgoing if sending else self._incoming
+            table.pop(number, None)
 
     def _accept(self) -> None:
         assert self._door is not None
@@ -132,12 +122,12 @@ class TcpTransport:
                 strangers[0].abandon()
             incomer.start()
 
-    def admit(self, incomer: Incomer) -> bool:
+    def admit(self, number: int) -> bool:
         """Let a peer offer a prefix that has proved itself; return False if there are too many."""
         with self._lock:
             known = sum(each.known for each in self._incoming.values())
-            incomer.known = known < MOST_TRANSFERS and not self._closed
-            return incomer.known
+            self._incoming[number].known = known < MOST_TRANSFERS and not self._closed
+            return self._incoming[number].known
 
     # Transport --------------------------------------------------------------------------------------------------------
 
@@ -199,8 +189,3 @@ class TcpTransport:
             connections: list[Outgoer | Incomer] = [*self._outgoing.values(), *self._incoming.values()]
         for connection in connections:
             connection.abandon()
-
-
-def channel_of(certificate: bytes | None) -> bytes:
-    """Return the name of a channel in the handshake: a MAC for a transfer is of no use at the door for routers."""
-    return sha256(b"weft transfer " + (PLAIN if certificate is None else certificate)).digest()
