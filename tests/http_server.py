@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
@@ -24,6 +25,7 @@ from weft.server.app import create_app
 from weft.server.connections import bounded_connections
 from weft.server.front import pool_for
 from weft.server.launch import Server
+from weft.server.listener import bind
 from weft.server.settings import ServerSettings
 from weft.server.thread_backend import ThreadBackend
 from weft.text.template import ChatTemplate
@@ -80,7 +82,7 @@ class Served:
         self.app = create_app(
             self.backend, tokenizer, template, ends, self.settings, pool=self.pool, connections=connections
         )
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         ready = self._ready.set
         self.server = Server(self.app, self.settings, self._drain, lambda _: ready(), connections=connections)
@@ -195,9 +197,12 @@ def serving(
     `pool`: how its text workers differ from the usual ones.
     """
     chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
+    limited = settings or ServerSettings()
+    # A busy machine may need long to start a text worker.
+    patient = replace(limited.limits, text_seconds=max(SECONDS, limited.limits.text_seconds))
     served = Served(
         ThreadBackend.from_options(chosen, progress=False),
-        settings or ServerSettings(),
+        replace(limited, limits=patient),
         texts,
         template,
         start,
