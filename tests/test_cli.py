@@ -240,7 +240,8 @@ def test_an_option_may_be_repeated_where_it_holds_several():
         ("--max-running-requests 8", {"max_sequences": 8}),
         ("--max-num-batched-tokens 512", {"max_tokens_per_step": 512}),
         ("--chunked-prefill-size 512", {"max_tokens_per_step": 512}),
-        ("--tensor-parallel-size 1 --tp 1 --dp-size=1 --pp 1", {}),
+        ("--dp-size=1 --pp 1", {}),
+        ("--tp 2 --enable-expert-parallel", {"tensor_parallel": 2, "expert_parallel": True}),
         ("--no-enable-prefix-caching", {"cache": False}),
         ("--disable-radix-cache", {"cache": False}),
         ("--enable-prefix-caching", {"cache": True}),
@@ -267,8 +268,8 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--tensor-parallel-size 2", "--tensor-parallel-size 2: Weft runs a model on one device"),
-        ("--tp=8", "--tp 8: Weft runs"),
+        ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2: use --tensor-parallel"),
+        ("--ep=8", "--ep 8: use --tensor-parallel with --expert-parallel"),
         ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
         ("--quantization fp8", "quantised weights"),
         ("--load-format gguf", "--load-format gguf: must be one of dummy, auto, safetensors"),

@@ -218,9 +218,36 @@ async def test_a_fleet_of_prefill_engines_alone_answers_nothing():
 
 
 @in_loop
+async def test_a_fleet_whose_decode_engines_have_ended_for_good_has_failed():
+    async with apart() as both:
+        waiting = asyncio.ensure_future(both.fleet.wait_failed())
+        both.decoders[0].die(for_good=True)
+        assert "all replicas have ended" in await waiting
+
+
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.ERROR])
+@in_loop
+async def test_a_prompt_that_was_not_sent_counts_as_work_of_the_decode_engine(finish):
+    async with apart(chooser=RoutedChoice()) as both:
+        [prefiller], [decoder], view = both.prefillers, both.decoders, both.choice.router.replicas["d0"]
+        for member, running in ((prefiller, 0), (decoder, 5)):
+            member._receive(EngineNews(None, ReplicaLoad(token_seconds=0.001, running=running)))
+        task = await both.submit(long_request())
+        await both.step(prefiller, generate=False)
+        assert [each.work.tokens for each in view.unstarted.values()] == [200 - 192]
+        finish_prefills(prefiller, finish)
+        await turns()
+        [booked] = view.unstarted.values()
+        assert booked.work.tokens == (8 if finish is FinishReason.LENGTH else 200)
+        for _ in range(4):
+            await both.step(decoder)
+        await task
+
+
+@in_loop
 async def test_the_router_sends_a_prompt_over_a_prefill_engine_if_that_is_estimated_to_pay():
     def load(rate: float, running: int) -> EngineNews:
-        return EngineNews(None, ReplicaLoad(prefill_tokens_per_second=rate, running=running))
+        return EngineNews(None, ReplicaLoad(token_seconds=1 / rate, running=running))
 
     async with apart(chooser=RoutedChoice()) as both:
         [prefiller], [decoder] = both.prefillers, both.decoders

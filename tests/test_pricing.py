@@ -7,15 +7,22 @@ from heapq import heapify, heappop, heappush
 from random import Random
 from statistics import mean
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import mirrored
 from tests.mirrored import MirroredEngine
+from tests.rolling import RollingDevice, rolling_spec
 from tests.workloads import random_workload
+from weft.base.config import EngineConfig
+from weft.base.plan import Plan
+from weft.base.sampling import SamplingParams
 from weft.engine.load import ReplicaLoad
+from weft.engine.loop import Engine
 from weft.engine.prompt_costs import PromptCosts
+from weft.engine.request import Request
 from weft.fleet.pricing import PromptSpeed, PromptWork
 from weft.fleet.router import FleetRouter, ReplicaView, RoutingPolicy
 from weft.memory.journal import CacheChanges, Tier
@@ -306,3 +313,24 @@ def test_memory_that_an_engine_reports_as_held_is_what_cannot_be_evicted(monkeyp
         assert load.held_bytes == 0
         assert load.prompt_pairs >= load.prompt_tokens / 2
         assert load.memory_bytes == engine.ledger.arena.slabs * engine.ledger.arena.slab_bytes
+
+
+def test_prompts_are_timed_on_a_device_that_computes_while_a_step_is_launched(monkeypatch):
+    clock, spec = Hand(), rolling_spec()
+    monkeypatch.setattr("weft.engine.load.perf_counter", clock)
+    device = RollingDevice(spec, 1 << 18, 1)
+    launch = device.launch
+
+    def computing(plan: Plan) -> object:
+        clock.now += 0.001 * len(plan.tokens)
+        return launch(plan)
+
+    device.launch = computing
+    config = EngineConfig(
+        memory_bytes=1 << 18, max_sequences=1, max_tokens_per_step=128, max_length=600, depth=0, cache=False
+    )
+    engine = Engine(spec, device, config)
+    engine.add(Request(np.arange(512, dtype=np.int32) % 90, SamplingParams(max_tokens=1)))
+    while not engine.idle:
+        engine.step()
+    assert engine.load().token_seconds == pytest.approx(0.001, rel=0.05)

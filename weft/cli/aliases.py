@@ -13,7 +13,6 @@ from weft.base.errors import OptionError
 
 # Stands for values that pass through unchanged.
 ANY = "*"
-ONE_PROCESS = "Weft runs a model on one device; start several servers behind a router instead"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,11 @@ SERVER = (
     switch("--no-enable-prefix-caching --disable-radix-cache", "--no-cache"),
     switch("--disable-overlap-schedule --no-async-scheduling", "--depth 0"),
     switch("--async-scheduling", "--depth 1"),
-    only("--tensor-parallel-size --tp-size --tp -tp", "1", ONE_PROCESS),
+    value("--tensor-parallel-size --tp-size --tp -tp", "--tensor-parallel"),
+    switch("--enable-expert-parallel", "--expert-parallel"),
     only("--data-parallel-size --dp-size --dp -dp", "1", "use --replicas"),
-    only("--pipeline-parallel-size --pp-size --pp -pp", "1", ONE_PROCESS),
-    only("--expert-parallel-size --ep-size --ep", "1", ONE_PROCESS),
+    only("--pipeline-parallel-size --pp-size --pp -pp", "1", "use --tensor-parallel"),
+    only("--expert-parallel-size --ep-size --ep", "1", "use --tensor-parallel with --expert-parallel"),
     only("--kv-cache-dtype", "auto", "the KV cache has the model's data type"),
     only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
     value("--gpu-memory-utilization --mem-fraction-static", "--memory-fraction"),

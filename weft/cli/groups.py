@@ -30,7 +30,7 @@ GROUPS: Mapping[str, Groups] = {
     "serve": {
         **FRONT,
         "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "fleet": "fleet_listen fleet_secret kv_events",
+        "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer_listen",
     },
     "route": {
         "replicas": "replica replicas_file fleet_secret replica_timeout",
@@ -55,6 +55,7 @@ GROUPS: Mapping[str, Groups] = {
         "model and memory": "model memory calibrate max_sequences max_tokens_per_step max_length stride",
         "fleet": "replicas router",
         "cache": "cache eviction without capture_every alpha oracle",
+        "tiers": "host_memory disk_size host_rate disk_read_rate disk_write_rate",
         "report": "explain json plot progress",
     },
 }

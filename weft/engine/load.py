@@ -47,7 +47,7 @@ class ReplicaLoad:
 
 
 class StepClock:
-    """Measures steps: the time from one landing, or a launch into an idle device, to the next landing."""
+    """Measures steps: the time from one landing, or the start of a launch into an idle device, to the next landing."""
 
     def __init__(self, tiers: Tiers | None) -> None:
         self.prompt_tokens = 0

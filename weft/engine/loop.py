@@ -312,8 +312,9 @@ class Engine:
         if step is not None:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
+            # Before the launch: a CPU computes during it.
+            self.clock.launched(alone=not self._flights)
             self._flights.append((step, self._device.launch(step.plan)))
-        self.clock.launched(alone=step is not None and len(self._flights) == 1)
         if self.copier is not None:
             self.copier.launch_loads(wait=not self._flights)
         if self.exchange is not None and not self._flights and self.ledger.departures is not None:

@@ -50,5 +50,10 @@ class Pacing:
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
-        others = self.costs.seconds(max(1, int((~prompts).sum())), int(drafts.sum()))
-        self.chunks.observe(int(lengths[prompts].sum()), seconds - others)
+        rows, tokens = max(1, int((~prompts).sum())), int(lengths[prompts].sum())
+        others = self.costs.seconds(rows, int(drafts.sum()))
+        if seconds <= others:
+            # The decodes took less time than is assumed: at most that of the whole step.
+            self.costs.observe(rows + int(drafts.sum()), int(drafts.sum()), seconds)
+            others = seconds * rows / (rows + tokens)
+        self.chunks.observe(tokens, seconds - others)

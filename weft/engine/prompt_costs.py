@@ -5,7 +5,7 @@ from __future__ import annotations
 # What is left of earlier steps' weight with each further one.
 KEPT = 0.98
 # Steps with fewer prompt tokens are dominated by decodes and by reading weights.
-LEAST_TOKENS = 128
+LEAST_TOKENS = 64
 
 
 class PromptCosts:

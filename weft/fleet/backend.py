@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -73,7 +73,7 @@ class FleetBackend:
         self._admitted = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure = ""
-        self._warm_up = WarmUp(self.chooser, lambda: any(member.takes_requests for member in self.members))
+        self._warm_up = WarmUp(self.chooser, lambda: any(self._answering()))
         self._tasks: set[asyncio.Task[None]] = set()
 
     # start and stop -------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class FleetBackend:
     def healthy(self) -> bool:
         """Whether at least one member accepts requests."""
         running = self._closed is None and not self._draining
-        return running and any(member.takes_requests and answers_requests(member) for member in self.members)
+        return running and any(self._answering())
 
     @property
     def open(self) -> int:
@@ -219,10 +219,12 @@ class FleetBackend:
             raise
         return stream
 
+    def _answering(self) -> Iterator[Member]:
+        return (member for member in self.members if member.takes_requests and answers_requests(member))
+
     async def _place(self, stream: FleetStream, error: Exception) -> None:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
-        taking = [member for member in self.members if member.takes_requests and answers_requests(member)]
-        available = [member for member in taking if member.name not in stream.tried]
+        available = [member for member in self._answering() if member.name not in stream.tried]
         for member in self.chooser.rank(stream.id, stream.request, available):
             if stream.is_closed:
                 raise error
@@ -234,7 +236,7 @@ class FleetBackend:
                 leg.abort()
             if stream.is_closed:
                 raise error
-            self.chooser.placed(stream.id, stream.request, member)
+            self.chooser.placed(stream.id, stream.request, member, apart=leg is not None)
             if leg is not None:
                 # The reader goes on to the member when the prompt was sent there.
                 stream.follow(leg, member)
@@ -286,15 +288,17 @@ class FleetBackend:
         member.retries += 1
         self._note_failure(member)
 
-    async def _arrive(self, stream: FleetStream, member: Member) -> None:
-        """Submit a request to the member that its prompt was sent to, or to another one."""
+    async def _arrive(self, stream: FleetStream, member: Member, sent: bool) -> None:
+        """Submit a request to the member that its prompt was `sent` to, or to another one."""
         failed: Exception | None = EngineStopped(LEFT)
         if stream.is_closed:
             raise EngineStopped(LEFT)
-        if member.takes_requests:
-            failed = await self._submit_to(stream, member)
-        else:
+        if not sent or not member.takes_requests:
             self.chooser.left(stream.id)
+        if member.takes_requests:
+            if not sent:
+                self.chooser.placed(stream.id, stream.request, member)
+            failed = await self._submit_to(stream, member)
         if failed is not None:
             await self._place(stream, failed)
 
@@ -376,7 +380,9 @@ class FleetBackend:
         member.state = MemberState.FAILED
         member.give_up()
         self.chooser.removed(member)
-        if not self._patient and all(each.state is MemberState.FAILED for each in self.members):
+        # Prefill engines alone answer nothing.
+        answering = [each for each in self.members if answers_requests(each)]
+        if not self._patient and all(each.state is MemberState.FAILED for each in answering):
             self._closed, self._failure = ALL_ENDED, f"{ALL_ENDED}; the last one: {reason}"
             self._failed.set()
 

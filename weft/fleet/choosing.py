@@ -31,8 +31,8 @@ class Chooser(Protocol):
         """
         ...
 
-    def placed(self, number: int, request: Request, member: Member) -> None:
-        """Note that a request is about to be sent to a member."""
+    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
+        """Note that a request is about to be sent to a member; `apart`: a prefill engine computes its prompt."""
         ...
 
     def started(self, number: int) -> None:
@@ -88,7 +88,7 @@ class LeastOpen:
     ) -> list[Member]:
         return sorted(prefillers, key=lambda each: each.open) if len(request.prompt) > LEAST_APART else []
 
-    def placed(self, number: int, request: Request, member: Member) -> None:
+    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
         pass
 
     def started(self, number: int) -> None:

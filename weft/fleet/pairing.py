@@ -13,6 +13,7 @@ from weft.base.errors import EngineStopped, RequestError
 from weft.base.grid import CELL, floor_to_grid
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
+from weft.engine.events import FinishReason
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser
 from weft.fleet.member import LEFT, Member
@@ -80,6 +81,8 @@ class PrefillLeg:
         self._member: Member | None = None
         self._inner: OutputStream | None = None
         self._aborted = False
+        # Whether the whole prefix has arrived.
+        self.sent = False
 
     async def begin(self) -> bool:
         """Submit the prompt to the next member that accepts it; return whether one did."""
@@ -117,8 +120,9 @@ class PrefillLeg:
         while self._inner is not None and self._member is not None:
             inner, member = self._inner, self._member
             try:
-                async for _ in inner:
+                async for outputs in inner:
                     self._chooser.started(self.number)
+                    self.sent = outputs[-1].finish is FinishReason.LENGTH
             except EngineStopped:
                 if self._aborted:
                     return

@@ -30,7 +30,6 @@ class Ranked:
     keys: list[Key]
     choices: dict[str, Choice]
     assigned: int | None = None
-    apart: int = 0  # tokens that a prefill engine computes
 
 
 def _order(choice: Choice, member: Member) -> tuple[float, int]:
@@ -78,16 +77,16 @@ class RoutedChoice:
         best = min(choices, key=lambda choice: choice.cost)
         if not self.router.pays_apart(here, best, len(request.prompt)):
             return []
-        ranked.apart = end
         self._ranked[leg] = Ranked(ranked.keys[: end // CELL], {choice.replica: choice for choice in choices})
         return [by_name[choice.replica] for choice in choices]
 
-    def placed(self, number: int, request: Request, member: Member) -> None:
+    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
         ranked = self._ranked[number]
         choice = ranked.choices[member.name]
         if member.name in self.router.replicas:
             # What is computed elsewhere is no work here.
-            expected = replace(choice, saved=max(choice.saved, ranked.apart))
+            elsewhere = floor_to_grid(len(request.prompt) - 1, CELL) if apart else 0
+            expected = replace(choice, saved=max(choice.saved, elsewhere))
             ranked.assigned = self.router.assign(expected, ranked.keys, len(request.prompt), request.priority)
         if choice.saved:
             self._wanted.note(ranked.keys[: choice.saved // CELL], request.prompt[: choice.saved], request.salt)

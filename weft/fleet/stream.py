@@ -43,7 +43,7 @@ class FleetStream(OutputStream):
         move: Callable[[FleetStream, EngineStopped], Awaitable[None]],
         started: Callable[[FleetStream], None],
         closed: Callable[[FleetStream], None],
-        arrive: Callable[[FleetStream, Member], Awaitable[None]] | None = None,
+        arrive: Callable[[FleetStream, Member, bool], Awaitable[None]] | None = None,
     ) -> None:
         super().__init__(number, loop)
         self.request = request
@@ -112,7 +112,7 @@ class FleetStream(OutputStream):
             self.close()
             raise
         self._leg = None
-        await self._placed(self._arrive(self, member))
+        await self._placed(self._arrive(self, member, leg.sent))
 
     async def _placed(self, placing: Awaitable[None]) -> None:
         try:

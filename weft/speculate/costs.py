@@ -15,6 +15,9 @@ CHUNK_MEMORY = 0.9
 MOST_SURPRISE = 4.0
 # How many times the largest of the last chunks the line through them holds for.
 REACH = 1.5
+# How many times their reach the next chunk may have: twice the largest of the last ones, so that a wrong line is
+# noticed before it does harm.
+GROWTH = 4 / 3
 # Relative variance of chunk sizes below which a line through them is noise, and the least time of a chunk.
 LEAST_SPREAD = 0.01
 LEAST_SECONDS = 1e-6
@@ -130,11 +133,11 @@ class ChunkCosts:
         return (fixed + each * within) * tokens / within
 
     def tokens(self, seconds: float) -> int:
-        """Return how many tokens add at most this time."""
+        """Return how many tokens add at most this time: no more than twice as many as the last chunks had."""
         fixed, each = self._line()
         most = fixed + each * self._reach
         found = (seconds - fixed) / each if seconds < most else self._reach * seconds / most
-        return max(0, int(found))
+        return max(0, int(min(found, GROWTH * self._reach)))
 
     def _line(self) -> tuple[float, float]:
         """Return the fixed part and that of each token. Chunks of one size do not tell them apart: then all is per

@@ -160,7 +160,7 @@ class Guide:
         self.mask = self._look()
         self._look_seconds = thread_time() - began
         self._seconds_left += TOKEN_SECONDS - self._look_seconds
-        if self._seconds_left < 0:
+        if self._seconds_left < 0 and not self.ended:
             raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
 
     def forced(self) -> list[int]:

@@ -7,7 +7,7 @@ SHARE = 0.2
 # Copies smaller than this are dominated by their start.
 LEAST_BYTES = 1 << 20
 # Steps with fewer prompt tokens say little about the rate of prefill.
-LEAST_TOKENS = 128
+LEAST_TOKENS = 64
 # Loading is chosen only if it takes at most this share of the time that computing takes.
 MARGIN = 0.9
 
