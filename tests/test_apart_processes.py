@@ -191,7 +191,7 @@ def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monke
         (["--role", "prefill"], "--role is prefill, which needs --fleet-listen"),
         (["--prefill-replicas", "1"], "--prefill-replicas must be less than --replicas, which is 1, got 1"),
         (["--replicas", "2", "--prefill-replicas", "2"], "must be less than --replicas, which is 2"),
-        (["--replicas", "2", "--prefill-replicas", "1", "--no-cache"], "cannot be combined with no_cache"),
+        (["--replicas", "2", "--prefill-replicas", "1", "--no-cache"], "cannot be combined with --no-cache"),
         (["--transfer-listen", "127.0.0.1:0"], "--transfer-listen needs --role decode"),
         (["--arrivals", "much"], "--arrivals must be a size"),
     ],

@@ -95,7 +95,7 @@ def test_a_router_that_cannot_work_is_one_line(arguments, complaint, secret, cap
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--fleet-listen", "127.0.0.1:0"], "--fleet-listen and fleet_secret need each other"),
+        (["--fleet-listen", "127.0.0.1:0"], "--fleet-listen and --fleet-secret need each other"),
         (["--fleet-listen", "nowhere", "--fleet-secret", "x"], "--fleet-listen must be HOST:PORT"),
         (["--fleet-listen", "a:1", "--fleet-secret", "x", "--replicas", "2"], "--fleet-listen serves one engine"),
     ],

@@ -197,18 +197,20 @@ class ServeOptions(FrontOptions, Options):
         if self.role != "both" and self.fleet_listen is None:
             raise InvalidOption("role", f"is {self.role}, which needs --fleet-listen and a router (weft route)")
         if self.prefill_replicas < 0 or (self.prefill_replicas and self.prefill_replicas >= self.replicas):
-            asked = f"must be less than --replicas, which is {self.replicas}"
-            raise InvalidOption("prefill_replicas", f"{asked}, got {self.prefill_replicas}")
-        apart = self.role != "both" or self.prefill_replicas > 0
-        for name, given in (("tensor_parallel", self.tensor_parallel > 1), ("no_cache", not self.cache)):
-            if apart and given:
-                raise InvalidOption("role", f"cannot be combined with {name}: its engines do not exchange prefixes")
-        if apart and self.in_process:
-            raise InvalidOption("role", "needs an engine process; do not pass --in-process with it")
+            least = f"must be less than --replicas, which is {self.replicas}"
+            raise InvalidOption("prefill_replicas", f"{least}, got {self.prefill_replicas}")
+        asked = "prefill_replicas" if self.prefill_replicas else "role" if self.role != "both" else None
+        if asked is None:
+            return
+        for other, given in (("--tensor-parallel", self.tensor_parallel > 1), ("--no-cache", not self.cache)):
+            if given:
+                raise InvalidOption(asked, f"cannot be combined with {other}: its engines do not exchange prefixes")
+        if self.in_process:
+            raise InvalidOption(asked, "needs engine processes; do not pass --in-process with it")
 
     def _check_fleet(self) -> None:
         if (self.fleet_listen is None) != (self.fleet_secret is None):
-            raise InvalidOption("fleet_listen", "and fleet_secret need each other; pass both")
+            raise InvalidOption("fleet_listen", "and --fleet-secret need each other; pass both")
         if self.fleet_listen is not None:
             read_address(self.fleet_listen)
             if self.replicas > 1:

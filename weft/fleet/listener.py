@@ -123,7 +123,7 @@ class FleetListener:
         self._refused += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged_at >= LOG_SECONDS:
-            log.warning("refused %d routers, the last one because %s", self._refused, reason)
+            log.warning("refused %d connections of routers; the last: %s", self._refused, reason)
             self._refused, self._logged_at = 0, now
 
     async def _greet(self, client: socket.socket) -> None:

@@ -57,7 +57,7 @@ struct Grouping {
         pairs = work.take<long>(count);
         places = work.take<long>(count);
         std::fill_n(next, call.experts + 1, 0);
-        for (long pair = 0; pair < count; pair++) 
+        for (long pair = 0; pair < count; pair++)
             if (is_here(call, pair)) next[call.chosen[pair] + 1]++;
         for (long expert = 0, first = 0; expert < call.experts; expert++) {
             long rows = next[expert + 1];
