@@ -7,7 +7,7 @@ here they are nodes without a page, and a path is loaded only if the device has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -77,6 +77,9 @@ class ArrivalsLink(TierLink):
 
     def plan_save(self, idle: bool = False) -> CopyPlan | None:
         return None
+
+    def under_way(self) -> Iterable[Key]:
+        return (incoming.keys[0] for incoming in self.incoming.values() if incoming.keys)
 
     def deepest(self, keys: list[Key], limit: int) -> Node | None:
         reusable = keys[: floor_to_grid(limit, self.lower.cell) // self.lower.cell]
