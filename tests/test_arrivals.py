@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from tests.apart import make_pair
-from weft.base.transfers import Offer
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from tests.apart import make_pair, offer_of
+from tests.bad_wire import ReceivingEnd
+from tests.workloads import request_of
+from weft.base.transfers import Offer, Offered, ReceivingEnded, ReservedUnit, TransferEvent, UnitReceived
 from weft.engine.loop import Engine
 from weft.memory import tenancy
 from weft.memory.kinds import Kind
@@ -66,3 +73,73 @@ def test_the_tenant_of_a_prefix_is_known_when_it_leaves_the_device_while_it_is_s
     note_many(engine)
     tiers.landed(plan, 0.0)
     assert ledger.drop(TENANT, None)["dropped_tokens"]["host"] == ledger.spec.cell
+
+
+class LyingPeer(ReceivingEnd):
+    """Offers what it likes; every granted unit arrives, with any bytes."""
+
+    def __init__(self) -> None:
+        self.events: list[TransferEvent] = []
+        self.granted: dict[int, list[ReservedUnit]] = {}
+        self.refused: dict[int, str] = {}
+        self.confirmed: set[int] = set()
+
+    def offer(self, number: int, keys: Sequence[bytes]) -> None:
+        self.granted[number] = []
+        self.events.append(Offered(number, Offer(tuple(keys), TENANT)))
+
+    def send_one(self, number: int) -> None:
+        if number in self.refused or number in self.confirmed:
+            del self.granted[number]
+            self.events.append(ReceivingEnded(number))
+        elif self.granted[number]:
+            self.events.append(UnitReceived(number, self.granted[number].pop(0).place))
+
+    def grant(self, transfer: int, first: int, end: int, point: bool, units: Sequence[ReservedUnit]) -> None:
+        self.granted[transfer] += units
+
+    def confirm(self, transfer: int) -> None:
+        self.confirmed.add(transfer)
+
+    def refuse(self, transfer: int, reason: str) -> None:
+        self.refused[transfer] = reason
+
+    def poll(self) -> list[TransferEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("keys", [[1, 2, 1], [2], [2, 1], [3, 2], [1, 3, 2]])
+def test_an_offer_whose_keys_are_no_prefix_is_refused(keys):
+    engine = decode_engine()
+    cache, peer = engine.ledger.cache, LyingPeer()
+    assert engine.exchange is not None
+    engine.exchange.transport = peer
+    above = cache.publish(key(1), None, cache.take(Kind.PAGE))
+    cache.publish(key(2), above, cache.take(Kind.PAGE))
+    peer.offer(1, [key(number) for number in keys])
+    engine.step()
+    assert "not those of one prefix" in peer.refused[1]
+
+
+def test_no_offer_of_a_peer_that_lies_ends_the_engine():
+    for seed in range(12):
+        pair, random, peer = make_pair(seed), Random(seed), LyingPeer()
+        assert pair.decode.exchange is not None
+        pair.decode.exchange.transport = peer
+        paths = [list(offer_of(each, pair.workload).keys) for each in pair.workload.arrivals]
+        known = [each for path in paths for each in path]
+        for number in range(60):
+            kind = random.randrange(4)
+            chosen = random.choice(paths)
+            made = [chosen, chosen[::-1], chosen + random.choice(paths), random.choices(known, k=4) if known else []]
+            if made[kind]:
+                peer.offer(number, made[kind])
+            if random.random() < 0.2:
+                pair.decode.add(request_of(random.choice(pair.workload.arrivals)))
+            for other in list(peer.granted):
+                peer.send_one(other)
+            pair.decode.step()

@@ -185,7 +185,12 @@ class Exchange:
         if tiers is None or arrivals is None:
             self.transport.refuse(number, "this engine receives no prefixes")
             return
-        reason = arrivals.open(number, offer, tiers.known_cells(list(offer.keys)))
+        keys, tries = list(offer.keys), [cache.trie for cache in self._ledger.caches]
+        if len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries):
+            arrivals.refused += 1
+            self.transport.refuse(number, "the keys of the offer are not those of one prefix")
+            return
+        reason = arrivals.open(number, offer, tiers.known_cells(keys))
         if reason is not None:
             self.transport.refuse(number, reason)
             return
@@ -212,7 +217,7 @@ class Exchange:
             return
         arrivals.received(number, place)
         if arrivals.incoming[number].dropped:
-            self.transport.refuse(number, "prefixes were dropped")
+            self.transport.refuse(number, "its prefix was dropped, or another transfer has its keys in other places")
         else:
             self._grant(number)
 

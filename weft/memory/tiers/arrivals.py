@@ -46,7 +46,7 @@ class Incoming:
         self.received: set[int] = set()
         # All of it is granted that is not here.
         self.decided = False
-        # Its prefix was dropped meanwhile: nothing more is published.
+        # Nothing more is published: its prefix was dropped meanwhile, or another one has its keys in other places.
         self.dropped = False
 
 
@@ -69,6 +69,7 @@ class ArrivalsLink(TierLink):
 
     def __init__(self, level: int, upper: Cache, lower: Cache, tenancy: Tenancy) -> None:
         super().__init__(level, "arrivals", upper, lower, None)
+        lower.trie.trusted = False
         self.tenancy = tenancy
         self.paged = Kind.PAGE in lower.arena.unit_bytes
         self.incoming: dict[int, Incoming] = {}
@@ -185,6 +186,10 @@ class ArrivalsLink(TierLink):
             return
         while incoming.published < incoming.reserved and incoming.published in incoming.received:
             cell = incoming.published
+            known = self.lower.trie.nodes.get(incoming.keys[cell])
+            if known is not None and known.parent is not incoming.tip:
+                self._give_up(incoming)
+                return
             incoming.published += 1
             self._publish(incoming, cell, incoming.pages.pop(cell))
         if incoming.published == incoming.end and incoming.point is not None and self._point_is_whole(incoming):
@@ -237,9 +242,12 @@ class ArrivalsLink(TierLink):
     def drop_incoming(self) -> None:
         """Publish nothing more of the prefixes that are under way, because prefixes are being dropped."""
         for incoming in self.incoming.values():
-            incoming.dropped = True
-            self.lower.unpin(incoming.tip)
-            incoming.tip = None
+            self._give_up(incoming)
+
+    def _give_up(self, incoming: Incoming) -> None:
+        incoming.dropped = True
+        self.lower.unpin(incoming.tip)
+        incoming.tip = None
 
     def _hold(self, incoming: Incoming, node: Node) -> None:
         before, incoming.tip = incoming.tip, node
