@@ -77,15 +77,19 @@ class Outgoer:
                 self._connection.cut()
 
     def _run(self) -> None:
-        error: str | None = None
+        # Only a confirmation is a success, whatever else ends this thread.
+        error: str | None = "the sender has failed"
         try:
             self._send()
         except Confirmed:
-            pass
-        except (OSError, WeftError) as failure:
+            error = None
+        except (OSError, WeftError, UnicodeError) as failure:
+            # UnicodeError: a host that is no name.
             error = ABANDONED if self._abandoned else str(failure) or type(failure).__name__
             if not self._abandoned:
                 log.warning("a prefix was not sent to %s:%d: %s", self._destination.host, self._destination.port, error)
+        except Exception:
+            log.exception("a prefix was not sent to %s:%d", self._destination.host, self._destination.port)
         finally:
             if self._connection is not None:
                 self._connection.close()
