@@ -26,6 +26,7 @@ from weft.base.transfers import (
     TransferEvent,
 )
 from weft.fleet.listener import certificate_name
+from weft.fleet.sockets import notice_death
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories, channel_of
 from weft.transfer.messages import Contract
@@ -136,6 +137,7 @@ class TcpTransport:
 
     def _greet(self, stream: socket.socket) -> None:
         assert self._door is not None
+        notice_death(stream)
         with self._lock:
             strangers = [each for each in self._incoming.values() if not each.known]
             seconds = self._door.handshake_seconds
