@@ -12,6 +12,7 @@ import pytest
 from tests.apart import make_pair, run_pair
 from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
 from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, StagedUnit, TransferEvent, UnitsSent
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -108,6 +109,37 @@ def test_a_slow_receiver_stops_no_other_transfer():
     for _ in range(400):
         engine.step()
     assert end.complete == end.opened[1:]
+
+
+class AbandonedEnd(QuietEnd):
+    """Notes which transfers are abandoned."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        self.abandoned: list[int] = []
+
+    def abandon(self, transfer: int) -> None:
+        self.abandoned.append(transfer)
+
+
+@pytest.mark.parametrize("by", ["tenant", "prefix", "all"])
+def test_a_drop_ends_the_transfers_of_what_is_dropped(by):
+    pair = make_pair(1)
+    workload, spec = pair.workload, pair.workload.spec
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 64), memory_bytes=1 << 20, max_length=64)
+    end = AbandonedEnd(pair.wire)
+    engine = Engine(spec, AreaDevice(workload, config, [config.departures_bytes], Random(0)), config, transport=end)
+    prompt = np.arange(3 * spec.cell, dtype=np.int32) % 90
+    one, two = (
+        engine.add(Request(prompt, SamplingParams(max_tokens=0), salt=salt, send_to=THERE)) for salt in (b"1", b"2")
+    )
+    assert engine.ledger.departures is not None
+    while len(engine.ledger.departures.active) < 2:
+        engine.step()
+    key = engine.ledger.departures.active[two].keys[1]
+    tenant, prefix = {"tenant": (tenant_digest(b"2"), None), "prefix": (None, key), "all": (None, None)}[by]
+    engine.begin_drop(0, tenant, prefix)
+    assert end.abandoned == ([one, two] if by == "all" else [two])
 
 
 @pytest.mark.slow

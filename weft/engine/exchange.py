@@ -102,6 +102,12 @@ class Exchange:
             self.departures.let_go(number)
             self.transport.abandon(number)
 
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> None:
+        """End the transfers of prefixes that are being dropped, so that they come back from no other engine."""
+        if self.departures is not None:
+            for number in self.departures.chosen(tenant, prefix):
+                self.abandon(number)
+
     # between steps --------------------------------------------------------------------------------------------------
 
     def poll(self, wait: bool = False) -> None:

@@ -246,6 +246,8 @@ class Engine:
         `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
         """
         self._flush_drafts()
+        if self.exchange is not None:
+            self.exchange.drop(tenant, prefix)
         self.dropping.begin(number, tenant, prefix)
         self.journal.note_drop(tenant, prefix)
 
