@@ -352,6 +352,8 @@ class Engine:
         """Let `wake` be called, from any thread, when there is something for `take_transfers`."""
         if self.exchange is not None:
             self.exchange.transport.wake = wake
+            # What was reported before may have rung no bell, and rings none until it is polled.
+            wake()
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
