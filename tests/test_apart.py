@@ -11,11 +11,19 @@ import pytest
 
 from tests.apart import make_pair, run_pair
 from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
+from weft.apart import staging_bytes
 from weft.base.sampling import SamplingParams
-from weft.base.transfers import Destination, Granted, Offer, StagedUnit, TransferEvent, UnitsSent
+from weft.base.tenants import tenant_digest
+from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.tiers.departures import area_bytes
+from weft.memory.arena import Arena
+from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
+from weft.memory.tiers.departures import SHARE, area_bytes
+from weft.transfer.connection import Memories
+from weft.transfer.messages import Contract
+from weft.transfer.tcp import TcpTransport
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -108,6 +116,63 @@ def test_a_slow_receiver_stops_no_other_transfer():
     for _ in range(400):
         engine.step()
     assert end.complete == end.opened[1:]
+
+
+class AbandonedEnd(QuietEnd):
+    """Notes which transfers are abandoned."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire)
+        self.abandoned: list[int] = []
+
+    def abandon(self, transfer: int) -> None:
+        self.abandoned.append(transfer)
+
+
+@pytest.mark.parametrize("by", ["tenant", "prefix", "all"])
+def test_a_drop_ends_the_transfers_of_what_is_dropped(by):
+    pair = make_pair(1)
+    workload, spec = pair.workload, pair.workload.spec
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 64), memory_bytes=1 << 20, max_length=64)
+    end = AbandonedEnd(pair.wire)
+    engine = Engine(spec, AreaDevice(workload, config, [config.departures_bytes], Random(0)), config, transport=end)
+    prompt = np.arange(3 * spec.cell, dtype=np.int32) % 90
+    one, two = (
+        engine.add(Request(prompt, SamplingParams(max_tokens=0), salt=salt, send_to=THERE)) for salt in (b"1", b"2")
+    )
+    assert engine.ledger.departures is not None
+    while len(engine.ledger.departures.active) < 2:
+        engine.step()
+    key = engine.ledger.departures.active[two].keys[1]
+    tenant, prefix = {"tenant": (tenant_digest(b"2"), None), "prefix": (None, key), "all": (None, None)}[by]
+    engine.begin_drop(0, tenant, prefix)
+    assert end.abandoned == ([one, two] if by == "all" else [two])
+
+
+def test_an_event_before_the_engine_has_a_bell_rings_it():
+    """Otherwise no later event would: a bell rings once until the next poll."""
+    transport = TcpTransport(Contract(b"f" * 32, {}), b"s" * 32, Memories())
+    engine = make_pair(1).prefill
+    assert engine.exchange is not None
+    engine.exchange.transport = transport
+    transport.report(SendingEnded(1, None))
+    rung: list[bool] = []
+    engine.on_transfers(lambda: rung.append(True))
+    transport.report(SendingEnded(2, None))
+    assert rung
+
+
+@pytest.mark.parametrize("state_bytes", [1 << 20, 100 << 20, 1 << 30])
+def test_receivers_that_are_stuck_leave_room_for_others_however_large_states_are(state_bytes):
+    state = RecurrentMemory((Part("state", (state_bytes // 4,), "float32"),), (Part("token", (1,), "float32"),), 1)
+    spec = MemorySpec((AttentionMemory(32, 64, "float32"), state))
+    sizes = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+    arena = Arena(sizes, staging_bytes(spec))
+    for _ in range(7):
+        assert arena.take(Kind.STATE) is not None
+    assert arena.take(Kind.PAGE) is not None
+    assert arena.take(Kind.STATE) is not None
+    assert sizes[Kind.STATE] <= SHARE * arena.slabs * arena.slab_bytes
 
 
 @pytest.mark.slow

@@ -344,3 +344,17 @@ async def test_random_deaths_on_either_side_leave_nothing_in_the_router():
 async def test_ten_thousand_requests_over_dying_members_of_both_roles():
     outcomes = await random_journeys(1, 10_000)
     assert outcomes["answered"] > 3000
+
+
+@in_loop
+async def test_decode_engines_drop_after_the_prefill_engines_that_could_send_it_again():
+    async with apart(prefillers=2, decoders=2) as found:
+        dropping = asyncio.ensure_future(found.fleet.drop(b"t" * 16, None))
+        await turns()
+        assert [len(each.inbox) for each in found.prefillers] == [1, 1]
+        await found.step(found.prefillers[0])
+        assert [len(each.inbox) for each in found.decoders] == [0, 0]
+        await found.step(found.prefillers[1])
+        assert [len(each.inbox) for each in found.decoders] == [1, 1]
+        await found.step(*found.decoders)
+        assert (await dropping)["dropped_tokens"] == {"device": 4 * 64}

@@ -29,6 +29,7 @@ from weft.memory.kinds import Kind
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
+from weft.transfer.sending import ReceiverDebt
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
 SECRET = b"s" * 32
@@ -269,3 +270,146 @@ def test_no_thread_is_left_when_a_transport_is_closed(ends):
     receiver.transport.close()
     names = ("weft-send", "weft-receive", "weft-transfers")
     wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
+
+
+def test_a_transfer_to_a_host_that_is_no_name_fails():
+    end = End()
+    end.transport.open(1, Destination("h" * 70 + ".example", 1), OFFER)
+    assert end.await_event(SendingEnded).error is not None
+
+
+def test_a_sender_that_fails_in_any_way_does_not_report_success(ends):
+    sender, receiver = ends()
+    sender.transport.open(1, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    receiver.transport.grant(offered.transfer, 0, 1, False, [place(0, 6)])
+    sender.await_event(Granted)
+    # Its memory has no such unit.
+    sender.transport.send(1, [page(0, 99)])
+    assert sender.await_event(SendingEnded).error is not None
+
+
+def test_a_door_without_descriptors_for_one_connection_accepts_the_next(ends, monkeypatch):
+    sender, receiver = ends()
+    pair, failures = socket.socketpair, [OSError(24, "Too many open files")]
+
+    def scarce_pair(*given):
+        if failures:
+            raise failures.pop()
+        return pair(*given)
+
+    monkeypatch.setattr("weft.transfer.connection.socket.socketpair", scarce_pair)
+    with socket.create_connection((receiver.place.host, receiver.place.port)) as stranger:
+        stranger.settimeout(30)
+        assert stranger.recv(1) == b""
+    assert not failures
+    sender.transport.open(1, receiver.place, OFFER)
+    receiver.await_event(Offered)
+
+
+class BrokenListener:
+    """A socket that cannot accept, some number of times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.failed = threading.Event()
+
+    def listen(self, backlog: int) -> None:
+        pass
+
+    def settimeout(self, seconds: float) -> None:
+        pass
+
+    def accept(self):
+        if not self.failures:
+            self.failed.set()
+            raise TimeoutError
+        self.failures -= 1
+        raise OSError(24, "Too many open files")
+
+    def close(self) -> None:
+        pass
+
+
+def test_connections_that_cannot_be_accepted_do_not_fill_the_log(monkeypatch, caplog):
+    monkeypatch.setattr("weft.transfer.tcp.LOG_SECONDS", 1e9)
+    monkeypatch.setattr("weft.transfer.tcp.PAUSE_SECONDS", 0.0)
+    listener = BrokenListener(50)
+    transport = TcpTransport(CONTRACT, SECRET, Memories(), TransferDoor(listener))
+    assert listener.failed.wait(30)
+    transport.close()
+    assert [record.getMessage() for record in caplog.records if "Too many open files" in record.getMessage()] == [
+        "refused 1 connections for transfers, the last one because: [Errno 24] Too many open files"
+    ]
+
+
+class HandClock:
+    """A clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = HandClock()
+    monkeypatch.setattr("weft.transfer.sending.monotonic", found)
+    monkeypatch.setattr("weft.transfer.connection.PULSE_SECONDS", 0.01)
+    return found
+
+
+def test_a_sender_gives_up_a_receiver_that_grants_no_more(ends, clock):
+    sender, receiver = ends()
+    sender.transport.open(1, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    receiver.transport.grant(offered.transfer, 0, 1, False, [place(0, 6)])
+    sender.await_event(Granted)
+    sender.transport.send(1, [page(0, 5)])
+    receiver.await_event(UnitReceived)
+    sender.await_event(UnitsSent)
+    # The clock moves on until the sender has read it: it may begin to wait a moment after the unit was sent.
+    wait_until(
+        lambda: setattr(clock, "now", clock.now + 60) or sender.events.extend(sender.transport.poll()) or ended(sender)
+    )
+    assert "does not answer" in sender.await_event(SendingEnded).error
+
+
+def ended(end: End) -> bool:
+    return any(isinstance(event, SendingEnded) for event in end.events)
+
+
+def test_a_receiver_owes_nothing_while_the_sender_computes(clock):
+    debt = ReceiverDebt(cells=3)
+    debt.begin()
+    debt.granted(2)
+    clock.now = 1000.0
+    debt.sent_page(0)
+    assert not debt.overdue
+    debt.sent_page(1)
+    clock.now = 2000.0
+    assert debt.overdue
+    debt.granted(2)
+    assert debt.overdue, "the same grant again is no answer"
+    debt.granted(3)
+    debt.sent_page(2)
+    assert not debt.overdue, "all is granted: the sender's turn is to finish"
+    debt.begin()
+    clock.now = 3000.0
+    assert debt.overdue
+
+
+def test_both_ends_notice_that_the_other_machine_has_vanished(ends, monkeypatch):
+    watched: list[tuple[str, int]] = []
+
+    def note(stream: socket.socket) -> None:
+        watched.append(stream.getsockname())
+
+    monkeypatch.setattr("weft.transfer.sending.notice_death", note)
+    monkeypatch.setattr("weft.transfer.tcp.notice_death", note)
+    sender, receiver = ends()
+    sender.transport.open(1, receiver.place, OFFER)
+    receiver.await_event(Offered)
+    assert len(set(watched)) == 2

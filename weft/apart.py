@@ -10,7 +10,8 @@ from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import PAGE_BYTES, auto_share, memory_bytes
 from weft.base.transfers import TransferSettings
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.tiers.departures import area_bytes
+from weft.memory.spec import MemorySpec
+from weft.memory.tiers.departures import SHARE, area_bytes
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
@@ -35,13 +36,18 @@ class JoinedTransfers:
     facts: dict[str, Any]
 
 
+def staging_bytes(spec: MemorySpec) -> int:
+    """Return the size of the staging area: a share of it has room for a resume point, however large states are."""
+    # Otherwise one receiver that is stuck would have several shares, and a few of them all of it.
+    return max(STAGING_BYTES, area_bytes(spec, LEAST_CELLS), int(area_bytes(spec, 1) / SHARE))
+
+
 def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
     """Return the model with a configuration that has memory for prefixes that come or go."""
     from weft.kernels.devices import free_bytes
 
     if settings.role == "prefill":
-        size = max(STAGING_BYTES, area_bytes(loaded.spec, LEAST_CELLS))
-        return replace(loaded, config=replace(loaded.config, departures_bytes=size))
+        return replace(loaded, config=replace(loaded.config, departures_bytes=staging_bytes(loaded.spec)))
     size = memory_bytes(settings.arrivals, "arrivals") or 0
     if not size:
         size = min(AUTO_ARRIVALS_BYTES, free_bytes() // 4) // (auto_share(settings.arrivals) or 1)

@@ -102,6 +102,12 @@ class Exchange:
             self.departures.let_go(number)
             self.transport.abandon(number)
 
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> None:
+        """End the transfers of prefixes that are being dropped, so that they come back from no other engine."""
+        if self.departures is not None:
+            for number in self.departures.chosen(tenant, prefix):
+                self.abandon(number)
+
     # between steps --------------------------------------------------------------------------------------------------
 
     def poll(self, wait: bool = False) -> None:
@@ -185,7 +191,12 @@ class Exchange:
         if tiers is None or arrivals is None:
             self.transport.refuse(number, "this engine receives no prefixes")
             return
-        reason = arrivals.open(number, offer, tiers.known_cells(list(offer.keys)))
+        keys, tries = list(offer.keys), [cache.trie for cache in self._ledger.caches]
+        if len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries):
+            arrivals.refused += 1
+            self.transport.refuse(number, "the keys of the offer are not those of one prefix")
+            return
+        reason = arrivals.open(number, offer, tiers.known_cells(keys))
         if reason is not None:
             self.transport.refuse(number, reason)
             return
@@ -212,7 +223,7 @@ class Exchange:
             return
         arrivals.received(number, place)
         if arrivals.incoming[number].dropped:
-            self.transport.refuse(number, "prefixes were dropped")
+            self.transport.refuse(number, "its prefix was dropped, or another transfer has its keys in other places")
         else:
             self._grant(number)
 

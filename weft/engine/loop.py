@@ -246,6 +246,8 @@ class Engine:
         `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
         """
         self._flush_drafts()
+        if self.exchange is not None:
+            self.exchange.drop(tenant, prefix)
         self.dropping.begin(number, tenant, prefix)
         self.journal.note_drop(tenant, prefix)
 
@@ -351,6 +353,8 @@ class Engine:
         """Let `wake` be called, from any thread, when there is something for `take_transfers`."""
         if self.exchange is not None:
             self.exchange.transport.wake = wake
+            # What was reported before may have rung no bell, and rings none until it is polled.
+            wake()
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:

@@ -402,7 +402,13 @@ class FleetBackend:
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         # A member that is being warmed must not bring back what is dropped here.
         self._warm_up.forget(Dropped(tenant, prefix))
-        found = await self._ask(lambda member: member.backend.drop(tenant, prefix), patient=True)
+        found: dict[str, Any] = {}
+        # Prefill engines first: what they send after their drop would come back to an engine that dropped before.
+        for role in (prefills_for_others, answers_requests):
+            asked = [member for member in self.members if member.backend.healthy and role(member)]
+            found |= await self._answers(asked, lambda member: member.backend.drop(tenant, prefix), _while_alive)
+        if not found:
+            raise EngineStopped(NONE_AVAILABLE)
         # Requests that were placed meanwhile may have named a dropped prefix.
         self._warm_up.forget(Dropped(tenant, prefix))
         silent = [member.name for member in self.members if member.name not in found]
@@ -439,22 +445,25 @@ class FleetBackend:
         for member in self.members:
             member.backend.unsubscribe(hear)
 
-    async def _ask(
-        self, question: Callable[[Member], Coroutine[Any, Any, Any]], patient: bool = False
-    ) -> dict[str, Any]:
-        """Return the answers of the members that give one, by name; if `patient`, however long they work on it."""
-        if self._closed is not None:
-            raise EngineStopped(self._closed)
-        asked = [member for member in self.members if member.backend.healthy]
-        answers = await asyncio.gather(
-            *((_while_alive if patient else _soon)(member, question(member)) for member in asked),
-            return_exceptions=True,
-        )
-        pairs = zip(asked, answers, strict=True)
-        found = {member.name: answer for member, answer in pairs if not isinstance(answer, BaseException)}
+    async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
+        """Return the answers of the members that give one soon, by name."""
+        found = await self._answers(self.members, question, _soon)
         if not found:
             raise EngineStopped(NONE_AVAILABLE)
         return found
+
+    async def _answers(
+        self,
+        members: Sequence[Member],
+        question: Callable[[Member], Coroutine[Any, Any, Any]],
+        wait: Callable[[Member, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]],
+    ) -> dict[str, Any]:
+        if self._closed is not None:
+            raise EngineStopped(self._closed)
+        asked = [member for member in members if member.backend.healthy]
+        answers = await asyncio.gather(*(wait(member, question(member)) for member in asked), return_exceptions=True)
+        pairs = zip(asked, answers, strict=True)
+        return {member.name: answer for member, answer in pairs if not isinstance(answer, BaseException)}
 
 
 async def _soon(member: Member, answer: Coroutine[Any, Any, Any]) -> Any:

@@ -66,7 +66,10 @@ class Ledger:
         self.tiers: Tiers | None = None
         # Prefixes that are sent to other engines, if this one sends any.
         self.departures: Departures | None = None
-        self.tenancy = Tenancy(lambda: [cache.trie for cache in self.caches])
+        self.tenancy = Tenancy(
+            lambda: [cache.trie for cache in self.caches],
+            lambda: () if self.tiers is None else self.tiers.under_way(),
+        )
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0

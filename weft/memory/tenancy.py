@@ -14,15 +14,18 @@ from weft.memory.keys import Key
 from weft.memory.trie import Node, Trie
 
 NO_TENANT = bytes(TENANT_BYTES)
-# Noted cells, beyond which those that are cached nowhere any more are forgotten.
+# Noted cells, beyond which those that are neither cached nor under way to a tier are forgotten.
 LEAST_NOTED = 1 << 14
 
 
 class Tenancy:
-    """`tries` returns the tries of all tiers."""
+    """`tries` returns the tries of all tiers, `under_way` the cells that copies and transfers will publish."""
 
-    def __init__(self, tries: Callable[[], Iterable[Trie]]) -> None:
+    def __init__(
+        self, tries: Callable[[], Iterable[Trie]], under_way: Callable[[], Iterable[Key]] = lambda: ()
+    ) -> None:
         self._tries = tries
+        self._under_way = under_way
         self._digest_of: dict[Key, bytes] = {}
         self._most = LEAST_NOTED
 
@@ -34,10 +37,8 @@ class Tenancy:
             self._digest_of[first] = digest()
 
     def _forget_uncached(self) -> None:
-        tries = list(self._tries())
-        self._digest_of = {
-            key: digest for key, digest in self._digest_of.items() if any(key in trie.nodes for trie in tries)
-        }
+        held = [*(trie.nodes for trie in self._tries()), set(self._under_way())]
+        self._digest_of = {key: digest for key, digest in self._digest_of.items() if any(key in each for each in held)}
         self._most = max(LEAST_NOTED, 2 * len(self._digest_of))
 
     def of(self, node: Node) -> bytes:

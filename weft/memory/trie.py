@@ -92,6 +92,8 @@ class Trie:
     def __init__(self) -> None:
         self.nodes: dict[Key, Node] = {}
         self.held = 0  # cells with holders
+        # Whether every key was computed here from its tokens, so that it has one place. Keys of other engines may lie.
+        self.trusted = True
         self.newest: Node | None = None
         # The next cell of a reader that walks from the newest to the oldest while cells come and go.
         self.cursor: Node | None = None
@@ -101,9 +103,30 @@ class Trie:
 
     def deepest(self, keys: Sequence_[Key]) -> Node | None:
         """Return the node of the longest cached prefix of `keys`."""
+        if not self.trusted:
+            return self._walk(keys)
         # Present keys come first: bisect for the first absent one.
         depth = bisect_left(range(len(keys)), True, key=lambda i: keys[i] not in self.nodes)
         return self.nodes[keys[depth - 1]] if depth else None
+
+    def _walk(self, keys: Sequence_[Key]) -> Node | None:
+        above: Node | None = None
+        for key in keys:
+            node = self.nodes.get(key)
+            if node is None or node.parent is not above:
+                break
+            above = node
+        return above
+
+    def contradicts(self, keys: Sequence_[Key]) -> bool:
+        """Return whether a cell of this path is held under another one."""
+        above: Key | None = None
+        for key in keys:
+            node = self.nodes.get(key)
+            if node is not None and (None if node.parent is None else node.parent.key) != above:
+                return True
+            above = key
+        return False
 
     def insert(self, key: Key, parent: Node | None, page: int | None, used: int) -> Node:
         assert key not in self.nodes

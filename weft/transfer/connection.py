@@ -55,6 +55,9 @@ class TransferOwner(Protocol):
         """Let a peer offer a prefix that has proved itself; return False if there are too many."""
         ...
 
+    def note_refusal(self, reason: str) -> None:
+        """Log, now and then, that peers are refused that have not proved themselves."""
+
     def gone(self, number: int, sending: bool) -> None:
         """Forget a connection that has ended."""
 

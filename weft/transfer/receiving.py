@@ -84,6 +84,10 @@ class Incomer:
     def abandon(self) -> None:
         self._connection.cut()
 
+    def close(self) -> None:
+        """Give up a connection that was not started."""
+        self._connection.close()
+
     def _run(self) -> None:
         try:
             self._receive()
@@ -91,8 +95,11 @@ class Incomer:
             # As after an abort.
             log.debug("a prefix was not received: %s", error)
         except (OSError, WeftError) as error:
-            if not self._confirmed:
-                log.warning("a prefix was not received: %s", str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            if not self.known:
+                self._owner.note_refusal(reason)
+            elif not self._confirmed:
+                log.warning("a prefix was not received: %s", reason)
         finally:
             self._connection.close()
             self._owner.gone(self.number, sending=False)

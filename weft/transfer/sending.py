@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from contextlib import suppress
 from hashlib import sha256
 from time import monotonic, perf_counter
 from typing import Any
@@ -14,6 +13,8 @@ from weft.base.errors import WeftError
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, UnitsSent
 from weft.fleet.handshake import MAX_BYTES, RouterSide
 from weft.fleet.remote import client_context
+from weft.fleet.sockets import notice_death
+from weft.memory.kinds import Kind
 from weft.memory.tiers.sent_units import header_of_staged
 from weft.transfer.connection import (
     PATIENCE_SECONDS,
@@ -46,6 +47,34 @@ class Confirmed(Exception):
     """The receiver has published all of the prefix."""
 
 
+class ReceiverDebt:
+    """Since when the receiver owes an answer: to the offer, the next grant of `cells` cells, or the confirmation.
+
+    While the sender computes what was granted, the receiver owes nothing. A grant of nothing new is no answer.
+    """
+
+    def __init__(self, cells: int) -> None:
+        self.since: float | None = None
+        self._cells = cells
+        self._granted = -1
+
+    def begin(self) -> None:
+        if self.since is None:
+            self.since = monotonic()
+
+    def granted(self, end: int) -> None:
+        if end > self._granted:
+            self._granted, self.since = end, None
+
+    def sent_page(self, cell: int) -> None:
+        if cell + 1 == self._granted < self._cells:
+            self.begin()
+
+    @property
+    def overdue(self) -> bool:
+        return self.since is not None and monotonic() - self.since > PATIENCE_SECONDS - PULSE_SECONDS
+
+
 class Outgoer:
     """Sends one prefix. `put` takes staged units, in order, then `FINISH`."""
 
@@ -58,7 +87,7 @@ class Outgoer:
         self._early: list[Any] = []
         self._lock = threading.Lock()
         self._abandoned = False
-        self._waiting_since: float | None = None
+        self._debt = ReceiverDebt(len(offer.keys))
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"weft-send-{self.number}", daemon=True).start()
@@ -77,15 +106,19 @@ class Outgoer:
                 self._connection.cut()
 
     def _run(self) -> None:
-        error: str | None = None
+        # Only a confirmation is a success, whatever else ends this thread.
+        error: str | None = "the sender has failed"
         try:
             self._send()
         except Confirmed:
-            pass
-        except (OSError, WeftError) as failure:
+            error = None
+        except (OSError, WeftError, UnicodeError) as failure:
+            # UnicodeError: a host that is no name.
             error = ABANDONED if self._abandoned else str(failure) or type(failure).__name__
             if not self._abandoned:
                 log.warning("a prefix was not sent to %s:%d: %s", self._destination.host, self._destination.port, error)
+        except Exception:
+            log.exception("a prefix was not sent to %s:%d", self._destination.host, self._destination.port)
         finally:
             if self._connection is not None:
                 self._connection.close()
@@ -103,13 +136,14 @@ class Outgoer:
                 raise TransferError(ABANDONED)
         self._authenticate(connection)
         connection.write(framed(self._owner.contract.offer(self._offer)))
-        self._waiting_since = monotonic()
+        self._debt.begin()
         connection.serve(self._act, self._hear, MAX_MESSAGE_BYTES, self._pulse)
 
     def _connect(self) -> socket.socket:
         there = self._destination
         stream = socket.create_connection((there.host, there.port), CONNECT_SECONDS)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_death(stream)
         if not there.secure:
             return stream
         try:
@@ -133,7 +167,7 @@ class Outgoer:
         assert self._connection is not None
         if order is FINISH:
             self._connection.write(framed(FinishMessage()))
-            self._waiting_since = monotonic()
+            self._debt.begin()
             return
         assert isinstance(order, StagedUnit)
         units = self._owner.memories.staged
@@ -144,6 +178,8 @@ class Outgoer:
         self._connection.write(payload)
         self._owner.note_sent(len(payload), perf_counter() - began)
         self._owner.report(UnitsSent(self.number, (order,)))
+        if order.kind == Kind.PAGE:
+            self._debt.sent_page(order.place)
 
     def _hear(self, body: bytes) -> None:
         message = read_from_receiver(body)
@@ -151,13 +187,12 @@ class Outgoer:
             raise Confirmed
         if not isinstance(message, GrantMessage):
             raise TransferError(f"refused: {message.reason}")
-        self._waiting_since = None
+        self._debt.granted(message.end)
         self._owner.report(Granted(self.number, message.first, message.end, message.point))
 
     def _pulse(self) -> None:
         """Say that this end is alive; end a transfer whose receiver owes an answer for too long."""
-        if self._waiting_since is not None and monotonic() - self._waiting_since > PATIENCE_SECONDS - PULSE_SECONDS:
+        if self._debt.overdue:
             raise TransferError("the receiver does not answer")
         assert self._connection is not None
-        with suppress(TimeoutError):
-            self._connection.write(framed(PulseMessage()))
+        self._connection.write(framed(PulseMessage()))

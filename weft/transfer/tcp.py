@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from weft.base.transfers import (
@@ -25,6 +26,7 @@ from weft.base.transfers import (
     TransferEvent,
 )
 from weft.fleet.listener import certificate_name
+from weft.fleet.sockets import notice_death
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories, channel_of
 from weft.transfer.messages import Contract
@@ -40,6 +42,9 @@ MOST_STRANGERS = 32
 HANDSHAKE_SECONDS = 5.0
 BACKLOG = 64
 ACCEPT_SECONDS = 0.2
+# Pause after a connection that could not be accepted, and between two lines of the log about such connections.
+PAUSE_SECONDS = 0.1
+LOG_SECONDS = 10.0
 # Weight of a new unit in the rate of sending.
 RATE_SHARE = 0.05
 
@@ -69,7 +74,9 @@ class TcpTransport:
         self._incoming: dict[int, Incomer] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closing = threading.Event()
+        self._refusals = 0
+        self._logged_at = -LOG_SECONDS
         self._door = door
         if door is not None:
             self._tls = None if door.tls is None else door.tls.context()
@@ -77,6 +84,10 @@ class TcpTransport:
             door.listener.listen(BACKLOG)
             door.listener.settimeout(ACCEPT_SECONDS)
             threading.Thread(target=self._accept, name="weft-transfers", daemon=True).start()
+
+    @property
+    def _closed(self) -> bool:
+        return self._closing.is_set()
 
     # for connections --------------------------------------------------------------------------------------------------
 
@@ -109,18 +120,47 @@ class TcpTransport:
             except TimeoutError:
                 continue
             except OSError as error:
-                if self._closed:
-                    return
-                log.warning("cannot accept a transfer: %s", error)
+                self._rest(error)
                 continue
-            with self._lock:
-                strangers = [each for each in self._incoming.values() if not each.known]
-                seconds = self._door.handshake_seconds
-                incomer = Incomer(next(self._numbers), stream, self, self._tls, self._channel, seconds)
-                self._incoming[incomer.number] = incomer
-            if len(strangers) >= MOST_STRANGERS:
-                strangers[0].abandon()
+            try:
+                self._greet(stream)
+            except (OSError, RuntimeError) as error:
+                # There are no descriptors or threads left.
+                stream.close()
+                self._rest(error)
+
+    def _rest(self, error: Exception) -> None:
+        """Wait a little after an error that would occur again at once."""
+        if not self._closed:
+            self.note_refusal(str(error))
+            self._closing.wait(PAUSE_SECONDS)
+
+    def _greet(self, stream: socket.socket) -> None:
+        assert self._door is not None
+        notice_death(stream)
+        with self._lock:
+            strangers = [each for each in self._incoming.values() if not each.known]
+            seconds = self._door.handshake_seconds
+            incomer = Incomer(next(self._numbers), stream, self, self._tls, self._channel, seconds)
+            self._incoming[incomer.number] = incomer
+        if len(strangers) >= MOST_STRANGERS:
+            strangers[0].abandon()
+        try:
             incomer.start()
+        except RuntimeError:
+            self.gone(incomer.number, sending=False)
+            incomer.close()
+            raise
+
+    def note_refusal(self, reason: str) -> None:
+        """Log, now and then, that peers are refused that have not proved themselves. Any thread may call it."""
+        with self._lock:
+            self._refusals += 1
+            now = monotonic()
+            if now - self._logged_at < LOG_SECONDS:
+                return
+            count, self._refusals, self._logged_at = self._refusals, 0, now
+        log.warning("refused %d connections for transfers, the last one because: %s", count, reason)
 
     def admit(self, number: int) -> bool:
         """Let a peer offer a prefix that has proved itself; return False if there are too many."""
@@ -182,7 +222,7 @@ class TcpTransport:
         self._happened.wait(seconds)
 
     def close(self) -> None:
-        self._closed = True
+        self._closing.set()
         if self._door is not None:
             self._door.listener.close()
         with self._lock:

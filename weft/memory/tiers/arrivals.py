@@ -7,7 +7,7 @@ here they are nodes without a page, and a path is loaded only if the device has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -46,7 +46,7 @@ class Incoming:
         self.received: set[int] = set()
         # All of it is granted that is not here.
         self.decided = False
-        # Its prefix was dropped meanwhile: nothing more is published.
+        # Nothing more is published: its prefix was dropped meanwhile, or another one has its keys in other places.
         self.dropped = False
 
 
@@ -69,6 +69,7 @@ class ArrivalsLink(TierLink):
 
     def __init__(self, level: int, upper: Cache, lower: Cache, tenancy: Tenancy) -> None:
         super().__init__(level, "arrivals", upper, lower, None)
+        lower.trie.trusted = False
         self.tenancy = tenancy
         self.paged = Kind.PAGE in lower.arena.unit_bytes
         self.incoming: dict[int, Incoming] = {}
@@ -77,6 +78,9 @@ class ArrivalsLink(TierLink):
 
     def plan_save(self, idle: bool = False) -> CopyPlan | None:
         return None
+
+    def under_way(self) -> Iterable[Key]:
+        return (incoming.keys[0] for incoming in self.incoming.values() if incoming.keys)
 
     def deepest(self, keys: list[Key], limit: int) -> Node | None:
         reusable = keys[: floor_to_grid(limit, self.lower.cell) // self.lower.cell]
@@ -182,6 +186,10 @@ class ArrivalsLink(TierLink):
             return
         while incoming.published < incoming.reserved and incoming.published in incoming.received:
             cell = incoming.published
+            known = self.lower.trie.nodes.get(incoming.keys[cell])
+            if known is not None and known.parent is not incoming.tip:
+                self._give_up(incoming)
+                return
             incoming.published += 1
             self._publish(incoming, cell, incoming.pages.pop(cell))
         if incoming.published == incoming.end and incoming.point is not None and self._point_is_whole(incoming):
@@ -234,9 +242,12 @@ class ArrivalsLink(TierLink):
     def drop_incoming(self) -> None:
         """Publish nothing more of the prefixes that are under way, because prefixes are being dropped."""
         for incoming in self.incoming.values():
-            incoming.dropped = True
-            self.lower.unpin(incoming.tip)
-            incoming.tip = None
+            self._give_up(incoming)
+
+    def _give_up(self, incoming: Incoming) -> None:
+        incoming.dropped = True
+        self.lower.unpin(incoming.tip)
+        incoming.tip = None
 
     def _hold(self, incoming: Incoming, node: Node) -> None:
         before, incoming.tip = incoming.tip, node

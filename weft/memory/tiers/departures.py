@@ -144,6 +144,17 @@ class Departures:
             release_point(self.cache, departure.point)
             departure.point = None
 
+    def chosen(self, tenant: bytes | None, prefix: bytes | None) -> list[int]:
+        """Return the transfers of a tenant, those with a cell whose key has this prefix, or all."""
+        every = tenant is None and prefix is None
+        return [
+            number
+            for number, each in self.active.items()
+            if every
+            or each.tenant == tenant
+            or (prefix is not None and any(key.startswith(prefix) for key in each.keys))
+        ]
+
     def ended(self, number: int) -> None:
         """Forget a prefix whose transfer has ended: no staged unit of it is read any more."""
         self.let_go(number)

@@ -65,6 +65,10 @@ class TierLink:
     def busy(self) -> bool:
         return bool(self.in_flight or self.saves.waiting or self.loads.waiting)
 
+    def under_way(self) -> Iterable[Key]:
+        """Return the cells that will be published in the lower tier."""
+        return self.saves.under_way
+
     @property
     def moving(self) -> bool:
         """Whether paths are on their way up or down."""

@@ -81,7 +81,8 @@ class Saves:
         self.most_bytes = most_bytes
         self.in_flight_bytes = 0
         self._active: dict[Saving, None] = {}
-        self._under_way: set[Key] = set()
+        # Keys of cells that will be published, if nothing fails.
+        self.under_way: set[Key] = set()
         # Paths whose first missing cell is below one that is still under way, by its key.
         self._anchored: dict[Key, list[Saving]] = {}
         self._flights: deque[SaveFlight] = deque()
@@ -165,15 +166,15 @@ class Saves:
         # Without damage, a path is missing from some cell on; with it, everything from the first damaged cell on is.
         broken = self._first_damaged(node) if self.damaged else 0
         while above is not None and (above.key not in nodes or above.depth >= broken > 0):
-            if above.key in self._under_way:
+            if above.key in self.under_way:
                 break
             missing.append(above.key)
             above = above.parent
         missing.reverse()
         saving = Saving([*missing, node.key], None if above is None else above.key, value, done)
-        self._under_way.update(missing)
+        self.under_way.update(missing)
         if saving.anchor is not None:
-            if saving.anchor in nodes and saving.anchor not in self._under_way:
+            if saving.anchor in nodes and saving.anchor not in self.under_way:
                 self._hold(saving, nodes[saving.anchor])
             else:
                 self._anchored.setdefault(saving.anchor, []).append(saving)
@@ -290,7 +291,7 @@ class Saves:
         for cell in batch.cells:
             if cell.upper is not None:
                 self.upper.arena.release(Kind.PAGE, cell.upper)
-            self._under_way.discard(cell.key)
+            self.under_way.discard(cell.key)
             if saving.lost or (tip is None and saving.anchor is not None):
                 # The cells above were never saved, so no lookup could reach this one.
                 if cell.lower is not None:
@@ -326,7 +327,7 @@ class Saves:
 
     def _end(self, saving: Saving) -> None:
         del self._active[saving]
-        self._under_way.difference_update(saving.keys[saving.next :])
+        self.under_way.difference_update(saving.keys[saving.next :])
         self.lower.unpin(saving.tip)
         others = self._anchored.get(saving.anchor or NOWHERE)
         if others and saving in others:

@@ -89,6 +89,11 @@ class Tiers:
     def busy(self) -> bool:
         return any(link.busy for link in self.links)
 
+    def under_way(self) -> Iterator[Key]:
+        """Yield the cells that saves and transfers will publish."""
+        for link in self.links:
+            yield from link.under_way()
+
     # copies ---------------------------------------------------------------------------------------------------------
 
     def plan_loads(self) -> Iterator[CopyPlan]:
