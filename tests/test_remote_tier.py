@@ -247,6 +247,19 @@ def test_dropping_a_tenant_drops_its_objects_also_those_of_other_engines() -> No
     other.close()
 
 
+def test_an_engine_that_also_receives_prefixes_asks_the_store_and_drops_from_it() -> None:
+    store = FakeStore()
+    one, other = (remote_engine(store, arrivals_bytes=1 << 20) for _ in range(2))
+    assert [link.name for link in one.ledger.tiers.links] == ["remote", "arrivals"]
+    finish(one, PROMPT, ONE)
+    save_all(one)
+    assert finish(other, PROMPT, ONE).loaded_tokens == 12
+    assert drop(other, tenant=tenant_digest(ONE))["erased"] is True
+    assert store.objects == {}
+    one.close()
+    other.close()
+
+
 def test_the_end_of_a_path_is_put_after_everything_else() -> None:
     begun: list[str] = []
     pages_go_on = threading.Event()

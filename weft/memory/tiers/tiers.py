@@ -67,6 +67,7 @@ class Tiers:
         self.upper = self.links[0].upper
         self.chain = tuple(link for link in self.links if not isinstance(link, ArrivalsLink))
         self.arrivals = next((link for link in self.links if isinstance(link, ArrivalsLink)), None)
+        self.discovery = next((link.discovery for link in self.chain if link.discovery is not None), None)
         for link in self.chain:
             # What reaches the disk from the device passes through host memory.
             link.writes_behind = self.chain[-1].saves.labelled
@@ -208,11 +209,11 @@ class Tiers:
 
     def _asks(self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes]) -> bool:
         """Return whether a request waits for the answers of a remote store."""
-        discovery = self.links[-1].discovery
+        discovery = self.discovery
         if discovery is None:
             return False
-        # The nearer tiers.
-        nodes = [link.deepest(keys, limit) for link in self.links[:-1]]
+        # The nearer tiers, arrivals included.
+        nodes = [link.deepest(keys, limit) for link in self.links if link.discovery is None]
         cell = self.upper.cell
         least = max([match.cached // cell, *(node.depth for node in nodes if node is not None)])
         seconds = self.links[0].rates.compute_seconds(match.reusable - least * cell)
@@ -222,14 +223,12 @@ class Tiers:
 
     def await_answers(self, seconds: float) -> None:
         """Give a remote store a little time to answer, because there is nothing else to do."""
-        for link in self.links:
-            if link.discovery is not None:
-                link.discovery.wait(seconds)
+        if self.discovery is not None:
+            self.discovery.wait(seconds)
 
     def close(self) -> None:
-        for link in self.links:
-            if link.discovery is not None:
-                link.discovery.close()
+        if self.discovery is not None:
+            self.discovery.close()
 
     def _begin(self, waiter: int, keys: list[Key], source: FoundPrefix, match: Miss) -> None:
         link, place = self.links[source.level], (waiter, source.level)
@@ -248,7 +247,7 @@ class Tiers:
         """Return the miss with its reason, if a tier below has more than the request starts from."""
         found = self.find(keys, limit, miss)
         if not found:
-            silent = any(link.discovery is not None and link.discovery.silent(keys) for link in self.links)
+            silent = self.discovery is not None and self.discovery.silent(keys)
             return replace(miss, reason=Reason.REMOTE_SILENT) if silent and miss.tokens_lost else miss
         slower = not any(source.pays for source in found)
         self.slower += slower
@@ -259,10 +258,10 @@ class Tiers:
         loaded: dict[str, int] = {}
         # What came from further down was then loaded by the links above it too.
         counted = cached
+        if self.discovery is not None:
+            self.discovery.leave(waiter)
         for link in reversed(self.links):
             link.loads.leave(waiter)
-            if link.discovery is not None:
-                link.discovery.leave(waiter)
             self._tried.pop((waiter, link.level), None)
             first, end = self._brought.pop((waiter, link.level), (0, 0))
             tokens = max(0, min(counted, end) - first)
@@ -327,17 +326,17 @@ class Tiers:
     @property
     def erasing(self) -> bool:
         """Whether dropped units are being overwritten, or dropped from a remote store."""
-        dropping = [link.discovery is not None and link.discovery.dropping for link in self.links]
-        return any(dropping) or any(link.saves.erasing.busy for link in self.links)
+        dropping = self.discovery is not None and self.discovery.dropping
+        return dropping or any(link.saves.erasing.busy for link in self.links)
 
     @property
     def erasing_failed(self) -> bool:
-        failed = [link.discovery is not None and link.discovery.drop_failed for link in self.links]
-        return any(failed) or any(link.saves.erasing.failed for link in self.links)
+        failed = self.discovery is not None and self.discovery.drop_failed
+        return failed or any(link.saves.erasing.failed for link in self.links)
 
     def stored_names(self, prefix: bytes) -> list[str]:
         """Return the names of the objects at and below a prefix that are known to be in a remote store."""
-        discovery = self.links[-1].discovery
+        discovery = self.discovery
         if discovery is None:
             return []
         chosen = self._tenancy.chooser(None, prefix)
@@ -345,7 +344,7 @@ class Tiers:
 
     def drop_stored(self, tenant: bytes | None, names: list[str] | None) -> None:
         """Begin to drop objects from a remote store: these, or if None, those of a tenant, or all."""
-        discovery = self.links[-1].discovery
+        discovery = self.discovery
         if discovery is None:
             return
         if names is None:
