@@ -8,6 +8,7 @@ what lies two tiers down is brought up one link after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -76,7 +77,6 @@ class Tiers:
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
         self.slower = 0
-        self._tenancy = tenancy
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
         self._tried: dict[tuple[int, int], int] = {}
         self._brought: dict[tuple[int, int], tuple[int, int]] = {}
@@ -304,6 +304,13 @@ class Tiers:
         """Give up all copies, so that none of them brings back what is about to be dropped."""
         for link in self.links:
             link.abandon()
+        if self.discovery is not None:
+            self.discovery.stop_asking()
+
+    def ask_again(self) -> None:
+        """Let requests ask a remote store again: no drop is under way any more."""
+        if self.discovery is not None:
+            self.discovery.ask_again()
 
     @contextmanager
     def erasing_freed(self) -> Iterator[None]:
@@ -325,32 +332,16 @@ class Tiers:
 
     @property
     def erasing(self) -> bool:
-        """Whether dropped units are being overwritten, or dropped from a remote store."""
-        dropping = self.discovery is not None and self.discovery.dropping
-        return dropping or any(link.saves.erasing.busy for link in self.links)
+        """Whether dropped units of a file are being overwritten."""
+        return any(link.saves.erasing.busy for link in self.links)
 
     @property
     def erasing_failed(self) -> bool:
-        failed = self.discovery is not None and self.discovery.drop_failed
-        return failed or any(link.saves.erasing.failed for link in self.links)
+        return any(link.saves.erasing.failed for link in self.links)
 
-    def stored_names(self, prefix: bytes) -> list[str]:
-        """Return the names of the objects at and below a prefix that are known to be in a remote store."""
-        discovery = self.discovery
-        if discovery is None:
-            return []
-        chosen = self._tenancy.chooser(None, prefix)
-        return discovery.stored_names([node for node in discovery.cache.trie.nodes.values() if chosen(node)])
-
-    def drop_stored(self, tenant: bytes | None, names: list[str] | None) -> None:
-        """Begin to drop objects from a remote store: these, or if None, those of a tenant, or all."""
-        discovery = self.discovery
-        if discovery is None:
-            return
-        if names is None:
-            discovery.drop_tenant(tenant)
-        else:
-            discovery.drop_names(names)
+    def drop_stored(self, tenant: bytes | None, prefix: bytes | None) -> Future[None] | None:
+        """Begin to drop objects from a remote store, if there is one."""
+        return None if self.discovery is None else self.discovery.drop(tenant, prefix)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics, by tier."""
