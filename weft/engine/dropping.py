@@ -19,7 +19,10 @@ log = logging.getLogger("weft")
 
 # Units of a file that are entered in one step for a drop that needs the whole index.
 ENTERED_PER_STEP = 512
-FILE_FAILED = "the file could not be marked or overwritten; drop again before this server stops, or delete the file"
+FILE_FAILED = (
+    "writing to the file failed, so units of this drop may be left in it; the next drop and the end of this server try "
+    "again. If they fail too, or the server is killed, the next one may serve these units: repeat the drop there"
+)
 
 
 @dataclass(slots=True)
