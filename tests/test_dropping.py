@@ -126,6 +126,40 @@ def test_bytes_that_could_not_be_overwritten_are_reported_and_overwritten_by_the
     engine.close()
 
 
+def test_a_drop_whose_marks_could_not_be_written_is_completed_when_the_server_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ask = tmp_path / "tier", Ask(tokens(300, 1), salt=ONE)
+    engine = chained_engine("llama", path)
+    serve(engine, [ask])
+    save_all(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskFile, "doom", failing)
+        answer = drop(engine, tenant=tenant_digest(ONE))
+    assert answer["erased"] is False
+    assert "writing to the file failed" in answer["reason"]
+    engine.close()
+    assert not any(path.read_bytes()[engine.copier._device.disk.layout.payload_offset :])
+    engine = chained_engine("llama", path)
+    assert serve(engine, [ask])[0].report.cached_tokens == 0
+    engine.close()
+
+
+def test_a_file_that_fails_to_the_end_does_not_keep_the_server_from_stopping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tier"
+    engine = chained_engine("llama", path)
+    serve(engine, [Ask(tokens(300, 1), salt=ONE)])
+    save_all(engine)
+    dooms: list[object] = []
+    monkeypatch.setattr(DiskFile, "doom", lambda self, units: dooms.append(units) or (units and failing()))
+    assert drop(engine, tenant=tenant_digest(ONE))["erased"] is False
+    tried = len(dooms)
+    engine.close()
+    assert len(dooms) == tried + 1, "tried once more, not without end"
+
+
 def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -245,6 +246,141 @@ def test_dropping_a_tenant_drops_its_objects_also_those_of_other_engines() -> No
     assert store.objects == {}
     one.close()
     other.close()
+
+
+def test_an_engine_that_also_receives_prefixes_asks_the_store_and_drops_from_it() -> None:
+    store = FakeStore()
+    one, other = (remote_engine(store, arrivals_bytes=1 << 20) for _ in range(2))
+    assert [link.name for link in one.ledger.tiers.links] == ["remote", "arrivals"]
+    finish(one, PROMPT, ONE)
+    save_all(one)
+    assert finish(other, PROMPT, ONE).loaded_tokens == 12
+    assert drop(other, tenant=tenant_digest(ONE))["erased"] is True
+    assert store.objects == {}
+    one.close()
+    other.close()
+
+
+def test_dropping_a_prefix_drops_all_objects_below_it_also_those_that_this_engine_does_not_know() -> None:
+    store = FakeStore()
+    one = remote_engine(store)
+    other_prompt = PROMPT[:4] + [each + 1 for each in PROMPT[4:]]
+    finish(one, PROMPT, ONE)
+    save_all(one)
+    # The first two cells of the only path.
+    root, branch = list(one.ledger.cache.trie.nodes)[:2]
+    mine = {name for name in store.objects if not name.endswith(root.hex())}
+    for prompt, salt in ((other_prompt, ONE), (PROMPT, TWO)):
+        finish(one, prompt, salt)
+        save_all(one)
+    one.close()
+    restarted = remote_engine(store)
+    assert drop(restarted, prefix=branch[:8])["erased"] is True
+    assert len(mine) >= 4
+    assert not mine & store.objects.keys()
+    assert finish(restarted, PROMPT, ONE).cached_tokens <= 4
+    assert finish(restarted, other_prompt, ONE).cached_tokens == 12
+    assert finish(restarted, PROMPT, TWO).cached_tokens == 12, "another tenant's objects stay"
+    restarted.close()
+
+
+def stored_path(store: FakeStore) -> list[str]:
+    """Save a path, and return the keys of its cells."""
+    engine = remote_engine(store)
+    finish(engine, PROMPT, ONE)
+    save_all(engine)
+    engine.close()
+    return [key.hex() for key in engine.ledger.cache.trie.nodes]
+
+
+def test_dropping_a_prefix_drops_what_has_lost_the_cells_above_it() -> None:
+    for lost in range(2):
+        store = FakeStore()
+        keys = stored_path(store)
+        store.drop([name for name in store.objects if name.endswith(keys[lost])])
+        engine = remote_engine(store)
+        assert drop(engine, prefix=bytes.fromhex(keys[0]))["erased"] is True
+        assert store.objects == {}
+        engine.close()
+
+
+def test_a_prefix_that_cannot_be_searched_for_is_not_reported_as_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FakeStore()
+    keys = stored_path(store)
+    engine = remote_engine(store)
+    with monkeypatch.context() as patch:
+        patch.setattr("weft.memory.tiers.stored_names.MOST_LISTED", 2)
+        answer = drop(engine, prefix=bytes.fromhex(keys[0]))
+    assert answer["erased"] is False
+    assert "more than 2 objects; drop its tenant" in answer["reason"]
+    assert store.objects
+    engine.close()
+
+
+class TenantsFailAndWait(FakeStore):
+    """Fails to list the first tenant; lists others when `listed` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = threading.Event()
+
+    def names(self, prefix: str) -> Iterator[Sequence[str]]:
+        if tenant_digest(ONE).hex() in prefix:
+            raise StoreFailed("refused")
+        assert self.listed.wait(SECONDS)
+        return super().names(prefix)
+
+
+def test_the_failure_of_a_drop_is_its_own_whatever_drops_follow() -> None:
+    store = TenantsFailAndWait()
+    engine = remote_engine(store)
+    answers: dict[int, dict] = {}
+
+    def answered(count: int) -> bool:
+        engine.step()
+        answers.update(engine.take_dropped())
+        return len(answers) == count
+
+    engine.begin_drop(1, tenant_digest(ONE))
+    engine.begin_drop(2, tenant_digest(TWO))
+    wait_until(lambda: answered(1))
+    engine.begin_drop(3)
+    store.listed.set()
+    wait_until(lambda: answered(3))
+    assert {number: answer["erased"] for number, answer in answers.items()} == {1: False, 2: True, 3: True}
+    assert "refused" in answers[1]["reason"]
+    engine.close()
+
+
+def test_what_a_drop_removes_is_not_loaded_while_it_runs() -> None:
+    store = TenantsFailAndWait()
+    stored_path(store)
+    engine = remote_engine(store)
+    engine.begin_drop(1)
+    asked = store.calls.count("has")
+    assert finish(engine, PROMPT, ONE).cached_tokens == 0
+    assert store.calls.count("has") == asked
+    store.listed.set()
+    while not engine.take_dropped():
+        engine.step()
+    finish(engine, PROMPT[::-1], ONE)
+    assert store.calls.count("has") > asked, "requests ask again"
+    engine.close()
+
+
+def test_an_idle_engine_waits_for_a_drop_instead_of_spinning(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TenantsFailAndWait()
+    engine = remote_engine(store)
+    engine.begin_drop(1)
+    waited: list[int] = []
+    monkeypatch.setattr("weft.memory.tiers.discovery.wait_for", lambda futures, seconds: waited.append(len(futures)))
+    for _ in range(3):
+        engine.step()
+    assert waited == [1, 1, 1]
+    store.listed.set()
+    while not engine.take_dropped():
+        engine.step()
+    engine.close()
 
 
 def test_the_end_of_a_path_is_put_after_everything_else() -> None:

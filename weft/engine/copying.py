@@ -127,6 +127,8 @@ class Copier:
     def close(self) -> None:
         """Save what outlives the process, newest first and for a limited time, and release the tiers below."""
         until = perf_counter() + CLOSING_SECONDS
+        for link in self.tiers.links:
+            link.saves.erasing.retry()
         while (self.busy or self.tiers.behind) and perf_counter() < until:
             self.launch(idle=True)
             self.land(wait=True)

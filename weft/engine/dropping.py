@@ -6,15 +6,23 @@ landed, what they had pinned is dropped too. Then the file's units are overwritt
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.engine.copying import Copier, FlightMarks
 from weft.memory.ledger import Ledger
 
+log = logging.getLogger("weft")
+
 # Units of a file that are entered in one step for a drop that needs the whole index.
 ENTERED_PER_STEP = 512
+FILE_FAILED = (
+    "writing to the file failed, so units of this drop may be left in it; the next drop and the end of this server try "
+    "again. If they fail too, or the server is killed, the next one may serve these units: repeat the drop there"
+)
 
 
 @dataclass(slots=True)
@@ -25,8 +33,8 @@ class PendingDrop:
     tenant: bytes | None
     prefix: bytes | None
     marks: FlightMarks | None = None
-    # Objects of a remote store that were known when it began; None: all of the tenant.
-    stored: list[str] | None = None
+    # The part of it that runs in a remote store.
+    stored: Future[None] | None = None
     dropped: Counter[str] = field(default_factory=Counter)
     left_tokens: int = 0
 
@@ -36,6 +44,15 @@ class PendingDrop:
 
     def answer(self) -> dict[str, Any]:
         return {"dropped_tokens": dict(self.dropped), "left_tokens": self.left_tokens}
+
+    def result(self, file_failed: bool) -> dict[str, Any]:
+        """Return whether everything is gone from what outlives the process, and if not, why."""
+        error = None if self.stored is None else self.stored.exception()
+        reasons = [FILE_FAILED] if file_failed else []
+        reasons += [] if error is None else [f"objects could not be dropped from the remote store: {error}"]
+        for reason in reasons:
+            log.warning("a drop is not complete: %s", reason)
+        return {"erased": False, "reason": "; ".join(reasons)} if reasons else {"erased": True}
 
 
 class Dropping:
@@ -84,18 +101,18 @@ class Dropping:
                 self._landing.remove(drop)
                 drop.note(self._ledger.drop(drop.tenant, drop.prefix))
                 self._begin_erasing(drop)
-        if self._erasing and not tiers.erasing:
-            for drop in self._erasing:
-                self._answers[drop.number] = drop.answer() | {"erased": not tiers.erasing_failed}
-            self._erasing.clear()
+        for drop in list(self._erasing):
+            if not tiers.erasing and (drop.stored is None or drop.stored.done()):
+                self._erasing.remove(drop)
+                self._answers[drop.number] = drop.answer() | drop.result(tiers.erasing_failed)
+        if not (self._landing or self._erasing):
+            tiers.ask_again()
 
     def _drop_indexed(self, drop: PendingDrop) -> None:
         assert self._copier is not None
         # A copy that lands later would bring back what is dropped here.
         self._copier.tiers.abandon()
         drop.marks = self._copier.marks()
-        if drop.prefix is not None:
-            drop.stored = self._copier.tiers.stored_names(drop.prefix)
         drop.note(self._ledger.drop(drop.tenant, drop.prefix))
         if self._copier.has_passed(drop.marks):
             self._begin_erasing(drop)
@@ -105,5 +122,5 @@ class Dropping:
     def _begin_erasing(self, drop: PendingDrop) -> None:
         assert self._copier is not None
         # After the copies under way, which may have put objects of it.
-        self._copier.tiers.drop_stored(drop.tenant, drop.stored)
+        drop.stored = self._copier.tiers.drop_stored(drop.tenant, drop.prefix)
         self._erasing.append(drop)

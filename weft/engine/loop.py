@@ -254,7 +254,7 @@ class Engine:
     def take_dropped(self) -> dict[int, dict[str, Any]]:
         """Return the answers of drops that are complete, by their numbers: the tokens dropped, and those still in use.
 
-        `erased` is false if overwriting failed: the next drop tries it again.
+        `erased` is false, with a `reason`, if units of a file were not overwritten or objects of a store not dropped.
         """
         return self.dropping.take_answers()
 

@@ -7,11 +7,11 @@ anything in a tier.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from time import monotonic
+from typing import Any
 
 from weft.base.grid import first_window_cell
 from weft.memory.cache import Cache
@@ -21,10 +21,9 @@ from weft.memory.kinds import Kind
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.remote_store import NAMES_PER_DROP, GuardedStore, StoreFailed
 from weft.memory.tiers.remote_tier import ObjectNames
+from weft.memory.tiers.stored_names import names_below
 from weft.memory.tiers.units import PointCopy, PointUnits, hand_over, release_point, take, take_point
 from weft.memory.trie import Node
-
-log = logging.getLogger("weft")
 
 ASKERS = 16
 # Objects of one path that are asked for at once, and how often.
@@ -120,7 +119,9 @@ class Discovery:
         self.unanswered = 0
         self._clock = clock
         self._drops: list[Future[None]] = []
-        self.drop_failed = False
+        # Whether requests may ask; not while a drop is under way.
+        self._asks = True
+        self._closing = False
         self._pool = ThreadPoolExecutor(ASKERS, "weft-remote-asker")
         self._searches: dict[int, Search] = {}
 
@@ -131,7 +132,7 @@ class Discovery:
             active = sum(not each.ended for each in self._searches.values())
             cells = min(limit // self.cache.cell, len(keys))
             known = self.cache.match(keys, limit).cached // self.cache.cell
-            if self.store.away or active >= MOST_SEARCHES or cells <= max(least, known):
+            if not self._asks or self.store.away or active >= MOST_SEARCHES or cells <= max(least, known):
                 return False
             path_search = PathSearch(cells, max(least, known), bool(self.cache.point_bytes))
             search = self._searches[waiter] = Search(keys[:cells], tenant, path_search, self._clock())
@@ -189,12 +190,14 @@ class Discovery:
             self._ask(search)
 
     def wait(self, seconds: float) -> None:
-        """Give answers that are under way a little time."""
-        asked = [each for search in self._searches.values() for each in search.asked.values()]
-        if asked:
-            wait_for(asked, seconds)
+        """Give answers and drops that are under way a little time."""
+        asked: list[Future[Any]] = [each for search in self._searches.values() for each in search.asked.values()]
+        under_way = asked + [each for each in self._drops if not each.done()]
+        if under_way:
+            wait_for(under_way, seconds)
 
     def close(self) -> None:
+        self._closing = True
         self._pool.shutdown(cancel_futures=True)
 
     # the view -------------------------------------------------------------------------------------------------------
@@ -235,43 +238,28 @@ class Discovery:
 
     # drops ----------------------------------------------------------------------------------------------------------
 
-    def drop_tenant(self, tenant: bytes | None) -> None:
-        """Begin to drop the objects of a tenant, or all of this model."""
-        self._begin_drop(lambda: self.store.names(self.names.of_tenant(tenant)))
+    def stop_asking(self) -> None:
+        """Ignore all answers under way, and ask for nothing, because they could bring back what is being dropped."""
+        self._asks = False
+        for search in self._searches.values():
+            search.ended, search.asked = True, {}
 
-    def drop_names(self, names: list[str]) -> None:
-        """Begin to drop these objects."""
-        parts = [names[first : first + NAMES_PER_DROP] for first in range(0, len(names), NAMES_PER_DROP)]
-        self._begin_drop(lambda: iter(parts))
+    def ask_again(self) -> None:
+        self._asks = True
 
-    def _begin_drop(self, parts: Callable[[], Iterator[Sequence[str]]]) -> None:
+    def drop(self, tenant: bytes | None, prefix: bytes | None) -> Future[None]:
+        """Begin to drop the objects of a tenant, those at and below a prefix, or all of this model."""
+
+        def parts() -> Iterator[Sequence[str]]:
+            if prefix is None:
+                return self.store.names(self.names.of_tenant(tenant))
+            names = names_below(self.store, self.names, prefix, lambda: self._closing)
+            return iter([names[first : first + NAMES_PER_DROP] for first in range(0, len(names), NAMES_PER_DROP)])
+
         def drop() -> None:
             for part in parts():
                 self.store.drop(part)
 
-        self.drop_failed = False
-        self._drops.append(self._pool.submit(drop))
-
-    @property
-    def dropping(self) -> bool:
-        """Whether objects are being dropped."""
-        for each in [each for each in self._drops if each.done()]:
-            self._drops.remove(each)
-            error = each.exception()
-            if error is not None:
-                log.warning("objects could not be dropped from the remote store: %s", error)
-                self.drop_failed = True
-        return bool(self._drops)
-
-    def stored_names(self, nodes: Sequence[Node]) -> list[str]:
-        """Return the names of the objects of cells and their resume points."""
-        found: list[str] = []
-        cell = self.cache.cell
-        for node in nodes:
-            tenant, point = self.tenancy.of(node), node.resume
-            found.append(self.names.of_unit(Kind.PAGE, tenant, node.key, node.depth * cell))
-            if point is not None and point.slot is not None:
-                found.append(self.names.of_unit(Kind.STATE, tenant, node.key, node.depth * cell))
-            for place in range(len(point.window) if point is not None else 0):
-                found.append(self.names.of_unit(Kind.WINDOW, tenant, node.key, (node.depth - place) * cell))
-        return found
+        begun = self._pool.submit(drop)
+        self._drops = [each for each in self._drops if not each.done()] + [begun]
+        return begun

@@ -43,7 +43,8 @@ class Erasing:
         self._part: ErasedPart | None = None
         # Whether units that were evicted shortly before, and still have headers, are to be overwritten too.
         self._evicted_too = False
-        # Overwriting has failed: it is tried again by the next drop, or the next process.
+        # Marking or overwriting has failed. The next drop tries it again, and so does the end of the process. The next
+        # process continues what is marked; of what is not, it knows nothing.
         self.failed = False
 
     @property
@@ -119,6 +120,10 @@ class Erasing:
         self._evicted_too = part.evicted_too
         self._unmarked += part.doomed
         self._marked.extendleft(part.erased)
+
+    def retry(self) -> None:
+        """Try once more what has failed: the next process knows nothing of units that are not marked."""
+        self.failed = False
 
     def stop(self) -> None:
         """Plan nothing more: the process ends, and the next one continues."""

@@ -140,6 +140,10 @@ class GuardedStore:
         # Drops are tried even if the store is left alone: an operator waits for them.
         yield from self._store.names(prefix)
 
+    def beginning(self, name: str, most_bytes: int) -> bytes | memoryview:
+        """Return the beginning of an object that may have to be dropped."""
+        return self._store.get(name, most_bytes)
+
     def drop(self, names: Sequence[str]) -> None:
         self._store.drop(names)
 

@@ -8,6 +8,7 @@ what lies two tiers down is brought up one link after the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -67,6 +68,7 @@ class Tiers:
         self.upper = self.links[0].upper
         self.chain = tuple(link for link in self.links if not isinstance(link, ArrivalsLink))
         self.arrivals = next((link for link in self.links if isinstance(link, ArrivalsLink)), None)
+        self.discovery = next((link.discovery for link in self.chain if link.discovery is not None), None)
         for link in self.chain:
             # What reaches the disk from the device passes through host memory.
             link.writes_behind = self.chain[-1].saves.labelled
@@ -75,7 +77,6 @@ class Tiers:
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
         self.slower = 0
-        self._tenancy = tenancy
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
         self._tried: dict[tuple[int, int], int] = {}
         self._brought: dict[tuple[int, int], tuple[int, int]] = {}
@@ -213,11 +214,11 @@ class Tiers:
 
     def _asks(self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes]) -> bool:
         """Return whether a request waits for the answers of a remote store."""
-        discovery = self.links[-1].discovery
+        discovery = self.discovery
         if discovery is None:
             return False
-        # The nearer tiers.
-        nodes = [link.deepest(keys, limit) for link in self.links[:-1]]
+        # The nearer tiers, arrivals included.
+        nodes = [link.deepest(keys, limit) for link in self.links if link.discovery is None]
         cell = self.upper.cell
         least = max([match.cached // cell, *(node.depth for node in nodes if node is not None)])
         seconds = self.links[0].rates.compute_seconds(match.reusable - least * cell)
@@ -227,14 +228,12 @@ class Tiers:
 
     def await_answers(self, seconds: float) -> None:
         """Give a remote store a little time to answer, because there is nothing else to do."""
-        for link in self.links:
-            if link.discovery is not None:
-                link.discovery.wait(seconds)
+        if self.discovery is not None:
+            self.discovery.wait(seconds)
 
     def close(self) -> None:
-        for link in self.links:
-            if link.discovery is not None:
-                link.discovery.close()
+        if self.discovery is not None:
+            self.discovery.close()
 
     def _begin(self, waiter: int, keys: list[Key], source: FoundPrefix, match: Miss) -> None:
         link, place = self.links[source.level], (waiter, source.level)
@@ -253,7 +252,7 @@ class Tiers:
         """Return the miss with its reason, if a tier below has more than the request starts from."""
         found = self.find(keys, limit, miss)
         if not found:
-            silent = any(link.discovery is not None and link.discovery.silent(keys) for link in self.links)
+            silent = self.discovery is not None and self.discovery.silent(keys)
             return replace(miss, reason=Reason.REMOTE_SILENT) if silent and miss.tokens_lost else miss
         slower = not any(source.pays for source in found)
         self.slower += slower
@@ -264,10 +263,10 @@ class Tiers:
         loaded: dict[str, int] = {}
         # What came from further down was then loaded by the links above it too.
         counted = cached
+        if self.discovery is not None:
+            self.discovery.leave(waiter)
         for link in reversed(self.links):
             link.loads.leave(waiter)
-            if link.discovery is not None:
-                link.discovery.leave(waiter)
             self._tried.pop((waiter, link.level), None)
             first, end = self._brought.pop((waiter, link.level), (0, 0))
             tokens = max(0, min(counted, end) - first)
@@ -310,6 +309,13 @@ class Tiers:
         """Give up all copies, so that none of them brings back what is about to be dropped."""
         for link in self.links:
             link.abandon()
+        if self.discovery is not None:
+            self.discovery.stop_asking()
+
+    def ask_again(self) -> None:
+        """Let requests ask a remote store again: no drop is under way any more."""
+        if self.discovery is not None:
+            self.discovery.ask_again()
 
     @contextmanager
     def erasing_freed(self) -> Iterator[None]:
@@ -331,32 +337,16 @@ class Tiers:
 
     @property
     def erasing(self) -> bool:
-        """Whether dropped units are being overwritten, or dropped from a remote store."""
-        dropping = [link.discovery is not None and link.discovery.dropping for link in self.links]
-        return any(dropping) or any(link.saves.erasing.busy for link in self.links)
+        """Whether dropped units of a file are being overwritten."""
+        return any(link.saves.erasing.busy for link in self.links)
 
     @property
     def erasing_failed(self) -> bool:
-        failed = [link.discovery is not None and link.discovery.drop_failed for link in self.links]
-        return any(failed) or any(link.saves.erasing.failed for link in self.links)
+        return any(link.saves.erasing.failed for link in self.links)
 
-    def stored_names(self, prefix: bytes) -> list[str]:
-        """Return the names of the objects at and below a prefix that are known to be in a remote store."""
-        discovery = self.links[-1].discovery
-        if discovery is None:
-            return []
-        chosen = self._tenancy.chooser(None, prefix)
-        return discovery.stored_names([node for node in discovery.cache.trie.nodes.values() if chosen(node)])
-
-    def drop_stored(self, tenant: bytes | None, names: list[str] | None) -> None:
-        """Begin to drop objects from a remote store: these, or if None, those of a tenant, or all."""
-        discovery = self.links[-1].discovery
-        if discovery is None:
-            return
-        if names is None:
-            discovery.drop_tenant(tenant)
-        else:
-            discovery.drop_names(names)
+    def drop_stored(self, tenant: bytes | None, prefix: bytes | None) -> Future[None] | None:
+        """Begin to drop objects from a remote store, if there is one."""
+        return None if self.discovery is None else self.discovery.drop(tenant, prefix)
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges for metrics, by tier."""
