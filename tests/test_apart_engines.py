@@ -90,8 +90,8 @@ def engine_pair(make, spec: MemorySpec, **settings: object) -> Iterator[EnginePa
     receiver.add_area(decoding.arrivals_bytes)
     listener = socket.create_server(("127.0.0.1", 0))
     door, contract = TransferDoor(listener), contract_of(spec)
-    there = TcpTransport(contract, SECRET, Memories(arrived=receiver.area_units(0)), door)
-    here = TcpTransport(contract, SECRET, Memories(staged=sender.area_units(0)))
+    there = TcpTransport(contract, SECRET, Memories(arrived=receiver.area_units(len(receiver.tiers) - 1)), door)
+    here = TcpTransport(contract, SECRET, Memories(staged=sender.area_units(len(sender.tiers) - 1)))
     place = Destination("127.0.0.1", listener.getsockname()[1])
     try:
         yield EnginePair(

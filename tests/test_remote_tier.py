@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from tests.drops import drop
+from tests.engines import Ask, model_of, serve, spec_of, tokens
 from tests.held_steps import SECONDS, wait_until
 from tests.remote import FakeStore, RemoteDevice
+from tests.test_apart_engines import engine_pair
 from tests.test_tiers import two_prompts
 from tests.tiered import tiered_workload
 from tests.workloads import Run, Workload, check_answers, drive
+from weft.base.config import EngineConfig
 from weft.base.copies import UnitCopy, UnitLabel
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
@@ -32,6 +35,7 @@ from weft.memory.tiers.discovery import PathSearch
 from weft.memory.tiers.disk_file import DamagedUnit
 from weft.memory.tiers.remote_store import GuardedStore, ObjectMissing, StoreFailed
 from weft.memory.tiers.remote_tier import decode_unit, encode_unit
+from weft.runner.runner import Runner
 
 ONE, TWO = b"1" * 32, b"2" * 32
 
@@ -261,6 +265,31 @@ def test_an_engine_that_also_receives_prefixes_asks_the_store_and_drops_from_it(
     other.close()
 
 
+def test_engines_with_roles_share_a_store_besides_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, spec = FakeStore(), spec_of("lfm2")
+    monkeypatch.setattr("weft.memory.tiers.remote_store.S3Objects", lambda url: store)
+
+    def make(config: EngineConfig) -> Runner:
+        runner = Runner(model_of("lfm2"), spec, config.memory_bytes, config.max_sequences, threads=1)
+        runner.add_remote("s3://bucket", b"m" * 32)
+        return runner
+
+    sent, stored = tokens(200, 1), tokens(200, 2)
+    with engine_pair(make, spec, remote=True) as pair:
+        alone = [serve(pair.prefill, [Ask(prompt)])[0].tokens for prompt in (sent, stored)]
+        pair.send(sent)
+        answers = serve(pair.decode, [Ask(sent)])
+        assert pair.arrived_tokens == 192
+        save_all(pair.prefill)
+        answers += serve(pair.decode, [Ask(stored)])
+        assert [answer.tokens for answer in answers] == alone
+        assert pair.decode.stats()["tiers"]["remote"]["loaded_tokens"] == 192
+        assert drop(pair.decode)["erased"] is True
+        assert store.objects == {}
+        pair.prefill.close()
+        pair.decode.close()
+
+
 def test_dropping_a_prefix_drops_all_objects_below_it_also_those_that_this_engine_does_not_know() -> None:
     store = FakeStore()
     one = remote_engine(store)
@@ -420,6 +449,8 @@ def test_a_remote_store_is_refused_where_it_cannot_work() -> None:
             Options(remote=wrong)
     with pytest.raises(InvalidOption, match="not supported together with --disk"):
         Options(remote="s3://bucket", disk="tier", disk_size="1GiB")
+    with pytest.raises(InvalidOption, match="tensor_parallel must be 1 with remote, got 2"):
+        Options(remote="s3://bucket", tensor_parallel=2)
 
 
 def test_an_engine_with_nothing_else_to_do_waits_for_the_store_instead_of_spinning() -> None:
