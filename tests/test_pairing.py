@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from tests.apart import make_pair
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import Clock, CountedChoice, FakeMember, turns
 from tests.test_backends import in_loop
+from weft.apart import join
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
+from weft.cli.serve import ServeOptions, transfer_of
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews, Outputs
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
+from weft.fleet.pairing import destination_of
 from weft.fleet.routing import RoutedChoice
 from weft.server.output_stream import OutputStream
 
@@ -358,3 +364,24 @@ async def test_decode_engines_drop_after_the_prefill_engines_that_could_send_it_
         assert [len(each.inbox) for each in found.decoders] == [1, 1]
         await found.step(*found.decoders)
         assert (await dropping)["dropped_tokens"] == {"device": 4 * 64}
+
+
+@pytest.mark.parametrize(
+    ("listen", "host"),
+    [(None, "router.example"), ("10.1.0.2:0", "10.1.0.2"), ("0.0.0.0:0", "router.example")],
+)
+def test_prompts_are_sent_to_the_interface_that_a_decode_engine_receives_them_on(listen, host, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("s" * 64)
+    (tmp_path / "secret").chmod(0o600)
+    options = {"role": "decode", "fleet_listen": "127.0.0.1:0", "fleet_secret": str(tmp_path / "secret")}
+    settings = transfer_of(ServeOptions(**options, transfer_listen=listen))
+    assert settings is not None
+    bound = socket.create_server(("127.0.0.1", 0))
+    monkeypatch.setattr("weft.apart.socket.create_server", lambda address, family: bound)
+    workload = make_pair(0).workload
+    loaded = SimpleNamespace(spec=workload.spec, fingerprint=b"f" * 32, config=workload.config)
+    joined = join(loaded, SimpleNamespace(tiers=[None], area_units=lambda level: None), settings)
+    joined.transport.close()
+    backend = SimpleNamespace(info=fake_info(exact=False, **joined.facts), host="router.example")
+    place = destination_of(SimpleNamespace(backend=backend))
+    assert place == Destination(host, joined.facts["transfer"]["port"])

@@ -69,7 +69,7 @@ def join(loaded: Loaded, runner: Runner, settings: TransferSettings) -> JoinedTr
         tls = TlsFiles(settings.certfile, settings.keyfile, settings.password_file)
     listener = _bound(settings.host, settings.port)
     transport = TcpTransport(contract, settings.secret, Memories(arrived=units), TransferDoor(listener, tls))
-    door = {"port": listener.getsockname()[1], "secure": tls is not None}
+    door = {"port": listener.getsockname()[1], "secure": tls is not None, "host": settings.reached_at}
     return JoinedTransfers(transport, {"role": settings.role, "transfer": door})
 
 

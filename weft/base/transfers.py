@@ -28,7 +28,8 @@ class TransferSettings:
     """The role of an engine, and how it sends or receives prefixes.
 
     A decode engine receives them at `host` and `port` (0: any free port), in host memory of the size `arrivals`. With a
-    certificate, connections are encrypted.
+    certificate, connections are encrypted. `reached_at` is the host to send them to, if that is not where routers find
+    the engine.
     """
 
     role: str
@@ -39,6 +40,7 @@ class TransferSettings:
     certfile: str | None = None
     keyfile: str | None = None
     password_file: str | None = None
+    reached_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

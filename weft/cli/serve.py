@@ -165,8 +165,8 @@ class ServeOptions(FrontOptions, Options):
     )
     transfer_listen: str | None = option(
         None,
-        "address to bind for prompts that arrive at a decode engine, if a firewall needs to know it; default: any free "
-        "port of the host of --fleet-listen",
+        "address to bind for prompts that arrive at a decode engine, on an interface that prefill engines reach; "
+        "default: any free port of the host of --fleet-listen",
         metavar="ADDRESS",
     )
     kv_events: str | None = option(
@@ -218,6 +218,10 @@ class ServeOptions(FrontOptions, Options):
                     "fleet_listen",
                     f"serves one engine, but --replicas is {self.replicas}; start a server for each, and a router",
                 )
+
+
+# Addresses that bind all interfaces.
+ANY_HOST = ("0.0.0.0", "::")
 
 
 def read_address(text: str, name: str = "fleet_listen") -> tuple[str, int]:
@@ -274,12 +278,14 @@ def transfer_of(options: ServeOptions) -> TransferSettings | None:
         return None
     assert options.fleet_listen is not None
     assert options.fleet_secret is not None
-    host, port = read_address(options.fleet_listen)[0], 0
+    host, port, reached_at = read_address(options.fleet_listen)[0], 0, None
     if options.transfer_listen is not None:
+        fleet_host = host
         host, port = read_address(options.transfer_listen)
+        reached_at = None if host in (fleet_host, *ANY_HOST) else host
     files = (options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password_file)
     secret = read_secret("fleet_secret", options.fleet_secret)
-    return TransferSettings(options.role, secret, options.arrivals, host, port, *files)
+    return TransferSettings(options.role, secret, options.arrivals, host, port, *files, reached_at=reached_at)
 
 
 def place_of(options: FrontOptions) -> LaunchSettings:

@@ -41,8 +41,8 @@ def destination_of(member: Member) -> Destination | None:
     door = member.backend.info.settings.get("transfer")
     if not isinstance(door, dict):
         return None
-    host = getattr(member.backend, "host", LOCAL_HOST)
-    return Destination(host, int(door["port"]), bool(door["secure"]))
+    host = door.get("host") or getattr(member.backend, "host", LOCAL_HOST)
+    return Destination(str(host), int(door["port"]), bool(door["secure"]))
 
 
 def prefix_request(request: Request, destination: Destination) -> Request:
