@@ -48,8 +48,8 @@ def filled(cells: int, recurrent: bool = False) -> Cache:
 
 
 def journal_of(device: Cache, host: Cache) -> Journal:
-    links = [SimpleNamespace(name="host", lower=host)]
-    return Journal(SimpleNamespace(cache=device, tiers=SimpleNamespace(links=links)))
+    links = [SimpleNamespace(name="host", lower=host, discovery=None)]
+    return Journal(SimpleNamespace(cache=device, tiers=SimpleNamespace(chain=links)))
 
 
 class CountedNode(Node):
