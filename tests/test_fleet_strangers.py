@@ -8,7 +8,7 @@ import socket
 from tests.fake_engines import answer
 from tests.held_steps import SECONDS
 from tests.test_backends import LONG, ask, collect, in_loop, instant, started, tokens_of
-from tests.test_fleet_remote import SECRET, WAIT, address_of, door, exchange, framed, remote, until
+from tests.test_fleet_remote import SECRET, address_of, door, exchange, framed, remote, until
 from weft.engine.events import FinishReason
 from weft.engine.protocol import Question, Submit, Topic
 from weft.fleet import listener as listener_module
@@ -30,7 +30,7 @@ async def knock(found: FleetListener, source: str = "127.0.0.1") -> Stream:
 async def is_cut(stream: Stream) -> None:
     """Wait until the replica has closed a connection."""
     reader, writer = stream
-    async with asyncio.timeout(WAIT):
+    async with asyncio.timeout(SECONDS):
         try:
             while await reader.read(1 << 10):
                 pass
