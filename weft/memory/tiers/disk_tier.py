@@ -40,10 +40,27 @@ def disk_cache(spec: MemorySpec, file: DiskFile, eviction: str) -> Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class DiskFlight:
+class ThreadedCopies:
     """Reads or writes under way in threads; each returns its seconds."""
 
     parts: tuple[Future[float], ...]
+
+    def seconds(self, wait: bool, expected: tuple[type[Exception], ...]) -> float | None:
+        """Return the seconds that they took, or None if under way; with `wait`, wait a little for them.
+
+        Raises `CopyFailed` for `expected` errors, and others as they are.
+        """
+        if wait:
+            wait_for(self.parts, WAIT_SECONDS)
+        if not all(part.done() for part in self.parts):
+            return None
+        failures = [error for part in self.parts if (error := part.exception()) is not None]
+        for error in failures:
+            if not isinstance(error, expected):
+                raise error
+        if failures:
+            raise CopyFailed(str(failures[0])) from failures[0]
+        return max((part.result() for part in self.parts), default=0.0)
 
 
 class DiskCopies:
@@ -57,28 +74,18 @@ class DiskCopies:
         self._writer = ThreadPoolExecutor(1, "weft-disk-writer")
         self._readers = ThreadPoolExecutor(READERS, "weft-disk-reader")
 
-    def copy(self, plan: CopyPlan) -> DiskFlight:
+    def copy(self, plan: CopyPlan) -> ThreadedCopies:
         """Begin the copies of a plan."""
         if plan.direction is Direction.SAVE:
-            return DiskFlight((self._writer.submit(self._save, plan),))
+            return ThreadedCopies((self._writer.submit(self._save, plan),))
         units = list(zip(plan.units, plan.labels, strict=True))
         share = max(LEAST_UNITS, -(-len(units) // READERS))
         parts = [units[first : first + share] for first in range(0, len(units), share)]
-        return DiskFlight(tuple(self._readers.submit(self._load, part) for part in parts))
+        return ThreadedCopies(tuple(self._readers.submit(self._load, part) for part in parts))
 
-    def copied(self, flight: DiskFlight, wait: bool) -> float | None:
+    def copied(self, flight: ThreadedCopies, wait: bool) -> float | None:
         """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
-        if wait:
-            wait_for(flight.parts, WAIT_SECONDS)
-        if not all(part.done() for part in flight.parts):
-            return None
-        failures = [error for part in flight.parts if (error := part.exception()) is not None]
-        for error in failures:
-            if not isinstance(error, OSError | DamagedUnit):
-                raise error
-        if failures:
-            raise CopyFailed(str(failures[0])) from failures[0]
-        return max((part.result() for part in flight.parts), default=0.0)
+        return flight.seconds(wait, (OSError, DamagedUnit))
 
     def close(self) -> None:
         """Finish what is under way, make it durable and unlock the file."""

@@ -17,17 +17,15 @@ from dataclasses import replace
 from time import perf_counter
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
-from weft.base.errors import CopyFailed
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import DamagedUnit
 from weft.memory.tiers.disk_format import ENTRY, VERSION, checksum, decode
-from weft.memory.tiers.disk_tier import DiskFlight, header_of
+from weft.memory.tiers.disk_tier import ThreadedCopies, header_of
 from weft.memory.tiers.remote_store import GuardedStore, StoreFailed
 
 # Connections for each direction.
 GETS, PUTS = 16, 8
-WAIT_SECONDS = 1e-3
 # Units of the store that an engine remembers. What it forgets stays in the store, and is found again by asking.
 MOST_KNOWN = 1 << 17
 
@@ -88,28 +86,18 @@ class RemoteCopies:
         self._puts = ThreadPoolExecutor(PUTS, "weft-remote-put")
         self._gets = ThreadPoolExecutor(GETS, "weft-remote-get")
 
-    def copy(self, plan: CopyPlan) -> DiskFlight:
+    def copy(self, plan: CopyPlan) -> ThreadedCopies:
         """Begin the copies of a plan."""
         if plan.direction is Direction.SAVE:
-            return DiskFlight((self._saver.submit(self._save, plan),))
+            return ThreadedCopies((self._saver.submit(self._save, plan),))
         units = list(zip(plan.units, plan.labels, strict=True))
-        return DiskFlight(
+        return ThreadedCopies(
             tuple(self._gets.submit(self._load, units[first::GETS]) for first in range(min(GETS, len(units))))
         )
 
-    def copied(self, flight: DiskFlight, wait: bool) -> float | None:
+    def copied(self, flight: ThreadedCopies, wait: bool) -> float | None:
         """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
-        if wait:
-            wait_for(flight.parts, WAIT_SECONDS)
-        if not all(part.done() for part in flight.parts):
-            return None
-        failures = [error for part in flight.parts if (error := part.exception()) is not None]
-        for error in failures:
-            if not isinstance(error, StoreFailed | DamagedUnit):
-                raise error
-        if failures:
-            raise CopyFailed(str(failures[0])) from failures[0]
-        return max((part.result() for part in flight.parts), default=0.0)
+        return flight.seconds(wait, (StoreFailed, DamagedUnit))
 
     def close(self) -> None:
         """Finish what is under way."""
