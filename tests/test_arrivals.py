@@ -39,7 +39,7 @@ def arrivals_of(engine: Engine) -> ArrivalsLink:
 
 
 def note_many(engine: Engine) -> None:
-    """Note so many other tenants that those of uncached prefixes are forgotten."""
+    """Note other tenants until those of uncached prefixes are forgotten."""
     for number in range(1 << 20, (1 << 20) + tenancy.LEAST_NOTED + 1):
         engine.ledger.tenancy.note(key(number), lambda: b"x" * 16)
 

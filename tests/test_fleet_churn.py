@@ -152,7 +152,7 @@ class Churn:
         stopped = [victim.process.pid, *victim.engines]
         for process in stopped:
             os.kill(process, signal.SIGSTOP)
-        await self._until_nobody_uses(victim)
+        await self._until_unused(victim)
         for process in stopped:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)
@@ -161,14 +161,14 @@ class Churn:
         """Take a replica out of the file until no router uses it, then list it again."""
         self.unlisted.append(victim)
         self._write_file()
-        await self._until_nobody_uses(victim)
+        await self._until_unused(victim)
         self.unlisted.remove(victim)
         self._write_file()
 
     def _write_file(self) -> None:
         self.fleet.list(*(each for each in self.fleet.replicas if each not in self.unlisted))
 
-    async def _until_nobody_uses(self, replica: ReplicaProcess) -> None:
+    async def _until_unused(self, replica: ReplicaProcess) -> None:
         async def unused() -> bool:
             # Routers that are being restarted use none.
             routers = [each for each in self.fleet.routers if each not in self.disturbed]

@@ -134,7 +134,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more():
         async def watch() -> int:
             running = asyncio.create_task(follow(served.url, LONG, stop))
             await asyncio.to_thread(served.wait_for, "draining")
-            # Balancers and new clients are told; nobody meets a closed door while others are answered.
+            # Balancers and new clients get an answer: the port stays open while running requests finish.
             for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
                 with pytest.raises(ServerError, match="status 503"):
                     await work
