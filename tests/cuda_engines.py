@@ -51,12 +51,16 @@ def held(group: str, make: Callable[[], LLM]) -> LLM:
 
 
 def release(keep: str | None = None) -> None:
-    """Give the memory of all models back, but for that of the group `keep`."""
-    if not _held.keys() - {keep}:
-        return
-    for group in _held.keys() - {keep}:
+    """Give the memory of all models back, but for that of the group `keep`, and that of a failed test."""
+    others = _held.keys() - {keep}
+    for group in others:
         _held.pop(group).close()
-    # The frames of a failed test hold its engine.
+    if others or hasattr(sys, "last_value"):
+        free()
+
+
+def free() -> None:
+    """Give back what nothing uses. The frames of a failed test hold its tensors; modules refer to each other."""
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
     gc.collect()

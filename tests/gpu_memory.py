@@ -15,7 +15,6 @@ itself instead of taking the memory of others. `tests/test_gpu_memory.py` adds t
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -119,8 +118,8 @@ def claim(item: pytest.Item) -> None:
     if not torch.cuda.is_available():
         return
     group = group_of(item.nodeid)
-    engines = sys.modules.get("tests.cuda_engines")
-    if engines is not None:
-        engines.release(keep=group)
+    from tests import cuda_engines
+
+    cuda_engines.release(keep=group)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, allocation_of(group) / total))

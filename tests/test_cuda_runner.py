@@ -240,6 +240,24 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
     assert [outcome is not None for outcome in replayed[:3]] == [is_recorded, True, is_recorded]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_choices_that_depend_on_the_input_are_those_of_the_reference(depth):
+    """A recorded step leaves its likeliest tokens on the board, where the inputs were."""
+    model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
+    answer = serve(cpu_engine(model), [Ask(tokens(12, seed=1), greedy(8))])[0].tokens
+    words = tuple(pairwise(answer[2:6]))
+    asks = [
+        Ask(tokens(12, seed=1), greedy(8)),
+        Ask(tokens(12, seed=1), greedy(8, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7)),
+        Ask(tokens(9, seed=2), seeded(8, seed=5, top_k=9, top_p=0.9, repetition_penalty=1.5)),
+        Ask(tokens(12, seed=1), greedy(8, bad_words=words)),
+    ]
+    wanted = [answer.tokens for answer in serve(cpu_engine(model), asks)]
+    assert wanted[3] != wanted[0] != wanted[1], "penalties and bad words must matter"
+    found = serve(cuda_engine(model, depth=depth), asks)
+    assert [answer.tokens for answer in found] == wanted
+
+
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
     tiny, asks = FEW_LAYERS["falcon_h1"], [Ask(tokens(19, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cuda_engines import few_layers, for_each, packaged
+from tests.cuda_engines import few_layers, for_each, free, packaged, release
 from tests.engines import FAMILIES, TINY, dummy_model
 from tests.exact_steps import EXACT, Sequenced, Steps, drawn, spec_for
 from tests.gpu_memory import ARENA_BYTES
@@ -53,15 +52,11 @@ MODELS |= {name: partial(published_model, name) for name in configurations.names
 def _a_gpu_with_room() -> Iterator[None]:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    # Tests of the same name hold the model with the usual operations.
+    release()
     free()
     yield
     free()
-
-
-def free() -> None:
-    """Modules refer to each other: what an earlier test has loaded is still there."""
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 def alone(runner: Runner) -> tuple[Sequenced, list[torch.Tensor]]:

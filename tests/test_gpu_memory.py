@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import sys
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -122,6 +124,19 @@ def test_a_process_holds_one_model_at_a_time():
     finally:
         cuda_engines.release()
     assert closed == ["one", "other"]
+
+
+def test_the_frames_of_a_failed_test_hold_no_memory():
+    class Tensor:
+        pass
+
+    tensor = Tensor()
+    tensor.module = tensor
+    kept = weakref.ref(tensor)
+    sys.last_value = tensor
+    del tensor
+    cuda_engines.release(keep="one")
+    assert kept() is None
 
 
 @pytest.mark.parametrize(

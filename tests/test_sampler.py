@@ -115,9 +115,9 @@ def choices_of(plan: Plan, vocab_size: int) -> StepSampling:
 
 def choose(rows: list[Row]) -> list[int]:
     plan = plan_of(rows)
-    board = torch.tensor([r.board or 0 for r in reversed(rows)])
+    inputs = torch.tensor([r.board or 0 for r in rows])
     logits = torch.from_numpy(np.stack([r.logits for r in rows]).astype(np.float32))
-    return sample(logits, choices_of(plan, logits.shape[-1]), board, CPU).tolist()
+    return sample(logits, choices_of(plan, logits.shape[-1]), inputs, CPU).tolist()
 
 
 def plain_logits(row: Row) -> np.ndarray:

@@ -113,7 +113,7 @@ class Runner:
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
-        return self.choose(self.logits_of(last, batch), sampling, prompt_scores)
+        return self.choose(self.logits_of(last, batch), sampling, batch.token_ids, prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
@@ -153,12 +153,16 @@ class Runner:
         return hidden
 
     def choose(
-        self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, prompt_scores: DeviceScores | None = None
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        sampling: StepSampling,
+        inputs: Int[Tensor, " tokens"],
+        prompt_scores: DeviceScores | None = None,
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
         digests = self.operations.digest(logits) if sampling.digests else None
-        tokens = self.decide(logits, sampling)
+        tokens = self.decide(logits, sampling, inputs)
         if sampling.boarded is None:
             self.board[sampling.seat] = tokens
         else:
@@ -166,9 +170,11 @@ class Runner:
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores, digests)
 
-    def decide(self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling) -> Int[Tensor, " rows"]:
+    def decide(
+        self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
+    ) -> Int[Tensor, " rows"]:
         """Return the token of every sampled row."""
-        return sample(logits, sampling, self.board, self.operations)
+        return sample(logits, sampling, inputs, self.operations)
 
     def land(self, flight: RunnerFlight) -> Landing:
         arrays = flight.download.arrays()

@@ -17,19 +17,19 @@ from weft.runner.step_sampling import Bans, Biases, Masks, Penalties, StepSampli
 
 
 def sample(
-    logits: Float[Tensor, "rows vocab"], sampling: StepSampling, board: Int[Tensor, " seats"], operations: Operations
+    logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"], operations: Operations
 ) -> Int[Tensor, " rows"]:
-    """Return one token per row. The logits are not modified."""
+    """Return one token per row. `inputs` are the tokens of the step. The logits are not modified."""
     if sampling.masks or sampling.penalties or sampling.biases or sampling.bans:
         logits = logits.float()
     if sampling.masks is not None:
         logits = ban(logits, sampling.masks, operations)
     if sampling.penalties is not None:
-        logits = penalise(logits, sampling.penalties, board)
+        logits = penalise(logits, sampling.penalties, inputs)
     if sampling.biases is not None:
         logits = add_biases(logits, sampling.biases)
     if sampling.bans is not None:
-        logits = ban_after(logits, sampling.bans, board)
+        logits = ban_after(logits, sampling.bans, inputs)
     draws = sampling.draws
     if draws is None:
         return operations.likeliest(logits)
@@ -50,14 +50,14 @@ def ban(logits: Float[Tensor, "rows vocab"], masks: Masks, operations: Operation
 
 
 def penalise(
-    logits: Float[Tensor, "rows vocab"], penalties: Penalties, board: Int[Tensor, " seats"]
+    logits: Float[Tensor, "rows vocab"], penalties: Penalties, inputs: Int[Tensor, " tokens"]
 ) -> Float[Tensor, "rows vocab"]:
     """Apply penalties. Repetition counts prompt and generated tokens; presence and frequency only generated ones."""
     line, token, generated = penalties.line, penalties.token, penalties.generated
-    if len(penalties.board_line):
-        line = torch.cat([line, penalties.board_line])
-        token = torch.cat([token, board[penalties.board_seat]])
-        generated = torch.cat([generated, generated.new_ones(len(penalties.board_line))])
+    if len(penalties.input_line):
+        line = torch.cat([line, penalties.input_line])
+        token = torch.cat([token, inputs[penalties.input_index].to(token.dtype)])
+        generated = torch.cat([generated, generated.new_ones(len(penalties.input_line))])
     times = logits.new_zeros(len(penalties.row), logits.shape[-1])
     times.index_put_((line, token), generated, accumulate=True)
     # Only tokens seen before change; those seen twice are written twice, with the same value.
@@ -73,8 +73,8 @@ def add_biases(logits: Float[Tensor, "rows vocab"], biases: Biases) -> Float[Ten
 
 
 def ban_after(
-    logits: Float[Tensor, "rows vocab"], bans: Bans, board: Int[Tensor, " seats"]
+    logits: Float[Tensor, "rows vocab"], bans: Bans, inputs: Int[Tensor, " tokens"]
 ) -> Float[Tensor, "rows vocab"]:
     """Ban tokens that would complete a bad word, where the row's input is the word's last token but one."""
-    value = torch.where(board[bans.seat] == bans.input, BANNED, 0.0).to(logits.dtype)
+    value = torch.where(inputs[bans.input_index] == bans.input, BANNED, 0.0).to(logits.dtype)
     return logits.index_put((bans.row, bans.token), value, accumulate=True)

@@ -7,6 +7,7 @@ nothing has to be read from the device.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +29,9 @@ class Penalties:
     line: Tensor  # [history]
     token: Tensor  # [history]
     generated: Tensor  # [history] float: 1 if the token was generated, 0 if it is of the prompt
-    # Rows whose input token is only on the board: it belongs to their history too.
-    board_line: Tensor  # [from board]
-    board_seat: Tensor  # [from board]
+    # Rows whose input token only the device knows: it belongs to their history too.
+    input_line: Tensor  # [from board]
+    input_index: Tensor  # [from board] packed index of that token
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,12 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Bans:
-    """Tokens that a row may not choose if the token on its seat of the board is `input`."""
+    """Tokens that a row may not choose if its input token is `input`."""
 
     row: Tensor  # [bans] sample
     token: Tensor  # [bans]
-    seat: Tensor  # [bans]
     input: Tensor  # [bans]
+    input_index: Tensor  # [bans] packed index of the row's input token
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,8 @@ def stage_penalties(plan: Plan) -> StagedValue | None:
         "line": line_of_row[sampling.history_row[ours]],
         "token": sampling.history_token[ours],
         "generated": sampling.history_generated[ours].astype(np.float32),
-        "board_line": np.flatnonzero(from_board),
-        "board_seat": plan.seat[sampled[row[from_board]]],
+        "input_line": np.flatnonzero(from_board),
+        "input_index": _input_index(plan, row[from_board]),
     }
     return StagedValue(Penalties, fields)
 
@@ -148,9 +149,15 @@ def _bans(plan: Plan) -> StagedValue | None:
     sampling = plan.sampling
     if not len(sampling.ban_row):
         return None
-    seat = plan.seat[plan.samples[0][sampling.ban_row]]
-    fields = {"row": sampling.ban_row, "token": sampling.ban_token, "seat": seat, "input": sampling.ban_input}
-    return StagedValue(Bans, fields)
+    fields = {"row": sampling.ban_row, "token": sampling.ban_token, "input": sampling.ban_input}
+    return StagedValue(Bans, fields | {"input_index": _input_index(plan, sampling.ban_row)})
+
+
+def _input_index(plan: Plan, samples: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return the packed index of the first token of each sample's row."""
+    length = (plan.end - plan.start).astype(np.int64)
+    found: NDArray[np.int64] = (np.cumsum(length) - length)[plan.samples[0][samples]]
+    return found
 
 
 def _draws(sampling: Sampling, vocab_size: int) -> StagedValue | None:

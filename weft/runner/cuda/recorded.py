@@ -91,6 +91,8 @@ class StepOutput:
 
     logits: Tensor  # [samples, vocab]
     tokens: Tensor  # [samples] the most likely
+    # [tokens] of the step. Those of decodes have the plan's indices; their seats on the board are overwritten.
+    inputs: Tensor
 
 
 class RecordedSteps:
@@ -148,7 +150,7 @@ class RecordedSteps:
 
     def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
         logits = self.model.logits(hidden, batch)
-        return StepOutput(logits, batch.operations.take_likeliest(logits, self.board, seat))
+        return StepOutput(logits, batch.operations.take_likeliest(logits, self.board, seat), batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
         """Return a step of every size with inputs of padding, largest first."""

@@ -69,7 +69,7 @@ class CudaRunner(Runner):
             return fly(output.tokens[:samples], None, None)
         sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[:samples] if every else output.logits[sampling.index]
-        return self.choose(logits, sampling)
+        return self.choose(logits, sampling, output.inputs)
 
     def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""

@@ -31,8 +31,10 @@ class RankRunner(Runner):
         super().__init__(model, spec, budget_bytes, seats, device, threads, over_ranks(operations, group))
         self.group = group
 
-    def decide(self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling) -> Int[Tensor, " rows"]:
+    def decide(
+        self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
+    ) -> Int[Tensor, " rows"]:
         """Return the tokens that the first rank chose: ties and rounding are decided once."""
         if self.group.rank == 0:
-            return self.group.from_first(super().decide(logits, sampling).long())
+            return self.group.from_first(super().decide(logits, sampling, inputs).long())
         return self.group.from_first(logits.new_empty(len(logits), dtype=torch.int64))
