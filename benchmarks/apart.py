@@ -4,7 +4,8 @@ Hidden: how much of a transfer happens while the prompt is still being computed.
 the prefill to the confirmation that all has arrived with the time that sending takes.
 
 Gaps: the time between two tokens of answers that run while long prompts arrive. It compares a prefill and a decode
-engine with two engines that do both, on the same cores. With a GPU, both engines of a pair share it.
+engine with two engines that do both, on the same cores. With a GPU, both engines of a pair share it, and weights are
+random: `python -m benchmarks.apart --device cuda --model nemotron-nano-9b-v2 --tokens 8192 --chunk 2048`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ def options_of(asked: argparse.Namespace, chunk: int) -> Options:
     sizes: dict[str, Any] = {"memory_fraction": 0.45} if asked.device == "cuda" else {"memory": "1GiB", "threads": 1}
     longest = asked.tokens + 512
     return Options(
-        model=asked.model, device=asked.device, max_length=longest, max_sequences=16, max_tokens_per_step=chunk, **sizes
+        model=asked.model,
+        device=asked.device,
+        weights="dummy" if asked.device == "cuda" else "checkpoint",
+        max_length=longest,
+        max_sequences=16,
+        max_tokens_per_step=chunk,
+        **sizes,
     )
 
 
