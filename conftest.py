@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -82,6 +83,14 @@ def uses(item: pytest.Item, modules: set[str]) -> bool:
     found = vars(item.module).values()
     names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in found}
     return not names.isdisjoint(modules)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a failed test refers to does not stay in memory. The plugin that reruns tests keeps their exceptions."""
+    found = yield
+    vars(item).pop("_rerun_condition_excinfos", None)
+    return found
 
 
 @pytest.hookimpl(tryfirst=True)

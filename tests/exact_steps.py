@@ -50,7 +50,7 @@ class Steps:
 
     def _take(self, kind: Kind, count: int) -> list[int]:
         size = self.runner.store.unit_bytes.get(kind)
-        if size is None:
+        if size is None or not count:
             return [0] * count
         first = -(-self.used // size)
         self.used = (first + count) * size

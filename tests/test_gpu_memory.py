@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 import sys
 import weakref
 from pathlib import Path
@@ -126,7 +128,30 @@ def test_a_process_holds_one_model_at_a_time():
     assert closed == ["one", "other"]
 
 
-def test_the_frames_of_a_failed_test_hold_no_memory():
+HOLDS_AN_OBJECT = """
+import weakref
+class Held:
+    pass
+refs = []
+def test_that_fails():
+    held = Held()
+    refs.append(weakref.ref(held))
+    assert held is None
+def test_after_it():
+    __import__("gc").collect()
+    assert refs[0]() is None
+"""
+
+
+def test_a_failed_test_refers_to_nothing_when_the_next_one_begins(tmp_path):
+    shutil.copy(TESTS.parent / "conftest.py", tmp_path)
+    (tmp_path / "test_x.py").write_text(HOLDS_AN_OBJECT)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "test_x.py"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 failed, 1 passed" in found.stdout, found.stdout + found.stderr
+
+
+def test_the_last_exception_holds_no_memory():
     class Tensor:
         pass
 
