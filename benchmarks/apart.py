@@ -33,7 +33,7 @@ SECRET = b"only for measurements on this machine"
 
 
 def options_of(asked: argparse.Namespace, chunk: int) -> Options:
-    sizes: dict[str, Any] = {"memory_fraction": 0.45} if asked.device == "cuda" else {"memory": "1GiB", "threads": 1}
+    sizes: dict[str, Any] = {"memory": "16GiB"} if asked.device == "cuda" else {"memory": "1GiB", "threads": 1}
     longest = asked.tokens + 512
     return Options(
         model=asked.model,

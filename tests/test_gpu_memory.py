@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import shutil
 import subprocess
 import sys
@@ -147,7 +148,8 @@ def test_a_failed_test_refers_to_nothing_when_the_next_one_begins(tmp_path):
     shutil.copy(TESTS.parent / "conftest.py", tmp_path)
     (tmp_path / "test_x.py").write_text(HOLDS_AN_OBJECT)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "test_x.py"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    env = os.environ | {"PYTHONPATH": str(TESTS.parent)}
+    found = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert "1 failed, 1 passed" in found.stdout, found.stdout + found.stderr
 
 
