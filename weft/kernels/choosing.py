@@ -29,6 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd_memory", "ssd"),
     "gated_delta": ("gated_delta_memory", "gated_delta"),
+    "channel_delta": ("channel_delta_memory", "channel_delta"),
     "moe": ("prepare_experts", "score_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
     "together": ("run_together", "side_by_side", "record_decodes"),
     "ranks": ("add_ranks", "gather_ranks"),
@@ -42,6 +43,7 @@ DECODES = {
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd",),
     "gated_delta": ("gated_delta",),
+    "channel_delta": ("channel_delta",),
     "together": (),
 }
 # Operations with a C++ kernel for few rows, in any step.

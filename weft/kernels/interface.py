@@ -24,7 +24,15 @@ from weft.base.plan import Plan
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
-from weft.kernels.recurrent import ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
+from weft.kernels.recurrent import (
+    ChannelDeltaInputs,
+    ChannelDeltaShape,
+    ConvolutionWeights,
+    DeltaInputs,
+    DeltaShape,
+    SsdInputs,
+    SsdShape,
+)
 from weft.kernels.rotary import Rotation
 from weft.kernels.rows import RowPositions
 from weft.kernels.stream import Addend, Normed, Residual
@@ -234,6 +242,15 @@ class Operations(Protocol):
     def gated_delta(
         self, inputs: DeltaInputs, batch: Batch, view: RecurrentView
     ) -> Float[Tensor, "tokens value_heads value_dim"]: ...
+
+    # channel delta
+
+    def channel_delta_memory(self, shape: ChannelDeltaShape, dtype: str) -> RecurrentMemory:
+        """Return the memory of a delta layer with decays by channel, in the layout that `channel_delta` reads."""
+
+    def channel_delta(
+        self, inputs: ChannelDeltaInputs, batch: Batch, view: RecurrentView
+    ) -> Float[Tensor, "tokens heads value_dim"]: ...
 
     # experts
 

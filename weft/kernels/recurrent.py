@@ -84,6 +84,34 @@ class DeltaShape:
     conv_width: int
 
 
+@dataclass(frozen=True, slots=True)
+class ChannelDeltaInputs:
+    """Inputs of a delta layer that decays each channel of a key on its own (Kimi Linear).
+
+    With `rates` and `bias`, the log decay is rates * softplus(step + bias) and the rate of correction is
+    sigmoid(strength). Without them, `step` is the log decay (not positive) and `strength` the rate.
+    """
+
+    q: Float[Tensor, "tokens heads key_dim"]
+    k: Float[Tensor, "tokens heads key_dim"]
+    v: Float[Tensor, "tokens heads value_dim"]
+    step: Float[Tensor, "tokens heads key_dim"]
+    strength: Float[Tensor, "tokens heads"]
+    rates: Float[Tensor, " heads"] | None = None
+    bias: Float[Tensor, "heads key_dim"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDeltaShape:
+    """Sizes of a delta layer with decays by channel that determine its memory."""
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    conv_channels: int
+    conv_width: int
+
+
 def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
     """Return a convolution's memory: a state holds the last width - 1 inputs, a tail the input of each token."""
     return Part("conv", (width - 1, channels), dtype), Part("conv", (channels,), dtype)
@@ -102,3 +130,7 @@ def ssd_state(shape: SsdShape) -> Part:
 
 def delta_state(shape: DeltaShape) -> Part:
     return Part("delta", (shape.value_heads, shape.key_dim, shape.value_dim), "float32")
+
+
+def channel_delta_state(shape: ChannelDeltaShape) -> Part:
+    return Part("channel_delta", (shape.heads, shape.key_dim, shape.value_dim), "float32")

@@ -7,7 +7,7 @@ decodes, which write their new token first and then read it with the rest of the
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
@@ -29,8 +29,8 @@ def append(part: Float[Tensor, "tails ring ..."], cell: OpenCell, value: Tensor)
 
 
 def total_of_one(
-    part: Float[Tensor, "tails ring heads"], cell: OpenCell, step: Float[Tensor, " heads"]
-) -> Float[Tensor, " heads"]:
+    part: Float[Tensor, "tails ring *heads"], cell: OpenCell, step: Float[Tensor, "*heads"]
+) -> Float[Tensor, "*heads"]:
     """Return the log decay since the cell's start, including the new token's `step`."""
     return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
 
@@ -51,14 +51,14 @@ def open_cells(part: Float[Tensor, "tails ring ..."], decodes: Decodes) -> Float
 
 
 def totals_of_all(
-    part: Float[Tensor, "tails ring heads"], decodes: Decodes, step: Float[Tensor, "rows heads"]
-) -> Float[Tensor, "rows heads"]:
+    part: Float[Tensor, "tails ring ..."], decodes: Decodes, step: Float[Tensor, "rows ..."]
+) -> Float[Tensor, "rows ..."]:
     """Return the log decay since the start of each decode's cell, including the new tokens' `step`."""
     before = part[decodes.tail, decodes.previous]
     if decodes.any_opens:
         # Never multiply by zero: an unused tail may hold NaN.
         assert decodes.opens is not None
-        before.masked_fill_(decodes.opens.unsqueeze(1), 0.0)
+        before.masked_fill_(like(decodes.opens, before), 0.0)
     return before.add_(step)
 
 
@@ -86,7 +86,12 @@ def with_tail(
     assert group.tail is not None
     assert group.is_tail is not None
     earlier = part[group.tail.unsqueeze(1), group.ring]
-    return torch.where(group.is_tail.view(*group.is_tail.shape, *[1] * (columns.dim() - 2)), earlier, columns)
+    return torch.where(like(group.is_tail, columns), earlier, columns)
+
+
+def like(mask: Bool[Tensor, "*leading"], values: Tensor) -> Tensor:
+    """Return a mask of the leading dimensions with as many dimensions as the values."""
+    return mask.view(*mask.shape, *[1] * (values.dim() - mask.dim()))
 
 
 def tail_columns(
@@ -103,8 +108,8 @@ def tail_columns(
 
 
 def totals(
-    group: Group, rank: Rank, packed: Float[Tensor, "tokens heads"], part: Float[Tensor, "tails ring heads"]
-) -> Float[Tensor, "rows reach heads"]:
+    group: Group, rank: Rank, packed: Float[Tensor, "tokens ..."], part: Float[Tensor, "tails ring ..."]
+) -> Float[Tensor, "rows reach ..."]:
     """Return the log decay since the cell's start on every column, from the packed tokens' own log decays."""
     steps = gather(rank, packed)
     if not rank.has_tail:
@@ -114,8 +119,9 @@ def totals(
         return torch.cat((earlier, earlier[-1] + steps[0].cumsum(0))).unsqueeze(0)
     assert group.opens is not None
     assert group.is_tail is not None
-    before = part[group.tail, group.previous].masked_fill_(group.opens.unsqueeze(1), 0.0)
-    sums = steps.masked_fill_(group.is_tail.unsqueeze(2), 0.0).cumsum(1) + before.unsqueeze(1)
+    before = part[group.tail, group.previous]
+    before.masked_fill_(like(group.opens, before), 0.0)
+    sums = steps.masked_fill_(like(group.is_tail, steps), 0.0).cumsum(1) + before.unsqueeze(1)
     return with_tail(group, rank, sums, part)
 
 

@@ -11,6 +11,7 @@ from weft.kernels.cpu.ssd import gated
 from weft.kernels.interface import Batch
 from weft.kernels.native.attention import mix
 from weft.kernels.native.causal_conv import convolve
+from weft.kernels.native.channel_delta import channel_delta
 from weft.kernels.native.gated_delta import gated_delta
 from weft.kernels.native.replay import Compute, Replays
 from weft.kernels.native.ssd import scan
@@ -20,7 +21,7 @@ from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView, RecurrentView
 
-__all__ = ["attend", "causal_conv", "gated_delta", "record_decodes", "short_conv", "ssd"]
+__all__ = ["attend", "causal_conv", "channel_delta", "gated_delta", "record_decodes", "short_conv", "ssd"]
 
 
 def attend(

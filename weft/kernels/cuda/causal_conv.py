@@ -22,6 +22,7 @@ from torch import Tensor
 from weft.kernels.cuda.arguments import STEP, pieces_of, rows_of, window_of
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.tails import place_of
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
@@ -89,15 +90,32 @@ def load_new(x, before, token, x_stride, channel, mask):
     return value
 
 
+class Earlier(NamedTuple):
+    """Inputs from before a row, which starts at `start`. Its cell starts at `opening`, where the window ends."""
+
+    start: tl.tensor
+    opening: tl.tensor
+    tail: tl.tensor
+    window: tl.tensor
+    ring: tl.tensor
+
+
 @triton.jit
-def load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
-    """Load the input at a position before a row. `opening` is where the row's cell starts; `window` ends there."""
-    in_tail = position >= opening
-    in_window = (position >= 0) & (position < opening)
+def earlier_of(at, state, state_stride, tail_conv, tail_conv_stride, ring):
+    tail, window = tail_conv + at.tail * tail_conv_stride, state + at.slot * state_stride
+    return Earlier(start=at.start, opening=at.start - at.offset, tail=tail, window=window, ring=ring)
+
+
+@triton.jit
+def load_earlier(earlier, position, channel, channels, real, WIDTH: tl.constexpr):
+    """Load the input at a position before a row."""
+    in_tail = position >= earlier.opening
+    in_window = (position >= 0) & (position < earlier.opening)
     # A negative remainder would be an invalid index, even if nothing is read there.
-    place = tl.maximum(position, 0) % ring
-    recent = tl.load(tail + place * channels + channel, mask=real & in_tail, other=0.0)
-    older = tl.load(window + (position - opening + WIDTH - 1) * channels + channel, mask=real & in_window, other=0.0)
+    here = tl.maximum(position, 0) % earlier.ring
+    recent = tl.load(earlier.tail + here * channels + channel, mask=real & in_tail, other=0.0)
+    line = position - earlier.opening + WIDTH - 1
+    older = tl.load(earlier.window + line * channels + channel, mask=real & in_window, other=0.0)
     return tl.where(in_tail, recent, older)
 
 
@@ -107,26 +125,22 @@ def load_taps(weight, tap, channel, weight_channel, weight_tap, real):
 
 
 @triton.jit
-def sum_earlier(
-    tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr
-):  # fmt: skip
+def sum_earlier(earlier, weight, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr):
     """Sum what the inputs before a decode add to its output, oldest first, for one row or for [channels, rows]."""
     total = tl.zeros(real.shape, tl.float32)
     for tap in tl.static_range(WIDTH - 1):
-        position = start - (WIDTH - 1) + tap
-        earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
+        value = load_earlier(earlier, earlier.start - (WIDTH - 1) + tap, channel, channels, real, WIDTH)
         taps = load_taps(weight, tap, channel, weight_channel, weight_tap, channel < channels)
-        total += earlier.to(tl.float32) * taps
+        total += value.to(tl.float32) * taps
     return total
 
 
 @triton.jit
-def store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr):
+def store_window(closed, new, earlier, channel, channels, real, WIDTH: tl.constexpr):
     """Store the inputs up to a decode that closes its cell, the new one last."""
     for index in tl.static_range(WIDTH - 2):
-        position = start + 2 - WIDTH + index
-        earlier = load_earlier(tail, window, position, opening, ring, channel, channels, real, WIDTH)
-        tl.store(closed + index * channels + channel, earlier, mask=real)
+        value = load_earlier(earlier, earlier.start + 2 - WIDTH + index, channel, channels, real, WIDTH)
+        tl.store(closed + index * channels + channel, value, mask=real)
     tl.store(closed + (WIDTH - 2) * channels + channel, new, mask=real)
 
 
@@ -150,15 +164,10 @@ def decode_kernel(
     row = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
-    start = tl.load(row_start + row)
-    closing = tl.load(row_closing + row)
-    opening = start - start % cell
-    tail = tail_conv + tl.load(row_tail + row).to(tl.int64) * tail_conv_stride
-    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, cell)
+    earlier = earlier_of(at, state, state_stride, tail_conv, tail_conv_stride, ring)
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
-    total = sum_earlier(
-        tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH
-    )
+    total = sum_earlier(earlier, weight, weight_channel, weight_tap, channel, channels, real, WIDTH)
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
     # Everything older than this step's projection is loaded; now load the projection.
     wait(EARLY)
@@ -166,22 +175,19 @@ def decode_kernel(
     total += new.to(tl.float32) * taps
     total = finish(total, offset, after, row, x_stride, channel, real, bias is not None, SILU)
     tl.store(y + row.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
-    if closing >= 0:
-        closed = state + closing.to(tl.int64) * state_stride
-        store_window(closed, new, tail, window, start, opening, ring, channel, channels, real, WIDTH)
+    if at.closing >= 0:
+        store_window(state + at.closing * state_stride, new, earlier, channel, channels, real, WIDTH)
     # The ring is no longer than what was just read: the new input replaces the oldest.
     tl.debug_barrier()
-    tl.store(tail + (start % ring) * channels + channel, new, mask=real)
+    tl.store(earlier.tail + (at.start % ring) * channels + channel, new, mask=real)
 
 
 @triton.jit
-def load_any(
-    x, before, tail, window, token, x_stride, start, opening, ring, channel, channels, real, WIDTH: tl.constexpr
-):  # fmt: skip
+def load_any(x, before, earlier, token, x_stride, channel, channels, real, WIDTH: tl.constexpr):
     """Load the input of a row's token, counted from its start; for negative counts, an input from before the row."""
     value = load_new(x, before, token, x_stride, channel, real & (token >= 0))
     if token < 0:
-        value = load_earlier(tail, window, start + token, opening, ring, channel, channels, real, WIDTH)
+        value = load_earlier(earlier, earlier.start + token, channel, channels, real, WIDTH)
     return value
 
 
@@ -205,8 +211,8 @@ def emit(
 
 @triton.jit
 def convolve_in_registers(
-    x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
-    x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
+    x, before, after, weight, bias, y, earlier, low, high, x_stride, weight_channel, weight_tap,
+    channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Convolve four tokens at a time, which load together; the inputs before them stay in registers."""
     taps_d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
@@ -215,12 +221,12 @@ def convolve_in_registers(
     taps_a = load_taps(weight, WIDTH - 4, channel, weight_channel, weight_tap, real) if WIDTH >= 4 else taps_c
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
     # fmt: off
-    c = load_any(x, before, tail, window, low - 1, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+    c = load_any(x, before, earlier, low - 1, x_stride, channel, channels, real, WIDTH)
     b, a = c, c
     if WIDTH >= 3:
-        b = load_any(x, before, tail, window, low - 2, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+        b = load_any(x, before, earlier, low - 2, x_stride, channel, channels, real, WIDTH)
     if WIDTH >= 4:
-        a = load_any(x, before, tail, window, low - 3, x_stride, start, opening, ring, channel, channels, real, WIDTH)
+        a = load_any(x, before, earlier, low - 3, x_stride, channel, channels, real, WIDTH)
     for index in range(0, high - low, 4):
         token = low + index
         d = load_new(x, before, token, x_stride, channel, real)
@@ -241,8 +247,8 @@ def convolve_in_registers(
 
 @triton.jit
 def convolve_tap_by_tap(
-    x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
-    x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
+    x, before, after, weight, bias, y, earlier, low, high, x_stride, weight_channel, weight_tap,
+    channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Convolve with any width: load every input once for each of its taps."""
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
@@ -251,9 +257,7 @@ def convolve_tap_by_tap(
         total = tl.zeros(real.shape, tl.float32)
         for tap in tl.static_range(WIDTH):
             source = token - (WIDTH - 1) + tap
-            value = load_any(
-                x, before, tail, window, source, x_stride, start, opening, ring, channel, channels, real, WIDTH
-            )
+            value = load_any(x, before, earlier, source, x_stride, channel, channels, real, WIDTH)
             total += value.to(tl.float32) * load_taps(weight, tap, channel, weight_channel, weight_tap, real)
         total = finish(total, offset, after, token, x_stride, channel, real, bias is not None, SILU)
         tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
@@ -271,18 +275,16 @@ def extend_kernel(
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
     row = tl.load(piece_row + piece)
-    start = tl.load(row_start + row)
-    opening = start - start % cell
-    first, slot = tl.load(row_first + row), tl.load(piece_slot + piece)
-    length = tl.load(row_first + row + 1) - first
-    tail = tail_conv + tl.load(row_tail + row).to(tl.int64) * tail_conv_stride
-    window = state + tl.load(row_slot + row).to(tl.int64) * state_stride
-    x += first.to(tl.int64) * x_stride
-    y += first.to(tl.int64) * channels
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, cell)
+    earlier = earlier_of(at, state, state_stride, tail_conv, tail_conv_stride, ring)
+    slot, length = tl.load(piece_slot + piece), at.end - at.start
+    first = at.first.to(tl.int64)
+    x += first * x_stride
+    y += first * channels
     if before is not None:
-        before += first.to(tl.int64) * x_stride
+        before += first * x_stride
     if after is not None:
-        after += first.to(tl.int64) * x_stride
+        after += first * x_stride
     # This program's tokens, counted from the row's start.
     block = (piece - tl.load(first_piece + row - decodes)) * cell
     span = (cell + SPLITS - 1) // SPLITS
@@ -293,22 +295,20 @@ def extend_kernel(
         return
     if WIDTH <= UNROLLED:
         convolve_in_registers(
-            x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
-            x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH, SILU,
+            x, before, after, weight, bias, y, earlier, low, high, x_stride, weight_channel, weight_tap,
+            channel, channels, real, WIDTH, SILU,
         )  # fmt: skip
     else:
         convolve_tap_by_tap(
-            x, before, after, weight, bias, y, tail, window, low, high, start, opening, ring,
-            x_stride, weight_channel, weight_tap, channel, channels, real, WIDTH, SILU,
+            x, before, after, weight, bias, y, earlier, low, high, x_stride, weight_channel, weight_tap,
+            channel, channels, real, WIDTH, SILU,
         )  # fmt: skip
     if (slot >= 0) & (low == block):
-        end = tl.load(piece_position + piece) + cell - start
+        end = tl.load(piece_position + piece) + cell - at.start
         captured = state + slot.to(tl.int64) * state_stride + channel
         for place in tl.static_range(WIDTH - 1):
             source = end - (WIDTH - 1) + place
-            value = load_any(
-                x, before, tail, window, source, x_stride, start, opening, ring, channel, channels, real, WIDTH
-            )
+            value = load_any(x, before, earlier, source, x_stride, channel, channels, real, WIDTH)
             tl.store(captured + place * channels, value, mask=real)
     if low == 0:
         # This program has already read everything it needs from this tail, above.
@@ -317,4 +317,4 @@ def extend_kernel(
         for newer in range(tl.minimum(length, ring)):
             kept = oldest + newer
             value = load_new(x, before, kept, x_stride, channel, real)
-            tl.store(tail + ((start + kept) % ring) * channels + channel, value, mask=real)
+            tl.store(earlier.tail + ((at.start + kept) % ring) * channels + channel, value, mask=real)

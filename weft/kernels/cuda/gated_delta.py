@@ -18,7 +18,7 @@ from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.launching import named, power_of_two
+from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
@@ -93,11 +93,6 @@ def check(inputs: DeltaInputs, view: RecurrentView) -> None:
     assert q.dtype == k.dtype == v.dtype == view.tail["k"].dtype == view.tail["u"].dtype
 
 
-def padded(size: int) -> int:
-    """Return a tile size for matmuls: a power of two, at least 16."""
-    return max(16, power_of_two(size))
-
-
 def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[str, Any]:
     """Return the compile-time parameters that all kernels share."""
     key_heads, key_dim = inputs.k.shape[1:]
@@ -110,11 +105,6 @@ def dimensions(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> dict[s
         "BLOCK": padded(batch.cell),
         "KEYS": padded(key_dim),
     }
-
-
-def precision(inputs: DeltaInputs) -> str:
-    """Return the precision of matmuls: float32 as three TF32 ones is exact enough and uses the tensor cores."""
-    return "tf32x3" if inputs.v.dtype == torch.float32 else "tf32"
 
 
 def launch_decode(
@@ -148,7 +138,7 @@ def launch_decode(
             v=inputs.v, value_stride=inputs.v.stride(0), y=y, lookups=lookups, weights=weights, factors=factors,
         ),
         memory_of(view), rows_of(batch),
-        **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs),
+        **shared, VALUE_DIM=value_dim, VALUES=values, PRECISION=precision(inputs.v.dtype),
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers, **overlap,
     )  # fmt: skip
 
@@ -181,7 +171,7 @@ def launch_extend(
             systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs),
+        **shared, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
@@ -194,6 +184,6 @@ def launch_extend(
             y=y, systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs),
+        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs.v.dtype),
         num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.tails import columns_of, decay_before, place_of
 
 # Diagonal blocks of this size are inverted row by row; the blocks below them follow by matmuls.
 SMALL = tl.constexpr(16)
@@ -19,13 +20,17 @@ NORM_EPSILON = tl.constexpr(1e-6)
 
 
 @triton.jit
+def softplus(x):
+    # Beyond 20 softplus is the identity, and its exponential would overflow.
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@triton.jit
 def gates(step, strength, heads, real, rates, bias, PROJECTED: tl.constexpr, MOST: tl.constexpr):
     """Return the log decay and write strength of tokens, from projections or as given."""
     step, strength = step.to(tl.float32), strength.to(tl.float32)
     if PROJECTED:
-        step += tl.load(bias + heads, real, 0.0)
-        # Beyond 20 softplus is the identity, and its exponential would overflow.
-        softened = tl.where(step > 20.0, step, tl.log(1.0 + tl.exp(tl.minimum(step, 20.0))))
+        softened = softplus(step + tl.load(bias + heads, real, 0.0))
         return softened * tl.load(rates + heads, real, 0.0), MOST / (1.0 + tl.exp(-strength))
     return step, strength
 
@@ -91,34 +96,30 @@ def solve_cells(
     head, piece = tl.program_id(0), tl.program_id(1)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     row, position = tl.load(piece_row + piece), tl.load(piece_position + piece)
-    start, first = tl.load(row_start + row), tl.load(row_first + row)
-    tail = tl.load(row_tail + row).to(tl.int64)
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
-    at = position + column
-    is_tail = (column < CELL) & (at < start)
-    is_new = (column < CELL) & (at >= start) & (at < start + tl.load(row_first + row + 1) - first)
-    token = (first + at - start).to(tl.int64)
+    tokens = columns_of(at, position, column, CELL, RING)
+    is_tail, is_new = tokens.is_tail, tokens.is_new
     own = (piece * heads + head).to(tl.int64)
 
-    gate_at = token * gate_stride + head
+    gate_at = tokens.token * gate_stride + head
     step, strength = tl.load(step + gate_at, is_new, 0.0), tl.load(strength + gate_at, is_new, 0.0)
     g, beta = gates(step, strength, head, True, rates, bias, PROJECTED, MOST)
-    decay_at = tail_decay + tail * tail_decay_stride + head * RING
-    before = tl.load(decay_at + (start - 1) % RING, position < start, 0.0)
-    total = before + tl.cumsum(tl.where(is_new, g, 0.0), 0)
-    total = tl.where(is_tail, tl.load(decay_at + at % RING, is_tail, 0.0), total)
+    decays = tail_decay + at.tail * tail_decay_stride + head * RING
+    total = decay_before(decays, at, position < at.start, RING) + tl.cumsum(tl.where(is_new, g, 0.0), 0)
+    total = tl.where(is_tail, tl.load(decays + tokens.ring, is_tail, 0.0), total)
 
     key_at = tl.where(
         is_tail,
-        tail_k + tail * tail_k_stride + (key_head * RING + at % RING) * KEY_DIM,
-        k + token * token_stride + key_head * KEY_DIM,
+        tail_k + at.tail * tail_k_stride + (key_head * RING + tokens.ring) * KEY_DIM,
+        k + tokens.token * token_stride + key_head * KEY_DIM,
     )
     real = lane[None, :] < KEY_DIM
     keys = tl.load(key_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & real, 0.0)
-    if position < start and head % SHARED == 0:
+    if position < at.start and head % SHARED == 0:
         head_at = head_keys + (((row - decodes) * KEY_HEADS + key_head) * BLOCK + column) * KEY_DIM
         tl.store(head_at[:, None] + lane[None, :], keys, is_tail[:, None] & real)
-    query_at = q + token * token_stride + key_head * KEY_DIM
+    query_at = q + tokens.token * token_stride + key_head * KEY_DIM
     queries = tl.load(query_at[:, None] + lane[None, :], is_new[:, None] & real, 0.0)
     # Squared lengths are on the diagonals.
     diagonal = column[:, None] == column[None, :]

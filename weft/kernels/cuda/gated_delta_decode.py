@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
-from weft.kernels.cuda.tails import ring_places
+from weft.kernels.cuda.tails import decay_before, open_cell, place_of
 
 # Rows of a state that are closed at a time.
 CLOSED = tl.constexpr(32)
@@ -38,15 +39,14 @@ def weigh_tails(
     """
     key_head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     heads = KEY_HEADS * SHARED
-    start, tail = tl.load(row_start + row), tl.load(row_tail + row).to(tl.int64)
-    offset = start % CELL
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     column, lane, shared = tl.arange(0, CHUNK), tl.arange(0, KEYS), tl.arange(0, HEADS)
     real, is_head, head = lane < KEY_DIM, shared < SHARED, key_head * SHARED + shared
     # Load what is older than the step while the previous kernel ends.
-    tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
-    decays = tail_decay + tail * tail_decay_stride + head * RING
-    keys, totals = load_keys(tail_k, decays, start, column, lane, real, is_head, CELL, RING, KEY_DIM)
-    before = tl.load(decays + (start - 1) % RING, is_head & (offset > 0), 0.0)
+    tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
+    decays = tail_decay + at.tail * tail_decay_stride + head * RING
+    keys, totals = load_keys(tail_k, decays, at, column, lane, real, is_head, CELL, RING, KEY_DIM)
+    before = decay_before(decays, at, is_head, RING)
     wait(EARLY)
     # Issue all loads before anything waits for them.
     source = row * token_stride + key_head * KEY_DIM + lane
@@ -66,30 +66,29 @@ def weigh_tails(
     tl.store(factor_at + 1, beta, is_head)
     tl.store(factor_at + 2, tl.sum(key * query, 0), is_head)
     weights_at = weights + (row * heads + head)[:, None] * (2 * BLOCK)
-    for _ in tl.range(0, offset, CHUNK, num_stages=1):
+    for _ in tl.range(0, at.offset, CHUNK, num_stages=1):
         later = column + CHUNK
         next_keys, next_totals = keys, totals
         if CHUNK < BLOCK:
             # Load the next keys while some are weighed.
-            next_keys, next_totals = load_keys(tail_k, decays, start, later, lane, real, is_head, CELL, RING, KEY_DIM)
+            next_keys, next_totals = load_keys(tail_k, decays, at, later, lane, real, is_head, CELL, RING, KEY_DIM)
         keys = keys.to(tl.float32)
         of_key, of_query = tl.reduce((keys * key[None, :], keys * query[None, :]), 1, add_both)
         since = tl.exp(total[:, None] - totals)
         tl.store(weights_at + column[None, :], of_key[None, :] * since, is_head[:, None])
         tl.store(weights_at + BLOCK + column[None, :], of_query[None, :] * since, is_head[:, None])
         keys, totals, column = next_keys, next_totals, later
-    tl.store(tail_k + (start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
-    tl.store(decays + start % RING, total, is_head)
+    tl.store(tail_k + (at.start % RING) * KEY_DIM + lane, key.to(tail_k.dtype.element_ty), real)
+    tl.store(decays + at.start % RING, total, is_head)
 
 
 @triton.jit
 def load_keys(
-    tail_k, decays, start, column, lane, real, is_head,
+    tail_k, decays, at, column, lane, real, is_head,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr,
 ):  # fmt: skip
     """Load keys of some columns of an open cell, and the decays up to them by head. Read nothing beyond the tail."""
-    offset = start % CELL
-    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
     key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
     keys = tl.load(key_at, is_tail[:, None] & real[None, :], 0.0)
     return keys, tl.load(decays[:, None] + ring[None, :], is_head[:, None] & is_tail[None, :], 0.0)
@@ -97,7 +96,7 @@ def load_keys(
 
 @triton.jit
 def close_cell(
-    before, after, has_state, lookups, u, opened, tail_k, tail_u, decays, start,
+    state, state_stride, at, lookups, u, opened, tail_k, tail_u, decays,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -108,9 +107,9 @@ def close_cell(
     """
     column = tl.arange(0, BLOCK)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-    is_tail, ring = column < CELL - 1, ring_places(start - (CELL - 1), column, CELL, RING)
+    is_tail, ring = open_cell(at.start, CELL - 1, column, CELL, RING)
     real_value = value < VALUE_DIM
-    total = tl.load(decays + start % RING)
+    total = tl.load(decays + at.start % RING)
     since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring, is_tail, 0.0), float("-inf")))
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
@@ -120,12 +119,12 @@ def close_cell(
         real_key = lane < KEY_DIM
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
-        memory = tl.load(before + inside, real & has_state, 0.0) * opened
+        memory = load_state(state, state_stride, at, inside, real, CELL) * opened
         k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
         memory += tl.load(lookups + lane)[:, None] * u[None, :]
         memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
-        tl.store(after + inside, memory, real)
+        capture(state, state_stride, at.closing, inside, memory, real)
 
 
 @triton.jit
@@ -151,20 +150,19 @@ def decode_rows(
     """Program (block of value columns, value head, row)."""
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
-    start, slot = tl.load(row_start + row), tl.load(row_slot + row).to(tl.int64)
-    tail, closing = tl.load(row_tail + row).to(tl.int64), tl.load(row_closing + row).to(tl.int64)
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     lane = tl.arange(0, KEYS)
     value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     real_value = value < VALUE_DIM
     # Loading the state takes longest, so it is issued first.
     state += head * (KEY_DIM * VALUE_DIM)
-    before, has_state = state + slot * state_stride, start >= CELL
     inside = lane[:, None] * VALUE_DIM + value[None, :]
-    memory = tl.load(before + inside, (lane < KEY_DIM)[:, None] & real_value[None, :] & has_state, 0.0)
+    real_state = (lane < KEY_DIM)[:, None] & real_value[None, :]
+    memory = load_state(state, state_stride, at, inside, real_state, CELL)
 
-    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
-    offset, column = start % CELL, tl.arange(0, BLOCK)
-    is_tail, ring = column < offset, ring_places(start - offset, column, CELL, RING)
+    tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
+    column = tl.arange(0, BLOCK)
+    is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     corrected = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
 
@@ -185,9 +183,10 @@ def decode_rows(
     u = beta * (values - found)
     y_at = y + (row * heads + head) * VALUE_DIM + value
     tl.store(y_at, (read + own * u).to(y.dtype.element_ty), real_value)
-    tl.store(tail_u + (start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)
-    if closing >= 0:
-        close_cell(before, state + closing * state_stride, has_state, lookups, u, opened,
-                   tail_k + tail * tail_k_stride + key_head * (RING * KEY_DIM), tail_u,
-                   tail_decay + tail * tail_decay_stride + head * RING, start,
-                   CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION)  # fmt: skip
+    tl.store(tail_u + (at.start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)
+    if at.closing >= 0:
+        close_cell(
+            state, state_stride, at, lookups, u, opened, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
+            tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
+            CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
+        )  # fmt: skip

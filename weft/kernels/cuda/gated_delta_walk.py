@@ -9,21 +9,23 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.closing import capture_halves, half, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON
 from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.tails import columns_of, kept_from, place_of, whole_cells
 
 
 @triton.jit
 def keep_decays(
-    totals, target, kept, cell_start, end,
+    totals, target, at, kept,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store the log decays of a row's positions from `kept` on in its tail. `totals` are those of its first piece."""
-    for low in range(kept, end, BLOCK):
-        at = low + tl.arange(0, BLOCK)
-        piece = at // CELL - cell_start // CELL
-        total = tl.load(totals + piece * (HEADS * 5 * BLOCK) + at % CELL, at < end, 0.0)
-        tl.store(target + at % RING, total, at < end)
+    for low in range(kept, at.end, BLOCK):
+        position = low + tl.arange(0, BLOCK)
+        piece = position // CELL - at.start // CELL
+        total = tl.load(totals + piece * (HEADS * 5 * BLOCK) + position % CELL, position < at.end, 0.0)
+        tl.store(target + position % RING, total, position < at.end)
 
 
 @triton.jit
@@ -39,30 +41,6 @@ def keep_keys(
         keys = tl.load(source + at.to(tl.int64)[:, None] * token_stride + lane[None, :], stays, 0.0).to(tl.float32)
         keys *= tl.rsqrt(tl.sum(keys * keys, 1) + NORM_EPSILON)[:, None]
         tl.store(target + (at % RING)[:, None] * KEY_DIM + lane[None, :], keys.to(target.dtype.element_ty), stays)
-
-
-@triton.jit
-def half(x, wanted, ROWS: tl.constexpr, VALUES: tl.constexpr):
-    """Return one half of 2 ROWS rows. Both halves of a matmul's rows lie in the same threads."""
-    return tl.sum(tl.reshape(tl.where(wanted[:, None], x, 0.0), (2, ROWS, VALUES)), 0)
-
-
-@triton.jit
-def write_state(
-    state, state_stride, slot, memory, value,
-    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-):  # fmt: skip
-    """Write a captured state into its slot, if it has one.
-
-    It goes by halves: rows are reordered in shared memory, which must fit two programs.
-    """
-    if slot >= 0:
-        state += slot.to(tl.int64) * state_stride
-        for part in tl.static_range(2):
-            row = part * (KEYS // 2) + tl.arange(0, KEYS // 2)
-            rows = half(memory, (tl.arange(0, KEYS) >= KEYS // 2) == (part == 1), KEYS // 2, VALUES)
-            real = (row < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
-            tl.store(state + row[:, None] * VALUE_DIM + value[None, :], rows, real)
 
 
 @triton.jit
@@ -92,7 +70,7 @@ def pass_cell(
 
 @triton.jit
 def pass_part(
-    memory, position, start, end, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u, system_at,
+    memory, at, position, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u, system_at,
     scale_at, value, CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -103,22 +81,23 @@ def pass_part(
     """
     double, column, lane = tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK), tl.arange(0, KEYS)
     for_key, real_value = double < BLOCK, value < VALUE_DIM
-    at = position + double % BLOCK
-    is_tail, is_new = (at < start) & for_key, (at >= start) & (at < end) & (double % BLOCK < CELL)
-    source = k + at.to(tl.int64) * token_stride + tl.where(for_key, 0, q_offset)
+    tokens = columns_of(at, position, double % BLOCK, CELL, RING)
+    is_tail = tokens.is_tail & for_key
+    source = k + tokens.position.to(tl.int64) * token_stride + tl.where(for_key, 0, q_offset)
     both_at = tl.where(is_tail, head_at + double * KEY_DIM, source)
-    both = tl.load(both_at[:, None] + lane[None, :], (is_tail | is_new)[:, None] & (lane < KEY_DIM)[None, :], 0.0)
-    at = position + column
-    is_tail, is_new = at < start, (at >= start) & (at < end) & (column < CELL)
-    tail_at = tail_u + (at % RING) * VALUE_DIM
-    value_at = tl.where(is_tail, tail_at, v + at.to(tl.int64) * value_stride)
-    values = tl.load(value_at[:, None] + value[None, :], (is_tail | is_new)[:, None] & real_value[None, :], 0.0)
+    real = (is_tail | tokens.is_new)[:, None] & (lane < KEY_DIM)[None, :]
+    both = tl.load(both_at[:, None] + lane[None, :], real, 0.0)
+    tokens = columns_of(at, position, column, CELL, RING)
+    tail_at = tail_u + tokens.ring * VALUE_DIM
+    value_at = tl.where(tokens.is_tail, tail_at, v + tokens.position.to(tl.int64) * value_stride)
+    real = (tokens.is_tail | tokens.is_new)[:, None] & real_value[None, :]
+    values = tl.load(value_at[:, None] + value[None, :], real, 0.0)
     system = tl.load(system_at + double[:, None] * BLOCK + column[None, :])
     memory, u, read = pass_cell(memory, both, values, system, scale_at, CELL, BLOCK, VALUES, PRECISION)
-    y_at = y + at.to(tl.int64) * (HEADS * VALUE_DIM)
-    is_output = is_new[:, None] & real_value[None, :]
+    y_at = y + tokens.position.to(tl.int64) * (HEADS * VALUE_DIM)
+    is_output = tokens.is_new[:, None] & real_value[None, :]
     tl.store(y_at[:, None] + value[None, :], read.to(y.dtype.element_ty), is_output)
-    stays = is_output & (at >= kept)[:, None]
+    stays = is_output & (tokens.position >= kept)[:, None]
     tl.store(tail_at[:, None] + value[None, :], u.to(tail_u.dtype.element_ty), stays)
     return memory
 
@@ -168,64 +147,56 @@ def walk_cells(
 ):  # fmt: skip
     """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` after their keys."""
     head, long_row = tl.program_id(1), tl.program_id(2)
-    row = decodes + long_row
     HEADS: tl.constexpr = KEY_HEADS * SHARED
     key_head = head // SHARED
-    start, first = tl.load(row_start + row), tl.load(row_first + row)
-    end = start + tl.load(row_first + row + 1) - first
-    tail = tl.load(row_tail + row).to(tl.int64)
+    at = place_of(decodes + long_row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     begin, stop = tl.load(first_piece + long_row), tl.load(first_piece + long_row + 1)
-    # A later row may start up to RING - CELL tokens before this one's end, and reads its cell from the start.
-    earliest = tl.maximum(end - (RING - CELL), 0)
-    kept = tl.maximum(start, earliest - earliest % CELL)
+    kept = kept_from(at, CELL, RING)
 
     lane, value = tl.arange(0, KEYS), tl.program_id(0) * VALUES + tl.arange(0, VALUES)
     state += head * (KEY_DIM * VALUE_DIM)
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     real_state = (lane < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
-    slot = tl.load(row_slot + row).to(tl.int64)
-    memory = tl.load(state + slot * state_stride + inside, real_state & (start >= CELL), 0.0)
+    memory = load_state(state, state_stride, at, inside, real_state, CELL)
 
     # Pointers to where the row's position 0 would be, to its tail and to its copied keys.
-    zero = (first - start).to(tl.int64)
+    zero = (at.first - at.start).to(tl.int64)
     k += zero * token_stride + key_head * KEY_DIM
     v += zero * value_stride + head * VALUE_DIM
     y += (zero * HEADS + head) * VALUE_DIM
-    tail_u += tail * tail_u_stride + head * (RING * VALUE_DIM)
+    tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
     head_at = head_keys + (long_row * KEY_HEADS + key_head) * (BLOCK * KEY_DIM)
     # Strides from one piece to the next.
     SYSTEM: tl.constexpr = HEADS * 2 * BLOCK * BLOCK
     SCALES: tl.constexpr = HEADS * 5 * BLOCK
     systems += begin.to(tl.int64) * SYSTEM + head * (2 * BLOCK * BLOCK)
     scales += begin.to(tl.int64) * SCALES + head * (5 * BLOCK)
-    cell_start = start - start % CELL
-    # [begin, whole) starts inside a cell   [whole, rest) are whole cells   [rest, stop) ends inside one
-    whole = tl.where((start > cell_start) | (end < cell_start + CELL), begin + 1, begin)
-    rest = tl.maximum(tl.where(end % CELL > 0, stop - 1, stop), whole)
+    opening = at.start - at.offset
+    whole, rest = whole_cells(at, begin, stop, CELL)
     for piece in tl.range(begin, whole, num_stages=STAGES):
         memory = pass_part(
-            memory, cell_start, start, end, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u,
+            memory, at, opening, kept, k, q_offset, token_stride, head_at, v, value_stride, y, tail_u,
             systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
-        write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
+        capture_halves(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM)
     for piece in tl.range(whole, rest, num_stages=STAGES):
         memory = pass_whole(
-            memory, cell_start + (piece - begin) * CELL, kept, k, q_offset, token_stride, v, value_stride, y, tail_u,
+            memory, opening + (piece - begin) * CELL, kept, k, q_offset, token_stride, v, value_stride, y, tail_u,
             systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
-        write_state(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, KEYS, VALUES)
+        capture_halves(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM)
     for piece in tl.range(rest, stop, num_stages=STAGES):
         memory = pass_part(
-            memory, cell_start + (piece - begin) * CELL, start, end, kept, k, q_offset, token_stride, head_at,
+            memory, at, opening + (piece - begin) * CELL, kept, k, q_offset, token_stride, head_at,
             v, value_stride, y, tail_u, systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
 
     if tl.program_id(0) == 0:
-        tail_decay += tail * tail_decay_stride + head * RING
-        keep_decays(scales + 3 * BLOCK, tail_decay, kept, cell_start, end, CELL, RING, HEADS, BLOCK)
+        decays = tail_decay + at.tail * tail_decay_stride + head * RING
+        keep_decays(scales + 3 * BLOCK, decays, at, kept, CELL, RING, HEADS, BLOCK)
         if head % SHARED == 0:
-            tail_k += tail * tail_k_stride + key_head * (RING * KEY_DIM)
-            keep_keys(k, token_stride, tail_k, kept, end, RING, KEY_DIM, BLOCK, KEYS)
+            tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
+            keep_keys(k, token_stride, tail_k, kept, at.end, RING, KEY_DIM, BLOCK, KEYS)

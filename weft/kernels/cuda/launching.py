@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 from torch.nn import Parameter
@@ -176,3 +177,13 @@ def power_of_two(least: int) -> int:
     (1, 64, 128)
     """
     return 1 << (least - 1).bit_length()
+
+
+def padded(size: int) -> int:
+    """Return a tile size for matmuls: a power of two, at least 16."""
+    return max(16, power_of_two(size))
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Return the precision of matmuls: float32 as three TF32 ones is exact enough and uses the tensor cores."""
+    return "tf32x3" if dtype == torch.float32 else "tf32"

@@ -15,12 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.arguments import STEP, rows_of, window_of
-from weft.kernels.cuda.causal_conv import Gates, causal_conv, load_taps, store_window, sum_earlier
+from weft.kernels.cuda.causal_conv import Gates, causal_conv, earlier_of, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.stream import LazyNorm
+from weft.kernels.cuda.tails import place_of
 from weft.kernels.cuda.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
@@ -115,15 +116,10 @@ def short_conv_kernel(
     is_channel = channel < channels
     real = is_channel & is_row[None, :]
     # Rows, tails, windows and weights are older than the previous kernel.
-    start = tl.load(row_start + row, mask=is_row, other=0)[None, :]
-    closing = tl.load(row_closing + row, mask=is_row, other=-1)[None, :]
-    opening = start - start % cell
-    tail = tail_conv + tl.load(row_tail + row, mask=is_row, other=0)[None, :].to(tl.int64) * tail_conv_stride
-    window = state + tl.load(row_slot + row, mask=is_row, other=0)[None, :].to(tl.int64) * state_stride
+    at = place_of(row[None, :], row_start, row_first, row_slot, row_tail, row_closing, cell, is_row[None, :])
+    earlier = earlier_of(at, state, state_stride, tail_conv, tail_conv_stride, ring)
     offset = tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32) if bias is not None else 0.0
-    total = sum_earlier(
-        tail, window, weight, start, opening, ring, weight_channel, weight_tap, channel, channels, real, WIDTH
-    )
+    total = sum_earlier(earlier, weight, weight_channel, weight_tap, channel, channels, real, WIDTH)
     taps = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, is_channel)
     if ROWS == 1:
         before, after, value = project_one(
@@ -141,11 +137,11 @@ def short_conv_kernel(
         total += offset
     total *= after.to(tl.float32)
     tl.store(y + row[None, :] * channels + channel, total.to(dtype), mask=real)
-    closed = state + closing.to(tl.int64) * state_stride
-    store_window(closed, new, tail, window, start, opening, ring, channel, channels, real & (closing >= 0), WIDTH)
+    closed = state + at.closing * state_stride
+    store_window(closed, new, earlier, channel, channels, real & (at.closing >= 0), WIDTH)
     # The ring is no longer than what was read: the new input replaces the oldest.
     tl.debug_barrier()
-    tl.store(tail + (start % ring) * channels + channel, new, mask=real)
+    tl.store(earlier.tail + (at.start % ring) * channels + channel, new, mask=real)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
-from weft.kernels.cuda.launching import named, power_of_two
+from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
@@ -166,10 +166,6 @@ def extend(
     )  # fmt: skip
 
 
-def padded(size: int) -> int:
-    return max(NARROWEST, power_of_two(size))
-
-
 def finite(limit: tuple[float, float]) -> tuple[float, float]:
     """Return bounds that float32 can represent."""
     return limit[0], min(limit[1], math.ldexp(1.0, 126))
@@ -178,8 +174,3 @@ def finite(limit: tuple[float, float]) -> tuple[float, float]:
 def widest(dtype: torch.dtype) -> str:
     """Return the precision where three TF32 matmuls would exceed the shared memory."""
     return "ieee" if dtype == torch.float32 else "tf32"
-
-
-def precision(dtype: torch.dtype) -> str:
-    """Return the precision of matmuls: float32 models compute in float32, not in the hardware's fastest format."""
-    return "tf32x3" if dtype == torch.float32 else "tf32"

@@ -14,10 +14,11 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
-from weft.kernels.cuda.tails import ring_places
+from weft.kernels.cuda.tails import decay_before, open_cell, place_of
 
 
 @jit(**STEP)
@@ -35,29 +36,26 @@ def weigh_kernel(
     row = tl.program_id(1).to(tl.int64)
     group = tl.program_id(0) // CHUNKS
     chunk = tl.program_id(0) % CHUNKS
-    position = tl.load(row_start + row)
-    tail = tl.load(row_tail + row).to(tl.int64)
-    offset = position % CELL
-    here = position % RING
+    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    here = at.start % RING
 
     # Load what is older than the step.
     cell = tl.arange(0, CELL)
-    kept = cell < offset
-    ring = ring_places(position - offset, cell, CELL, RING)
+    kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
     n = tl.arange(0, BLOCK_STATE)
-    tail_B += tail * tail_B_stride + group * (RING * STATE)
-    tail_dt += tail * tail_dt_stride
-    tail_decay += tail * tail_decay_stride
+    tail_B += at.tail * tail_B_stride + group * (RING * STATE)
+    tail_dt += at.tail * tail_dt_stride
+    tail_decay += at.tail * tail_decay_stride
     known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
     keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], mask=known_keys, other=0.0)
     own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     real = own < GROUP_HEADS
     head = group * GROUP_HEADS + own
-    at = head[:, None] * RING + ring[None, :]
+    kept_at = head[:, None] * RING + ring[None, :]
     known = real[:, None] & kept[None, :]
-    decay = tl.load(tail_decay + at, mask=known, other=float("inf"))
-    kept_dt = tl.load(tail_dt + at, mask=known, other=0.0)
-    total = tl.load(tail_decay + head * RING + (position - 1) % RING, mask=real & (offset > 0), other=0.0)
+    decay = tl.load(tail_decay + kept_at, mask=known, other=float("inf"))
+    kept_dt = tl.load(tail_dt + kept_at, mask=known, other=0.0)
+    total = decay_before(tail_decay + head * RING, at, real, RING)
     rate = tl.load(A + head, mask=real, other=0.0) * LOG2_E
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
 
@@ -101,25 +99,24 @@ def read_kernel(
     if program < rows * CLOSING_CHUNKS:
         row = (program // CLOSING_CHUNKS).to(tl.int64)
         chunk = program % CLOSING_CHUNKS
-        target = tl.load(row_closing + row).to(tl.int64)
+        closes = tl.load(row_closing + row) >= 0
         wait(EARLY)
-        if target >= 0:
-            tail = tl.load(row_tail + row).to(tl.int64)
+        if closes:
+            at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
             close_columns(
-                state + tl.load(row_slot + row).to(tl.int64) * state_stride, state + target * state_stride,
-                tail_input + tail * tail_input_stride, tail_B + tail * tail_B_stride, tail_dt + tail * tail_dt_stride,
-                tail_decay + tail * tail_decay_stride, x + row * x_stride, tl.load(row_start + row), chunk,
-                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
+                state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
+                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x + row * x_stride, at,
+                chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS,
+                PRECISION,
             )  # fmt: skip
     else:
         row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
         chunk = (program - rows * CLOSING_CHUNKS) % CHUNKS
-        tail = tl.load(row_tail + row).to(tl.int64)
+        at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
             scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
-            y + row * y_stride, state + tl.load(row_slot + row).to(tl.int64) * state_stride,
-            tail_input + tail * tail_input_stride, tl.load(row_start + row), chunk,
+            y + row * y_stride, state, state_stride, tail_input + at.tail * tail_input_stride, at, chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES,
             PRECISION, EARLY,
         )  # fmt: skip
@@ -127,26 +124,25 @@ def read_kernel(
 
 @triton.jit
 def read_columns(
-    x, C, weights, scales, gate, y, state, tail_input, position, chunk,
+    x, C, weights, scales, gate, y, state, state_stride, tail_input, at, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute outputs of some columns of a row; all pointers point to their start. Load only what the tail holds."""
+    """Compute outputs of some columns of a row. All pointers but the state's point to the row's data."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     n = tl.arange(0, BLOCK_STATE)
     cell = tl.arange(0, CELL)
-    kept = (cell < position % CELL)[:, None]
-    ring = ring_places(position - position % CELL, cell, CELL, RING)[:, None]
-    has_state = unpadded(position >= CELL, n[:, None], STATE, BLOCK_STATE)
-    in_state = state + (group * STATE + n[:, None]) * WIDTH
+    kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
+    inside = (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
         # The state is older than the step: load it while the previous kernel ends.
-        only = first_column + tl.arange(0, BLOCK)
-        values = tl.load(in_state + only[None, :], mask=has_state & (only < WIDTH)[None, :], other=0.0)
+        only = (first_column + tl.arange(0, BLOCK))[None, :]
+        stored = unpadded(only < WIDTH, n[:, None], STATE, BLOCK_STATE)
+        values = load_state(state, state_stride, at, inside + only, stored, CELL)
     wait(EARLY)
     query = load_unpadded(C + group * STATE + n, n, STATE, BLOCK_STATE).to(tl.float32)
     own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
@@ -159,10 +155,11 @@ def read_columns(
         column = first_column + block * BLOCK + tl.arange(0, BLOCK)
         real = column < WIDTH
         if BLOCKS > 1:
-            values = tl.load(in_state + column[None, :], mask=has_state & real[None, :], other=0.0)
+            stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
+            values = load_state(state, state_stride, at, inside + column[None, :], stored, CELL)
         place = group * WIDTH + column
         in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
-        inputs = tl.load(in_tail[None, :] + ring * HEAD_DIM, mask=kept & real[None, :], other=0.0)
+        inputs = tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, mask=kept[:, None] & real[None, :], other=0.0)
         new_x = tl.load(x + place, mask=real, other=0.0)
         if gate is not None:
             opening = tl.load(gate + place, mask=real, other=0.0).to(tl.float32)
@@ -176,12 +173,12 @@ def read_columns(
             # Round before gating, as a separate kernel would.
             result = (opening * tl.sigmoid(opening) * result.to(tl.float32)).to(result.dtype)
         tl.store(y + place, result, mask=real)
-        tl.store(in_tail + position % RING * HEAD_DIM, new_x, mask=real)
+        tl.store(in_tail + at.start % RING * HEAD_DIM, new_x, mask=real)
 
 
 @triton.jit
 def close_columns(
-    state, target, tail_input, tail_B, tail_dt, tail_decay, x, position, chunk,
+    state, state_stride, tail_input, tail_B, tail_dt, tail_decay, x, at, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -192,8 +189,7 @@ def close_columns(
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     cell = tl.arange(0, CELL)
-    ring = ring_places(position - (CELL - 1), cell, CELL, RING)[None, :]
-    earlier = (cell < CELL - 1)[None, :]
+    earlier, ring = open_cell(at.start, CELL - 1, cell[None, :], CELL, RING)
     n = tl.arange(0, BLOCK_STATE)
     keys_at = tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :]
     keys = load_unpadded(keys_at, n[None, :], STATE, BLOCK_STATE)
@@ -206,11 +202,12 @@ def close_columns(
         in_tail = tail_input + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
         inputs = tl.load(in_tail, mask=real & earlier, other=0.0)
         inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
-        last = tl.load(tail_decay + head * RING + position % RING, mask=real, other=0.0)
+        last = tl.load(tail_decay + head * RING + at.start % RING, mask=real, other=0.0)
         left = tl.exp2(last - tl.load(tail_decay + head * RING + ring, mask=real, other=0.0))
         left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)
         inside = (group * STATE + n[None, :]) * WIDTH + column
-        in_state = unpadded(real, n[None, :], STATE, BLOCK_STATE)
-        values = tl.load(state + inside, mask=in_state & (position >= CELL), other=0.0) * tl.exp2(last)
+        stored = unpadded(real, n[None, :], STATE, BLOCK_STATE)
+        values = load_state(state, state_stride, at, inside, stored, CELL) * tl.exp2(last)
         added = (inputs.to(tl.float32) * left).to(inputs.dtype)
-        tl.store(target + inside, tl.dot(added, keys, values, input_precision=PRECISION), mask=in_state)
+        values = tl.dot(added, keys, values, input_precision=PRECISION)
+        capture(state, state_stride, at.closing, inside, values, stored)

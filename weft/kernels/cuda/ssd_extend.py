@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
+from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
+from weft.kernels.cuda.tails import columns_of, keep_token, kept_from, open_cell, place_of
 
 
 @jit(**STEP)
@@ -34,29 +36,25 @@ def steps_kernel(
     decays there and nothing is added.
     """
     piece = tl.program_id(0)
-    row = tl.load(piece_row + piece)
-    begin = tl.load(row_start + row)
-    token = tl.load(row_first + row)
-    end = begin + tl.load(row_first + row + 1) - token
-    tail = tl.load(row_tail + row).to(tl.int64)
-    position = tl.load(piece_position + piece) + tl.arange(0, CELL)
+    at = place_of(tl.load(piece_row + piece), row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    cell = tl.arange(0, CELL)
+    tokens = columns_of(at, tl.load(piece_position + piece), cell, CELL, RING)
     head = tl.program_id(1) * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
     real = (head < HEADS)[None, :]
-    is_new = ((position >= begin) & (position < end))[:, None] & real
-    raw_at = dt + (token + position - begin).to(tl.int64)[:, None] * dt_stride + head[None, :]
+    is_new = tokens.is_new[:, None] & real
+    raw_at = dt + tokens.token[:, None] * dt_stride + head[None, :]
     raw = tl.load(raw_at, mask=is_new, other=0.0)
     bias = None if dt_bias is None else tl.load(dt_bias + head, mask=head < HEADS, other=0.0)[None, :]
-    kept_at = tail_dt + tail * tail_dt_stride + head[None, :] * RING + (position % RING)[:, None]
-    kept = tl.load(kept_at, mask=(position < begin)[:, None] & real, other=0.0)
+    kept_at = tail_dt + at.tail * tail_dt_stride + head[None, :] * RING + tokens.ring[:, None]
+    kept = tl.load(kept_at, mask=tokens.is_tail[:, None] & real, other=0.0)
     step = tl.where(is_new, time_step(raw, bias, low_limit, high_limit), kept)
     rate = tl.load(A + head, mask=head < HEADS, other=0.0) * LOG2_E
     total = tl.cumsum(step * rate[None, :], 0)
-    cell = tl.arange(0, CELL)[:, None]
-    last = tl.sum(tl.where(cell == CELL - 1, total, 0.0), 0)
-    at = (head[None, :] * pieces + piece).to(tl.int64) * CELL + cell
-    tl.store(totals + at, total, mask=real)
-    tl.store(shifted + at, total - tl.log2(step), mask=real)
-    tl.store(left + at, tl.exp2(last[None, :] - total) * step, mask=real)
+    last = tl.sum(tl.where(cell[:, None] == CELL - 1, total, 0.0), 0)
+    step_at = (head[None, :] * pieces + piece).to(tl.int64) * CELL + cell[:, None]
+    tl.store(totals + step_at, total, mask=real)
+    tl.store(shifted + step_at, total - tl.log2(step), mask=real)
+    tl.store(left + step_at, tl.exp2(last[None, :] - total) * step, mask=real)
 
 
 @triton.jit
@@ -117,25 +115,21 @@ def cells_kernel(
     head = tl.program_id(0) // BLOCKS
     group = head // GROUP_HEADS
     own = tl.program_id(1)
-    row = own + decodes
-    begin = tl.load(row_start + row)
-    token = tl.load(row_first + row)
-    end = tl.load(row_first + row + 1)
-    tail = tl.load(row_tail + row).to(tl.int64)
+    at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     piece = tl.load(first_piece + own)
     count = tl.load(first_piece + own + 1) - piece
     skip = None if D is None else tl.load(D + head)
-    offset = begin % CELL
 
     # Pointers to this head's data, from the row's first cell on.
     cell = tl.arange(0, CELL)
     n = tl.arange(0, BLOCK_STATE)
     same = tl.zeros((BLOCK_STATE,), tl.int32)
-    packed = (token - offset).to(tl.int64)
+    packed = (at.first - at.offset).to(tl.int64)
+    tokens = at.end - at.start + at.offset
     column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
     real = column < HEAD_DIM
     stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
-    in_state = state + (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM
+    inside = (group * STATE + n[:, None]) * WIDTH + (head % GROUP_HEADS) * HEAD_DIM + column[None, :]
     step_at = (head * pieces + piece).to(tl.int64) * CELL
     x += head * HEAD_DIM
     y += head * HEAD_DIM
@@ -143,31 +137,26 @@ def cells_kernel(
     B += group * STATE
     piece_slot += piece
 
-    fresh = begin < CELL
-    slot = tl.load(row_slot + row).to(tl.int64) * state_stride
-    values = tl.load(in_state + slot + column[None, :], mask=stored & (fresh == 0), other=0.0)
+    values = load_state(state, state_stride, at, inside, stored, CELL)
 
     # The first cell, whose beginning may be in the tail.
-    kept = cell < offset
-    ring = ((begin - offset + cell) % RING)[:, None]
-    at = tl.minimum(tl.maximum(cell, offset), end - token + offset - 1)[:, None]
-    is_new = cell[:, None] == at
-    queries = load_unpadded(C + packed * C_stride + (at * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
-    kept_at = tail_B + tail * tail_B_stride + (group * RING + ring) * STATE + n[None, :]
-    keys = load_opened(kept_at, B + packed * B_stride + (at * B_stride + n[None, :]), kept, n < STATE)
+    kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
+    line = tl.minimum(tl.maximum(cell, at.offset), tokens - 1)[:, None]
+    is_new = cell[:, None] == line
+    queries = load_unpadded(C + packed * C_stride + (line * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
+    kept_at = tail_B + at.tail * tail_B_stride + (group * RING + ring[:, None]) * STATE + n[None, :]
+    keys = load_opened(kept_at, B + packed * B_stride + (line * B_stride + n[None, :]), kept, n < STATE)
     total = tl.load(totals + step_at + cell)
     remains = tl.load(left + step_at + cell)
     last = tl.load(totals + step_at + CELL - 1 + same)
     weights = own_weights(queries, keys, total, tl.load(shifted + step_at + cell), CELL, PRECISION)
-    kept_at = tail_input + tail * tail_input_stride + (head * RING + ring) * HEAD_DIM
-    x_at = x + packed * x_stride + at * x_stride
+    kept_at = tail_input + at.tail * tail_input_stride + (head * RING + ring[:, None]) * HEAD_DIM
+    x_at = x + packed * x_stride + line * x_stride
     inputs = load_opened(kept_at + column[None, :], x_at + column[None, :], kept, real)
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
-    y_at = y + packed * y_stride + at * y_stride
+    y_at = y + packed * y_stride + line * y_stride
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
-    target = tl.load(piece_slot).to(tl.int64)
-    if target >= 0:
-        tl.store(in_state + target * state_stride + column[None, :], values, mask=stored)
+    capture(state, state_stride, tl.load(piece_slot), inside, values, stored)
 
     # Triton does not prefetch loads that only scale sums, so they are issued one cell ahead.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
@@ -176,21 +165,20 @@ def cells_kernel(
         next_at = totals + step_at + (number + 2) * CELL - 1
         next_last = tl.load(next_at + same, mask=number + 1 < count, other=0.0)
         here = packed + number * CELL
-        at = tl.minimum(cell, (end - 1 - here).to(tl.int32))[:, None]
-        is_new = cell[:, None] == at
-        queries = load_unpadded(C + here * C_stride + (at * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
-        keys = load_unpadded(B + here * B_stride + (at * B_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
+        line = tl.minimum(cell, (packed + tokens - 1 - here).to(tl.int32))[:, None]
+        is_new = cell[:, None] == line
+        queries = load_unpadded(C + here * C_stride + (line * C_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
+        keys = load_unpadded(B + here * B_stride + (line * B_stride + n[None, :]), n[None, :], STATE, BLOCK_STATE)
         total = tl.load(totals + step_at + number * CELL + cell)
         since = tl.load(shifted + step_at + number * CELL + cell)
         remains = tl.load(left + step_at + number * CELL + cell)
-        target = tl.load(piece_slot + number).to(tl.int64)
+        slot = tl.load(piece_slot + number)
         weights = own_weights(queries, keys, total, since, CELL, PRECISION)
-        y_at = y + here * y_stride + at * y_stride
-        inputs = load_columns(x + here * x_stride + (at * x_stride + column[None, :]), real, WHOLE)
+        y_at = y + here * y_stride + line * y_stride
+        inputs = load_columns(x + here * x_stride + (line * x_stride + column[None, :]), real, WHOLE)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
-        if target >= 0:
-            tl.store(in_state + target * state_stride + column[None, :], values, mask=stored)
+        capture(state, state_stride, slot, inside, values, stored)
 
 
 @jit(**STEP)
@@ -203,38 +191,23 @@ def keep_kernel(
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the k-th last token of a row, for all k below the tail's length."""
-    INNER: tl.constexpr = HEADS * HEAD_DIM
-    KEYS: tl.constexpr = GROUPS * STATE
+    """Store the k-th last token of a row, if the tail keeps it."""
     own = tl.program_id(1)
-    row = own + decodes
-    token = tl.load(row_first + row)
-    end = tl.load(row_first + row + 1)
-    packed = end - 1 - tl.program_id(0)
-    if packed >= token:
-        tail = tl.load(row_tail + row).to(tl.int64)
-        begin = tl.load(row_start + row)
-        position = begin + packed - token
+    at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    position = at.end - 1 - tl.program_id(0)
+    if position >= kept_from(at, CELL, RING):
+        token = (at.first + position - at.start).to(tl.int64)
         here = position % RING
-        at = tl.arange(0, BLOCK)
-        for done in range(0, INNER, BLOCK):
-            mask = done + at < INNER
-            value = tl.load(x + packed.to(tl.int64) * x_stride + done + at, mask=mask)
-            place = (done + at) // HEAD_DIM * (RING * HEAD_DIM) + here * HEAD_DIM + (done + at) % HEAD_DIM
-            tl.store(tail_input + tail * tail_input_stride + place, value, mask=mask)
-        for done in range(0, KEYS, BLOCK):
-            mask = done + at < KEYS
-            value = tl.load(B + packed.to(tl.int64) * B_stride + done + at, mask=mask)
-            place = (done + at) // STATE * (RING * STATE) + here * STATE + (done + at) % STATE
-            tl.store(tail_B + tail * tail_B_stride + place, value, mask=mask)
-        piece = tl.load(first_piece + own) + position // CELL - begin // CELL
+        keep_token(x + token * x_stride, tail_input + at.tail * tail_input_stride, here, HEADS, HEAD_DIM, RING, BLOCK)
+        keep_token(B + token * B_stride, tail_B + at.tail * tail_B_stride, here, GROUPS, STATE, RING, BLOCK)
+        piece = tl.load(first_piece + own) + position // CELL - at.start // CELL
         for done in range(0, HEADS, BLOCK):
-            head = done + at
+            head = done + tl.arange(0, BLOCK)
             real = head < HEADS
-            raw = tl.load(dt + packed.to(tl.int64) * dt_stride + head, mask=real, other=0.0)
+            raw = tl.load(dt + token * dt_stride + head, mask=real, other=0.0)
             bias = None if dt_bias is None else tl.load(dt_bias + head, mask=real, other=0.0)
             step = time_step(raw, bias, low_limit, high_limit)
-            tl.store(tail_dt + tail * tail_dt_stride + head * RING + here, step, mask=real)
+            tl.store(tail_dt + at.tail * tail_dt_stride + head * RING + here, step, mask=real)
             total_at = (head * pieces + piece).to(tl.int64) * CELL + position % CELL
             total = tl.load(totals + total_at, mask=real)
-            tl.store(tail_decay + tail * tail_decay_stride + head * RING + here, total, mask=real)
+            tl.store(tail_decay + at.tail * tail_decay_stride + head * RING + here, total, mask=real)

@@ -9,15 +9,41 @@ namespace weft {
 constexpr int LINES = 8;
 
 // state'[line][column] = through * state[line][column] + sum of since[token] * key[token][line] * value[token][column]
+// where a `Decay` says what `through` and `since` are.
 struct Closing {
     const float* before;  // null in a sequence's first cell
     float* behind;
     long stride, lines, columns;
     OpenCell keys, values;
     const float* new_key;  // of the last token: another thread may still be writing it to the tail
-    const float* since;
     long tokens;
-    float through;
+};
+
+// The same decay for all lines.
+struct OneDecay {
+    const float* since;
+    float all_lines;
+
+    float through(long) const { return all_lines; }
+
+    template <int COUNT>
+    void weigh(long token, long, const float* key, float* weights) const {
+        for (int i = 0; i < COUNT; i++) weights[i] = since[token] * key[i];
+    }
+};
+
+// A decay for each line: `total` and its exponential, and the decays up to each token.
+struct LineDecays {
+    const float *total, *exponentials;
+    OpenCell decay;
+
+    float through(long line) const { return exponentials[line]; }
+
+    template <int COUNT>
+    void weigh(long token, long line, const float* key, float* weights) const {
+        Vector since = exponential(load(total + line, COUNT) - load(decay.token(token) + line, COUNT));
+        store(weights, since * load(key, COUNT), COUNT);
+    }
 };
 
 template <int COUNT, int VECTORS>
@@ -35,18 +61,18 @@ inline void add_tile(float* behind, long stride, const float (*weights)[LINES], 
         for (int v = 0; v < VECTORS; v++) store(behind + line * stride + v * LANES, totals[line][v], count);
 }
 
-template <int COUNT>
-inline void close_lines(const Closing& work, long line) {
+template <int COUNT, class Decay>
+inline void close_lines(const Closing& work, const Decay& decay, long line) {
     float weights[MOST_TOKENS][LINES];
     for (long token = 0; token < work.tokens; token++) {
         const float* key = (token + 1 < work.tokens ? work.keys.token(token) : work.new_key) + line;
-        for (int i = 0; i < COUNT; i++) weights[token][i] = work.since[token] * key[i];
+        decay.template weigh<COUNT>(token, line, key, weights[token]);
     }
     long columns = work.columns;
     for (long i = line; i < line + COUNT; i++)
         for (long c = 0; c < columns; c += LANES) {
             long place = i * work.stride + c, count = columns - c;
-            Vector old = work.before ? load(work.before + place, count) * work.through : Vector{};
+            Vector old = work.before ? load(work.before + place, count) * decay.through(i) : Vector{};
             store(work.behind + place, old, count);
         }
     float* behind = work.behind + line * work.stride;
@@ -59,10 +85,11 @@ inline void close_lines(const Closing& work, long line) {
     });
 }
 
-inline void close_cell(const Closing& work) {
+template <class Decay>
+inline void close_cell(const Closing& work, const Decay& decay) {
     long line = 0;
-    for (; line + LINES <= work.lines; line += LINES) close_lines<LINES>(work, line);
-    for (; line < work.lines; line++) close_lines<1>(work, line);
+    for (; line + LINES <= work.lines; line += LINES) close_lines<LINES>(work, decay, line);
+    for (; line < work.lines; line++) close_lines<1>(work, decay, line);
 }
 
 }  // namespace weft

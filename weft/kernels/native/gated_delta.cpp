@@ -1,13 +1,9 @@
 // The gated delta rule for rows of one token: a head's state is read once, with its key and its query together.
-#include "closing.h"
+#include "delta.h"
 
 using namespace weft;
 
 namespace {
-
-constexpr float EPSILON = 1e-6f;
-// Elements of a state below which threads cost more than they save.
-constexpr long FEW = 32768;
 
 struct Rule {
     const Step* step;
@@ -45,14 +41,6 @@ struct Head {
         return call.state + slot * call.state_stride + head * call.key_dim * call.value_dim;
     }
 };
-
-template <class T>
-void read_unit(const void* from, long index, long size, float length, float* to) {
-    widen(static_cast<const T*>(from) + index, size, to);
-    Vector squares = {};
-    for (long i = 0; i < size; i += LANES) squares += load(to + i) * load(to + i);
-    scale(to, size, length / std::sqrt(sum(squares) + EPSILON));
-}
 
 // The key, the query and the decay of the new token; key and decay are stored in the tail.
 template <class T>
@@ -94,22 +82,15 @@ void look_up(Head& own) {
     });
 }
 
-// Store the corrected value in the tail; the output is what the query finds in the updated state.
 template <class T>
 void correct(Head& own) {
     const Rule& call = own.call;
     long size = call.value_dim, place = own.head * size;
-    const T* v = static_cast<const T*>(call.v) + own.row * call.v_stride + place;
-    T* y = static_cast<T*>(call.y) + own.row * call.value_heads * size + place;
-    float* kept = own.corrected().token(own.at.offset);
-    float rate = read_kind(call.strengths, own.row * call.strengths_stride + own.head, call.strengths_kind), score;
+    float rate = read_kind(call.strengths, own.row * call.strengths_stride + own.head, call.strengths_kind);
     if (call.rates) rate = float(call.most) * sigmoid(rate);
-    multiply_rows<1>({&score}, {own.query}, own.key, 1, call.key_dim);
-    for (long i = 0; i < size; i += LANES) {
-        Vector corrected = (load(v + i, size - i) - load(own.for_key + i)) * rate;
-        store(kept + i, corrected, size - i);
-        store(y + i, load(own.for_query + i) + score * corrected, size - i);
-    }
+    correct_value(static_cast<const T*>(call.v) + own.row * call.v_stride + place, own, rate, own.key, call.key_dim,
+                  own.corrected().token(own.at.offset),
+                  static_cast<T*>(call.y) + own.row * call.value_heads * size + place, size);
 }
 
 void close(const Head& own) {
@@ -118,7 +99,8 @@ void close(const Head& own) {
     alignas(64) float since[MOST_TOKENS + LANES];
     decays_since(own.decay(), tokens, own.total, since);
     close_cell({own.at.slot >= 0 ? own.state(own.at.slot) : nullptr, own.state(own.at.closing), call.value_dim,
-                call.key_dim, call.value_dim, own.keys(), own.corrected(), own.key, since, tokens, own.through});
+                call.key_dim, call.value_dim, own.keys(), own.corrected(), own.key, tokens},
+               OneDecay{since, own.through});
 }
 
 template <class T>

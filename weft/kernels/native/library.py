@@ -52,7 +52,7 @@ FLAGS = (
 )
 COMPILE_SECONDS = 180
 # Groups of operations with a source of their own, which only some models need.
-OPTIONAL = frozenset({"attention", "causal_conv", "gated_delta", "ssd"})
+OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "ssd"})
 # Names of `float` and `Brain` in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 

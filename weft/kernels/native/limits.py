@@ -18,7 +18,7 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     recurrent = [memory for memory in spec.memories if isinstance(memory, RecurrentMemory)]
     if group == "causal_conv":
         return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
-    if group in ("ssd", "gated_delta"):
+    if group in ("ssd", "gated_delta", "channel_delta"):
         # Parts that lie by head in tails.
         sizes = [part.shape[-1] for memory in recurrent for part in memory.tail if len(part.shape) == 2]
         return too_large("heads or states of recurrent layers", sizes, MOST_SIZE)
@@ -26,7 +26,7 @@ def declines(group: str, spec: MemorySpec) -> str | None:
 
 
 # Groups of operations by the names of the states that they keep.
-STATES = {"conv": "causal_conv", "ssm": "ssd", "delta": "gated_delta"}
+STATES = {"conv": "causal_conv", "ssm": "ssd", "delta": "gated_delta", "channel_delta": "channel_delta"}
 
 
 def groups_of(spec: MemorySpec) -> set[str]:

@@ -123,7 +123,8 @@ void close_head(const Block& block, long head) {
     decays_since(decay, tokens, total, since);
     close_cell({at.slot >= 0 ? block.state(at.slot) + own : nullptr, block.state(at.closing) + own, block.width(),
                 call.size, size, block.cell(call.keys, block.group, call.size), block.cell(call.inputs, head, size),
-                block.key, since, tokens, std::exp(total)});
+                block.key, tokens},
+               OneDecay{since, std::exp(total)});
 }
 
 template <class T>
