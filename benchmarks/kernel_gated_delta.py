@@ -89,6 +89,14 @@ def decode_layer(rows: int) -> Layer:
     return Layer([Row(576 + o, 577 + o, row, row) for row, o in enumerate(offsets)], captures)
 
 
+def drafts_layer(rows: int, tokens: int) -> Layer:
+    """Return a layer that verifies drafts; a row in 16 reaches the end of its cell."""
+    offsets = [(row * 37) % 64 for row in range(rows)]
+    spans = [(576 + offset, 576 + offset + tokens) for offset in offsets]
+    captures = [Capture(row, 640, rows + row) for row, (_, end) in enumerate(spans) if end >= 640]
+    return Layer([Row(*span, row, row) for row, span in enumerate(spans)], captures)
+
+
 def prefill_layer(lengths: Sequence[int]) -> Layer:
     """Return a layer whose rows resume at a checkpoint; captures every 2,048 tokens and at the last grid position."""
     rows = [Row(1024, 1024 + length, index, index) for index, length in enumerate(lengths)]
@@ -105,6 +113,10 @@ def cases() -> Iterator[Case]:
         layers = [decode_layer(rows) for _ in range(LAYERS)]
         peers = {"in place": one_after_another([in_place(layer) for layer in layers])}
         yield f"decode, {rows} rows, {LAYERS} layers", one_after_another(layers), LAYERS * rows * STATE_BYTES, peers
+    for rows in (1, 32, 128):
+        layers = [drafts_layer(rows, 4) for _ in range(LAYERS)]
+        name = f"verification, {rows} rows of 4 tokens, {LAYERS} layers"
+        yield name, one_after_another(layers), LAYERS * rows * STATE_BYTES, {}
     for lengths in ((5461, 6000, 4923), (8192,), (16384,)):
         layer = prefill_layer(lengths)
         states = len(lengths) + int((layer.batch.piece_slot >= 0).sum())

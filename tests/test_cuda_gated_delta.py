@@ -13,6 +13,7 @@ from tests.operations import GPU_ROWS, gated_delta, gated_delta_memory, projecte
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.kernels.cuda import gated_delta as cuda_gated_delta
 from weft.kernels.cuda.gated_delta import FEW_ROWS
 from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
@@ -102,6 +103,30 @@ def test_tails_weighed_some_tokens_at_a_time_equal_the_loop(monkeypatch, room):
     rig = make_rig([100, 20, 3], (1, 16, 2, 16), cell=64, decay=0.05, room=room)
     rig.step([(0, 60), (1, 15), (2, 1)])
     rig.run([1, 1, 1, 16, 40])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype):
+    launched, launch = [], cuda_gated_delta.launch_short
+    monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: launched.append(call[4]) or launch(*call))
+    rig = make_rig([90, 75, 66, 12], (1, 16, 2, 16), dtype, cell=64, decay=0.05, room=7)
+    rig.tolerance = rig.tolerance if dtype == torch.float32 else 2e-2
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    assert launched == [], "rows are longer on average"
+    # To the end of a cell, beyond it, up to a token before it, and from the start of a sequence or of a cell.
+    rig.step([(0, 4), (1, 6), (2, 2), (3, 8)])
+    rig.step([(0, 8), (1, 2), (3, 3)])
+    rig.run([5, 4])
+    assert set(launched) == {8}
+
+
+def test_short_rows_are_computed_once(monkeypatch):
+    """Without the kernel for short rows nothing is written where the others leave them out."""
+    monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: None)
+    rig = make_rig([20, 20], cell=16)
+    rig.step([(0, 16), (1, 12)])
+    with pytest.raises(AssertionError):
+        rig.step([(0, 3), (1, 3)])
 
 
 def test_strong_decay_neither_overflows_nor_leaks():
@@ -281,10 +306,18 @@ def launch_wide_keys() -> None:
     launch_step((4, 192, 8, 96), torch.bfloat16, [Row(70, 71, 0), Row(0, 80)], projected=True)
 
 
+def launch_drafts() -> None:
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0), Row(0, 3)], projected=True)
+
+
+def launch_drafts_float32() -> None:
+    launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
+
+
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_many_rows)
+    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts)
 
 
 @pytest.mark.slow
 def test_kernels_of_other_types_and_sizes_compile_for_sm_90():
-    assert_compiles(launch_float32, launch_many_rows_float32, launch_wide_keys)
+    assert_compiles(launch_float32, launch_many_rows_float32, launch_wide_keys, launch_drafts_float32)

@@ -1,4 +1,4 @@
-"""The gated delta rule of the exact package: the usual kernels, with one way to weigh tails for any number of rows."""
+"""The gated delta rule of the exact package: the usual kernels, computing a row in one way whatever is beside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda import gated_delta as usual
-from weft.kernels.cuda.gated_delta import WEIGH_MANY, gated_delta_memory
+from weft.kernels.cuda.gated_delta import gated_delta_memory
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs
 from weft.memory.device.store import RecurrentView
@@ -17,4 +17,4 @@ __all__ = ["gated_delta", "gated_delta_memory"]
 def gated_delta(
     inputs: DeltaInputs, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
-    return usual.gated_delta(inputs, batch, view, WEIGH_MANY)
+    return usual.gated_delta(inputs, batch, view, exact=True)

@@ -1,7 +1,8 @@
 """The gated delta rule: launches of its kernels, with the fastest measured configurations.
 
-Rows of one token are decoded; the others are cut at the grid, solved piece by piece in parallel and walked in
-sequence. Matmuls take operands in the model's dtype; sums, decays and states are float32.
+Rows of one token are decoded. Rows of a few tokens inside a cell read its state once. The others are cut at the grid,
+solved piece by piece in parallel and walked in sequence. Matmuls take operands in the model's dtype; sums, decays and
+states are float32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
+from weft.kernels.cuda.gated_delta_short import extend_short
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
@@ -49,6 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
+# Tokens of a short row, its launch, and the tokens of a tail that it reads at a time.
+NEW, SHORT, SHORT_CHUNK = 8, GatedDeltaLaunch(32, 4, 2), 32
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -69,18 +73,21 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
 
 
 def gated_delta(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, weighing: Weighing | None = None
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, exact: bool = False
 ) -> Float[Tensor, "tokens value_heads value_dim"]:
     """Return the outputs of all rows; write tails and captured states.
 
-    `weighing` fixes how decodes weigh tails; by default the number of rows decides.
+    `exact`: how a row is computed does not depend on others: one way to weigh tails, and no kernel for short rows.
     """
     check(inputs, view)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     if batch.decodes:
-        launch_decode(inputs, batch, view, y, DECODE, weighing)
+        launch_decode(inputs, batch, view, y, DECODE, WEIGH_MANY if exact else None)
     if batch.rows > batch.decodes:
-        launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch))
+        new = 0 if exact else short_tokens(batch)
+        if new:
+            launch_short(inputs, batch, view, y, new, SHORT)
+        launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
 
 
@@ -153,9 +160,41 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
     return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
 
 
-def launch_extend(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, solve: GatedDeltaLaunch, walk: GatedDeltaLaunch
+def short_tokens(batch: Batch) -> int:
+    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
+    rows = batch.rows - batch.decodes
+    return NEW if batch.tokens - batch.decodes <= rows * NEW else 0
+
+
+def launch_short(
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch
 ) -> None:
+    heads, value_dim = inputs.v.shape[1:]
+    values = min(choice.values, padded(value_dim))
+    extend_short[(-(-value_dim // values), heads, batch.rows - batch.decodes)](
+        named(
+            q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0), v=inputs.v, value_stride=inputs.v.stride(0), y=y,
+            step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
+            rates=inputs.rates, bias=inputs.bias,
+        ),
+        memory_of(view), rows_of(batch), pieces_of(batch),
+        **dimensions(inputs, batch, view), VALUE_DIM=value_dim, VALUES=values, NEW=new,
+        CHUNK=min(SHORT_CHUNK, padded(batch.cell)), STAGES=choice.stages,
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
+        num_warps=choice.warps, maxnreg=choice.registers,
+    )  # fmt: skip
+
+
+def launch_extend(
+    inputs: DeltaInputs,
+    batch: Batch,
+    view: RecurrentView,
+    y: Tensor,
+    solve: GatedDeltaLaunch,
+    walk: GatedDeltaLaunch,
+    new: int = 0,
+) -> None:
+    """Compute rows of several tokens, but those that `launch_short` computes with the same `new`."""
     heads, value_dim = inputs.v.shape[1:]
     key_heads, key_dim = inputs.k.shape[1:]
     long_rows = batch.rows - batch.decodes
@@ -171,7 +210,7 @@ def launch_extend(
             systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
+        **shared, NEW=new, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
         INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
@@ -184,6 +223,6 @@ def launch_extend(
             y=y, systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs.v.dtype),
+        **shared, NEW=new, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs.v.dtype),
         num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.tails import columns_of, decay_before, place_of
+from weft.kernels.cuda.tails import columns_of, decay_before, is_short, place_of
 
 # Diagonal blocks of this size are inverted row by row; the blocks below them follow by matmuls.
 SMALL = tl.constexpr(16)
@@ -82,9 +82,11 @@ def solve_cells(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
-    INNER: tl.constexpr, PRECISION: tl.constexpr,
+    NEW: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, piece). Write two matrices and five lines:
+    """Program (value head, piece). Rows of up to NEW tokens are left to `gated_delta_short`.
+
+    Write two matrices and five lines:
 
     systems[piece, head, 0]  (I + M)^-1, which maps the errors of v to u
     systems[piece, head, 1]  the same for what the queries read of the cell's u
@@ -97,6 +99,8 @@ def solve_cells(
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     row, position = tl.load(piece_row + piece), tl.load(piece_position + piece)
     at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_short(at, CELL, NEW):
+        return
     column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     tokens = columns_of(at, position, column, CELL, RING)
     is_tail, is_new = tokens.is_tail, tokens.is_new

@@ -12,7 +12,7 @@ from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.closing import capture_halves, half, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON
 from weft.kernels.cuda.launching import jit
-from weft.kernels.cuda.tails import columns_of, kept_from, place_of, whole_cells
+from weft.kernels.cuda.tails import columns_of, is_short, kept_from, place_of, whole_cells
 
 
 @triton.jit
@@ -143,13 +143,18 @@ def walk_cells(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    NEW: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` after their keys."""
+    """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` after their keys.
+
+    Rows of up to NEW tokens are those of `gated_delta_short`.
+    """
     head, long_row = tl.program_id(1), tl.program_id(2)
     HEADS: tl.constexpr = KEY_HEADS * SHARED
     key_head = head // SHARED
     at = place_of(decodes + long_row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_short(at, CELL, NEW):
+        return
     begin, stop = tl.load(first_piece + long_row), tl.load(first_piece + long_row + 1)
     kept = kept_from(at, CELL, RING)
 

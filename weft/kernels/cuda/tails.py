@@ -81,6 +81,12 @@ def kept_from(at, CELL: tl.constexpr, RING: tl.constexpr):
 
 
 @triton.jit
+def is_short(at, CELL, NEW: tl.constexpr):
+    """Return whether a row has at most NEW tokens and ends inside its cell; never if NEW is 0."""
+    return (at.end - at.start <= NEW) & (at.offset + at.end - at.start < CELL)
+
+
+@triton.jit
 def whole_cells(at, begin, stop, CELL: tl.constexpr):
     """Return the bounds of the pieces, of [begin, stop), that are whole cells of new tokens.
 
