@@ -97,6 +97,28 @@ OLMO_HYBRID = Tiny(
         "rope_parameters": None,
     },
 )
+KIMI_LINEAR = Tiny(
+    "KimiLinearConfig",
+    "KimiLinearForCausalLM",
+    COMMON
+    | {
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_key_value_heads": 4,
+        "layer_types": DELTA_AND_ATTENTION,
+        "linear_num_heads": 4,
+        "linear_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+        "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+    },
+)
 NEMOTRON_H = Tiny(
     "NemotronHConfig",
     "NemotronHForCausalLM",
@@ -177,6 +199,7 @@ HYBRIDS: dict[str, Tiny] = {
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,
     "olmo_hybrid": OLMO_HYBRID,
+    "kimi_linear": KIMI_LINEAR,
     "nemotron_h": NEMOTRON_H,
     "falcon_h1": FALCON_H1,
     "granite_moe_hybrid": GRANITE,
