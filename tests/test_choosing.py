@@ -15,6 +15,7 @@ from tests.engines import FAMILIES, TINY, Ask, dummy_model, greedy, model_of, se
 from tests.fences import ROOT
 from tests.operations import CPU, GPU, NATIVE, PLAIN
 from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
 from weft.engine.loop import Engine
 from weft.kernels import choosing
 from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, assemble, choose, chosen_everywhere
@@ -93,6 +94,17 @@ def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):
     chosen = choose("cuda", torch.float32, lambda operations: ())
     assert chosen.all_by("plain")
     assert "knobs" in chosen.choices[0].reason
+
+
+@pytest.mark.parametrize(("family", "reason"), [("kimi_linear", "latent attention"), ("llama", None)])
+def test_exact_answers_on_a_gpu_are_refused_by_name_where_a_kernel_has_no_exact_form(family, reason, monkeypatch):
+    monkeypatch.setattr(choosing, "declines", lambda device: None)
+    monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
+    if reason is None:
+        assert choose("cuda", torch.bfloat16, model_of(family).memories, exact=True).on_gpu
+        return
+    with pytest.raises(OptionError, match=f"exact answers are not available: .*{reason}"):
+        choose("cuda", torch.bfloat16, model_of(family).memories, exact=True)
 
 
 def test_operations_of_a_cpu_are_refused_on_other_devices():

@@ -153,6 +153,12 @@ def test_a_page_holds_the_latent_and_the_shared_key_of_each_token_and_nothing_el
     assert scene.store.views[0].keys.isnan().all()
 
 
+def test_files_of_models_without_latents_stay_valid():
+    """The fingerprint of a model contains this text."""
+    stored = "AttentionMemory(kv_heads=2, head_dim=8, dtype='float32', window=None)"
+    assert repr(AttentionMemory(2, 8, "float32")) == stored
+
+
 def test_a_common_beginning_is_read_once_for_all_decodes(monkeypatch):
     planned = []
     plan_reads = attention.plan_reads

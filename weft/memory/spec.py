@@ -6,7 +6,7 @@ other part of Weft asks what kind of layers a model has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from weft.base.grid import CELL, cells_covering
@@ -43,7 +43,8 @@ class AttentionMemory:
     head_dim: int
     dtype: str
     window: int | None = None
-    latent: int | None = None
+    # Not in the repr, which fingerprints contain: files of models without latents stay valid.
+    latent: int | None = field(default=None, repr=False)
 
     @property
     def bytes_per_token(self) -> int:
