@@ -169,7 +169,7 @@ def test_the_kernels_of_a_gpu_answer_as_tuned_operations_do():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["kimi_linear", "lfm2", "qwen3_moe"])
 def test_the_kernels_of_a_gpu_answer_as_tuned_operations_do_behind_a_hit(family):
     assert_alike(answers(family, GPU), answers(family, CPU))
 
@@ -187,7 +187,7 @@ print("imported")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next", "gemma3", "lfm2_moe"])
+@pytest.mark.parametrize("family", ["falcon_h1", "kimi_linear", "qwen3_next", "gemma3", "lfm2_moe"])
 def test_a_gpu_without_kernels_runs_plain_definitions(family):
     """As where Triton is not installed: the same answers as on a CPU."""
     spec, memory = MemorySpec(model_of(family).memories(PLAIN)), 16 << 20
