@@ -24,7 +24,7 @@ from torch import nn
 from tests.engines import TINY, model_of
 from tests.gpu_memory import ARENA_BYTES, GROUP
 from tests.operations import PLAIN
-from tests.oracle import Tiny
+from tests.oracle import config_of
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.options import memory_bytes as bytes_of
@@ -95,11 +95,7 @@ def tiny(family: str, dtype: str) -> LLM:
 
 
 def load_tiny(family: str, dtype: str, **options: Any) -> LLM:
-    import transformers
-
-    found: Tiny = TINY[family]
-    config = getattr(transformers, found.config_class)(**json.loads(json.dumps(found.settings))).to_dict()
-    llm = load(config | {"architectures": [found.model_class]}, dtype, MEMORY_BYTES, **options)
+    llm = load(config_of(TINY[family]), dtype, MEMORY_BYTES, **options)
     if dtype == "float32":
         copy_weights(model_of(family, operations=PLAIN), llm.engine._device.model)
     return llm
@@ -134,12 +130,22 @@ def few_layers(config: dict[str, Any]) -> dict[str, Any]:
     >>> few_layers({"num_hidden_layers": 6, "layer_types": list("aaabab")})
     {'num_hidden_layers': 4, 'layer_types': ['a', 'a', 'a', 'b']}
     """
+    if "linear_attn_config" in config:
+        return few_kimi_layers(config)
     name = next((n for n in ("layer_types", "hybrid_override_pattern") if config.get(n)), None)
     if name is None:
         return config | {"num_hidden_layers": 2}
     kinds = config[name]
     count = max(kinds.index(kind) for kind in set(kinds)) + 1
     return config | {"num_hidden_layers": count, name: kinds[:count]}
+
+
+def few_kimi_layers(config: dict[str, Any]) -> dict[str, Any]:
+    """Kimi-Linear lists the numbers of the layers of each kind, from one on."""
+    listed = config["linear_attn_config"]
+    count = min(listed["full_attn_layers"])
+    few = {name: [n for n in listed[name] if n <= count] for name in ("full_attn_layers", "kda_layers")}
+    return config | {"num_hidden_layers": count, "linear_attn_config": listed | few}
 
 
 def make(llm: LLM, memory_bytes: int | None = None, **settings: Any) -> Engine:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -63,6 +64,8 @@ class Oracle:
     def __init__(self, tiny: TinyModel, seed: int = 0) -> None:
         import transformers
 
+        if not hasattr(transformers, tiny.model_class):
+            pytest.skip(f"transformers {transformers.__version__} has no {tiny.model_class}")
         transformers.logging.set_verbosity_error()
         self.tiny = tiny
         config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings)))
@@ -90,6 +93,15 @@ class Oracle:
         """[tokens, vocabulary], computed from nothing."""
         ids = torch.tensor([list(tokens)])
         return self.model(input_ids=ids, use_cache=False).logits[0].float()
+
+
+def config_of(tiny: TinyModel) -> dict[str, Any]:
+    """The configuration with its defaults; the settings alone if this transformers does not know the model."""
+    import transformers
+
+    settings = json.loads(json.dumps(tiny.settings))
+    known = getattr(transformers, tiny.config_class, None)
+    return (settings if known is None else known(**settings).to_dict()) | {"architectures": [tiny.model_class]}
 
 
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:

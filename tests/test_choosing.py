@@ -15,6 +15,7 @@ from tests.engines import FAMILIES, TINY, Ask, dummy_model, greedy, model_of, se
 from tests.fences import ROOT
 from tests.operations import CPU, GPU, NATIVE, PLAIN
 from weft.base.config import EngineConfig
+from weft.base.errors import OptionError
 from weft.engine.loop import Engine
 from weft.kernels import choosing
 from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, assemble, choose, chosen_everywhere
@@ -95,6 +96,17 @@ def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):
     assert "knobs" in chosen.choices[0].reason
 
 
+@pytest.mark.parametrize(("family", "reason"), [("kimi_linear", "latent attention"), ("llama", None)])
+def test_exact_answers_on_a_gpu_are_refused_by_name_where_a_kernel_has_no_exact_form(family, reason, monkeypatch):
+    monkeypatch.setattr(choosing, "declines", lambda device: None)
+    monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
+    if reason is None:
+        assert choose("cuda", torch.bfloat16, model_of(family).memories, exact=True).on_gpu
+        return
+    with pytest.raises(OptionError, match=f"exact answers are not available: .*{reason}"):
+        choose("cuda", torch.bfloat16, model_of(family).memories, exact=True)
+
+
 def test_operations_of_a_cpu_are_refused_on_other_devices():
     for operations in (CPU, NATIVE):
         choosing.check_device(operations, "cpu")
@@ -150,10 +162,11 @@ def test_packages_can_be_mixed(plain):
     assert_alike(answers("falcon_h1", mixed), answers("falcon_h1", NATIVE))
 
 
-def test_the_kernels_of_a_gpu_answer_as_tuned_operations_do():
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("kimi_linear", marks=pytest.mark.slow)])
+def test_the_kernels_of_a_gpu_answer_as_tuned_operations_do(family):
     """All of them, on Triton's interpreter: a prompt, decodes of one row and of two, a draw."""
     asks = [Ask(tokens(5, seed=1), greedy(3)), Ask(tokens(2, seed=2), seeded(2, seed=3, top_k=20))]
-    assert_alike(answers("lfm2", GPU, asks), answers("lfm2", CPU, asks))
+    assert_alike(answers(family, GPU, asks), answers(family, CPU, asks))
 
 
 @pytest.mark.slow
@@ -175,7 +188,7 @@ print("imported")
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next", "gemma3", "lfm2_moe"])
+@pytest.mark.parametrize("family", ["falcon_h1", "kimi_linear", "qwen3_next", "gemma3", "lfm2_moe"])
 def test_a_gpu_without_kernels_runs_plain_definitions(family):
     """As where Triton is not installed: the same answers as on a CPU."""
     spec, memory = MemorySpec(model_of(family).memories(PLAIN)), 16 << 20

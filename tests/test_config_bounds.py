@@ -32,14 +32,14 @@ READERS = {"integer": INTEGERS, "number": NUMBERS, "numbers": NUMBERS}
 LARGEST_INTEGERS = {
     r"conv|_L_cache": CELL // 2,
     r"mamba_expand": 64,
-    r"layers|interval|pattern|sparse_step": 1024,
+    r"layers|interval|pattern|sparse_step|dense_replace|layer_freq": 1024,
     r"heads|head_dim|d_head|d_state|state_size|groups$": 4096,
     r"experts|_group$": 4096,
-    r"hidden_size|latent_size": 1 << 17,
+    r"hidden_size|latent_size|lora_rank": 1 << 17,
     r"intermediate|ff_dim|multiple_of|d_ssm": 1 << 20,
     r"vocab_size": 1 << 22,
     # Positions are 32-bit integers, and none is allocated for.
-    r"position|sliding_window$": 1 << 30,
+    r"position|sliding_window$|max_length": 1 << 30,
 }
 # Smallest and largest: what is divided by must not be zero, and products of these must be finite.
 LARGEST_NUMBERS = {

@@ -19,6 +19,7 @@ PARAMETERS = {
     "gpt-oss-20b": 20.9e9,
     "granite-4.0-h-small": 32.2e9,
     "granite-4.0-h-tiny": 6.94e9,
+    "kimi-linear-48b-a3b": 49.1e9,
     "lfm2-1.2b": 1.17e9,
     "lfm2-8b-a1b": 8.34e9,
     "nemotron-nano-9b-v2": 8.89e9,

@@ -21,6 +21,7 @@ import torch
 
 from tests.engines import FAMILIES
 from tests.operations import CPU
+from tests.oracle import config_of
 from weft import models
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
@@ -68,11 +69,8 @@ ABSURD: list[Any] = [
 
 @cache
 def fields_of(family: str) -> dict[str, Any]:
-    import transformers
-
     tiny = FAMILIES[family]
-    config = getattr(transformers, tiny.config_class)(**json.loads(json.dumps(tiny.settings))).to_dict()
-    return config | {"architectures": [tiny.model_class], **tiny.published}
+    return config_of(tiny) | tiny.published
 
 
 def changed(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:

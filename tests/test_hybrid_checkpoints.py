@@ -71,6 +71,11 @@ LAYOUTS: dict[str, tuple[str, Callable[[Tensors], Tensors]]] = {
     "qwen3_5_moe, stacked experts": ("qwen3_5_moe", lambda t: stacked(t, ("gate_proj", "up_proj"), "down_proj")),
     "nemotron_h, stacked experts": ("nemotron_h", lambda t: stacked(t, ("up_proj",), "down_proj")),
     "nemotron_h, as model": ("nemotron_h", lambda t: renamed(t, ("^backbone", "model"))),
+    "kimi_linear, stacked experts": ("kimi_linear", lambda t: stacked(t, ("w1", "w3"), "w2")),
+    "kimi_linear, dense layer as published": (
+        "kimi_linear",
+        lambda t: renamed(t, (r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj")),
+    ),
     "granite, new names of experts": (
         "granite_moe_hybrid",
         lambda t: renamed(
@@ -106,6 +111,8 @@ def test_every_layout_of_a_checkpoint_gives_the_same_parameters(layout, tmp_path
         ("lfm2", "model.layers.0.conv.conv.weight"),
         ("qwen3_next", "model.layers.0.linear_attn.A_log"),
         ("qwen3_5", "model.layers.1.linear_attn.in_proj_b.weight"),
+        ("kimi_linear", "model.layers.0.self_attn.A_log"),
+        ("kimi_linear", "model.layers.2.self_attn.kv_b_proj.weight"),
         ("nemotron_h", "backbone.layers.0.mixer.dt_bias"),
         ("falcon_h1", "model.layers.2.mamba.D"),
         ("falcon_h1", "model.layers.0.mamba.out_proj.weight"),
@@ -134,6 +141,19 @@ def test_a_missing_tensor_is_named(name, tensor, tmp_path):
         ("nemotron_h", {"n_groups": 3}, "8 heads must be a multiple of the 3 groups"),
         ("granite_moe_hybrid", {"time_step_limit": [0.0, "low"]}, "time_step_limit must be two numbers"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act must be one of silu, got 'gelu'"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be True for this architecture, got False"),
+        ("kimi_linear", {"q_lora_rank": 8}, "q_lora_rank must be None for this architecture, got 8"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func must be sigmoid"),
+        ("kimi_linear", {"layer_types": None}, "must have full_attn_layers"),
+        ("kimi_linear", {"layer_types": None, "linear_attn_config": [1]}, "linear_attn_config must be an object"),
+        *(
+            ("kimi_linear", {"layer_types": None, "linear_attn_config": layers}, "must have each of 1 to 3 once")
+            for layers in (
+                {"full_attn_layers": [1], "kda_layers": [2, 2]},
+                {"full_attn_layers": [0], "kda_layers": [1, 2]},
+                {"full_attn_layers": ["1"], "kda_layers": [2, 3]},
+            )
+        ),
     ],
 )
 def test_a_configuration_that_cannot_work_is_an_error_that_names_the_field(name, fields, message, tmp_path):

@@ -28,6 +28,8 @@ pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler
 
 # Torch computes norms across heads.
 COMPUTED = {"olmo_hybrid"}
+# Latent attention has no C++ kernel, so nothing is recorded.
+UNRECORDED = {"kimi_linear"}
 LATENT = "nemotron_h, latent experts, biases, old names of layers"
 GROUPED = "nemotron_h, pattern, expert groups, no conv bias"
 
@@ -47,6 +49,9 @@ def answers(family, seed=1):
 @pytest.mark.parametrize("family", [*sorted(FAMILIES), LATENT, GROUPED])
 def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
     found, replays = answers(family)
+    if family in UNRECORDED:
+        assert not isinstance(replays, replay.Replays)
+        return
     assert replays.steps
     recorded = [step for step in replays.steps.values() if step is not None]
     assert bool(recorded) == (family not in COMPUTED), "who is recorded is known"

@@ -19,6 +19,7 @@ TESTS = (
     "tests/test_channel_delta.py::test_any_chunking_gives_the_same",
     "tests/test_attention.py::test_blocks_of_queries_change_nothing",
     "tests/test_attention.py::test_a_common_beginning_read_once_equals_reading_it_for_each",
+    "tests/test_latent_attention.py::test_sizes_may_be_odd",
     "tests/test_moe.py",
     "tests/test_rotary.py::test_layer_types_have_their_own_rotation",
     "tests/test_rotary.py::test_turning_equals_complex_multiplication",

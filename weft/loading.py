@@ -450,7 +450,7 @@ def facts_of(
         room="" if room is None else str(room),
         # Ranks on a CPU share its memory.
         free_bytes=free_bytes(device) // ranks if room is None else room.arena,
-        model_length=Config(config).integer("max_position_embeddings", default=None),
+        model_length=Config(config).context,
         longest=lambda memory: longest_alone(spec, memory - share(memory)),
         least_bytes=least_bytes(spec) + (0 if draft is None else least_bytes(draft)),
         free_host_bytes=0 if device == "cpu" else free_bytes(),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
@@ -17,3 +21,21 @@ class AttentionForm:
     softcap: float | None = None
     norm_eps: float = 0.0  # of the query and key norms, if the layer has them
     gated: bool = False  # gates follow the values in the projection; their sigmoid multiplies the output
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Expansion of a token's latent to the keys and values of every head. Both may be slices of one tensor."""
+
+    keys: Float[Tensor, "heads key_dim latent"]
+    values: Float[Tensor, "heads value_dim latent"]
+
+    def absorb(self, queries: Float[Tensor, "tokens heads query_dim"]) -> Float[Tensor, "tokens heads width"]:
+        """Return queries of the latents themselves: q (W latent) = (q W) latent. The shared part stays as it is."""
+        key_dim = self.keys.shape[1]
+        own = torch.bmm(queries[..., :key_dim].transpose(0, 1), self.keys).transpose(0, 1)
+        return torch.cat([own, queries[..., key_dim:]], -1)
+
+    def expand(self, mixed: Float[Tensor, "tokens heads latent"]) -> Float[Tensor, "tokens heads value_dim"]:
+        """Return every head's values of a sum of latents."""
+        return torch.bmm(mixed.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)

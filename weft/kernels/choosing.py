@@ -26,6 +26,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "activation": ("gated_product", "add"),
     "rotary": ("make_rotation",),
     "attention": ("attend", "warm_attention"),
+    "latent_attention": ("attend_latents",),
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd_memory", "ssd"),
     "gated_delta": ("gated_delta_memory", "gated_delta"),
@@ -40,6 +41,7 @@ ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}
 # Operations with a C++ kernel for decode-only steps (one new token per row), by group.
 DECODES = {
     "attention": ("attend",),
+    "latent_attention": (),
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd",),
     "gated_delta": ("gated_delta",),
@@ -51,6 +53,11 @@ FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
 EXACT = ("linear", "norm", "attention", "causal_conv", "gated_delta", "moe")
+# Groups whose GPU kernels have no such variant yet.
+INEXACT = {
+    "latent_attention": "on a GPU, sums of latent attention depend on the number of rows; use a CPU",
+    "channel_delta": "on a GPU, sums of the delta rule with decays by channel depend on how a row is cut; use a CPU",
+}
 EXACT_DTYPES = (torch.bfloat16, torch.float16)
 # Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
@@ -175,7 +182,7 @@ def choose(
     if kind == "cpu":
         return choose_for_cpu(dtype, memories, exact)
     if exact:
-        return choose_exact(kind, dtype, refused)
+        return choose_exact(kind, dtype, memories, refused)
     reason = refused or declines(kind)
     if reason is not None:
         return chosen_everywhere("plain", reason)
@@ -185,9 +192,11 @@ def choose(
         return chosen_everywhere("plain", f"the kernels for GPUs cannot be imported: {first_line(error)}")
 
 
-def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> Chosen:
+def choose_exact(
+    kind: str, dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], refused: str | None = None
+) -> Chosen:
     """Choose operations for exact answers on a GPU."""
-    reason = refused or declines(kind) or declines_exact(dtype)
+    reason = refused or declines(kind) or declines_exact(dtype, memories)
     if reason is not None:
         raise OptionError(f"exact answers are not available: {reason}")
     packages = {group: "exact" if group in EXACT else "cuda" for group in GROUPS}
@@ -196,10 +205,11 @@ def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> C
     return Chosen(assemble(packages), choices)
 
 
-def declines_exact(dtype: torch.dtype) -> str | None:
-    """Return why answers in this dtype cannot be exact on a GPU."""
+def declines_exact(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> str | None:
+    """Return why answers in this dtype, of a model with this memory, cannot be exact on a GPU."""
     if dtype in EXACT_DTYPES:
-        return None
+        inexact = groups_of(MemorySpec(memories(everywhere("plain")))) & INEXACT.keys()
+        return next((INEXACT[group] for group in GROUPS if group in inexact), None)
     name = str(dtype).removeprefix("torch.")
     return f"on a GPU they need dtype bfloat16 or float16, whose sums tensor cores add in order, this is {name}"
 

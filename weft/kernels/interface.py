@@ -22,7 +22,7 @@ from torch import Tensor
 
 from weft.base.plan import Plan
 from weft.kernels.activations import Function
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, LatentWeights
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.recurrent import (
     ChannelDeltaInputs,
@@ -213,6 +213,24 @@ class Operations(Protocol):
 
     def warm_attention(self, forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
         """Compile what layers of these forms need, so that no step waits for compilation."""
+
+    # latent attention
+
+    def attend_latents(
+        self,
+        queries: Float[Tensor, "tokens heads query_dim"],
+        latents: Float[Tensor, "tokens latent"],
+        shared: Float[Tensor, "tokens shared_dim"],
+        weights: LatentWeights,
+        scale: float,
+        batch: Batch,
+        view: AttentionView,
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "tokens inner"]:
+        """Write latents and shared keys to their pages and attend, with keys and values that `weights` expand.
+
+        A head's key is the expansion of the latent, then the shared key; its query has the same two parts.
+        """
 
     # convolution
 

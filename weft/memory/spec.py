@@ -6,7 +6,7 @@ other part of Weft asks what kind of layers a model has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from weft.base.grid import CELL, cells_covering
@@ -34,16 +34,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class AttentionMemory:
-    """Keys and values of one attention layer; with a window, only of the last `window` tokens."""
+    """Keys and values of one attention layer; with a window, only of the last `window` tokens.
+
+    With a `latent`, values are not stored: a token's value is the first `latent` features of its key.
+    """
 
     kv_heads: int
     head_dim: int
     dtype: str
     window: int | None = None
+    # Not in the repr, which fingerprints contain: files of models without latents stay valid.
+    latent: int | None = field(default=None, repr=False)
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
+        stored = 2 if self.latent is None else 1
+        return stored * self.kv_heads * self.head_dim * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

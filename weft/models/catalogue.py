@@ -55,6 +55,12 @@ CATALOGUE = (
         (("olmo-hybrid-7b", "allenai/Olmo-Hybrid-7B"),),
     ),
     ListedFamily(
+        "Kimi-Linear",
+        "Kimi Delta Attention, latent attention, experts",
+        ("KimiLinearForCausalLM",),
+        (("kimi-linear-48b-a3b", "moonshotai/Kimi-Linear-48B-A3B-Instruct"),),
+    ),
+    ListedFamily(
         "Nemotron-H",
         "Mamba2, attention, experts in the MoE variants",
         ("NemotronHForCausalLM",),

@@ -118,7 +118,7 @@ class Config:
 
     def experts_per_token(self, count: int) -> int:
         """Return how many of `count` experts a token goes to."""
-        chosen: int = self.integer("num_experts_per_tok", "experts_per_token")
+        chosen: int = self.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
         if chosen > count:
             raise ModelError(f"config.json: num_experts_per_tok must be at most num_experts {count}, got {chosen}")
         return chosen
@@ -131,6 +131,12 @@ class Config:
             raise ModelError(f"config.json: hidden_size {hidden} must be a multiple of num_attention_heads {heads}")
         size: int = self.integer("head_dim", default=hidden // heads)
         return size
+
+    @property
+    def context(self) -> int | None:
+        """Return how many tokens the model was trained for, if the configuration has it."""
+        length: int | None = self.integer("max_position_embeddings", "model_max_length", default=None)
+        return length
 
     @property
     def kv_heads(self) -> int:
@@ -162,7 +168,7 @@ class Config:
             )
         share = scope.number("partial_rotary_factor", default=partial)
         needs_original = variant in ("llama3", "yarn")
-        context = self.integer("max_position_embeddings", default=None)
+        context = self.context
         original = scope.integer("original_max_position_embeddings", default=context)
         if needs_original and original is None:
             raise ModelError(f"config.json: rope type {variant} needs original_max_position_embeddings")

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.base.errors import ModelError
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
@@ -21,6 +22,7 @@ from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding, VocabularyHead
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
+from weft.models.layers.moe import Route
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel, Layer
@@ -135,6 +137,24 @@ def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool)
 def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
     activation = config.choice("hidden_act", "hidden_activation", among=ACTIVATIONS, default="silu")
     return GatedMLP(config.integer("hidden_size"), config.integer("intermediate_size"), activation, bias)
+
+
+def grouped_route(config: Config, count: int) -> Route:
+    """Return the choice among `count` experts by independent scores, of which only some groups may be chosen."""
+    groups = config.integer("n_group", "num_expert_group", default=1)
+    kept = config.integer("topk_group", default=1)
+    if count % groups or kept > groups:
+        raise ModelError(
+            f"config.json: n_group must divide the {count} experts and be at least topk_group {kept}, got {groups}"
+        )
+    return Route(
+        "route_sigmoid",
+        k=config.experts_per_token(count // groups * kept),
+        groups=groups,
+        kept_groups=kept,
+        renormalise=config.flag("norm_topk_prob", "moe_renormalize", default=True),
+        scaling=config.number("routed_scaling_factor", default=1.0),
+    )
 
 
 def frame(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,15 +15,15 @@ from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Normed, Residual
 from weft.memory.device.store import View
 from weft.models.config import Config, shown
-from weft.models.decoder import Decoder, DecoderModel
+from weft.models.decoder import Decoder, DecoderModel, grouped_route
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear, SummandLinear
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2, Mamba2Shape, time_step_limit
 from weft.models.layers.mlp import ACTIVATIONS, PlainMLP
-from weft.models.layers.moe import Experts, Route
+from weft.models.layers.moe import Experts, Router
 from weft.models.layers.norm import InnerNorm, RMSNorm
-from weft.models.model import Layer, Mixer, Source
+from weft.models.model import Layer, Mixer
 
 # A letter each in `hybrid_override_pattern`, a word in `layers_block_type`.
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -137,39 +137,12 @@ def mlp(config: Config, dtype: torch.dtype, size: str = "intermediate_size", int
     return PlainMLP(config.integer("hidden_size"), config.integer(size), activation, bias, into_stream)
 
 
-class Router(Linear):
-    """Scores of experts, in float32; the bias affects only which experts are chosen."""
-
-    e_score_correction_bias: Tensor
-
-    def __init__(self, hidden: int, experts: int) -> None:
-        super().__init__(hidden, experts)
-        self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
-        self.register_buffer("e_score_correction_bias", torch.empty(experts, dtype=torch.float32))
-
-    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens experts"]:
-        return batch.operations.score_experts(x, self.weights)
-
-    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        yield from super().checkpoint_sources(prefix)
-        yield Source(prefix + "e_score_correction_bias", self.e_score_correction_bias)
-
-    def initialise(self, generator: torch.Generator) -> None:
-        self.weight.normal_(std=self.weight.shape[1] ** -0.5, generator=generator)
-        self.e_score_correction_bias.normal_(std=0.1, generator=generator)
-
-
 class SparseSquaredMLP(Layer):
     """Experts without gates, possibly in a smaller space between two projections, plus a shared MLP."""
 
     def __init__(self, config: Config, dtype: torch.dtype) -> None:
         super().__init__()
         hidden, count = config.integer("hidden_size"), config.integer("n_routed_experts")
-        groups, kept = (config.integer(name, default=1) for name in ("n_group", "topk_group"))
-        if count % groups or kept > groups:
-            raise ModelError(
-                f"config.json: n_group must divide the {count} experts and be at least topk_group {kept}, got {groups}"
-            )
         latent = config.integer("moe_latent_size", default=None)
         bias = config.flag("mlp_bias", default=False)
         self.gate = Router(hidden, count)
@@ -183,14 +156,7 @@ class SparseSquaredMLP(Layer):
             ("up_proj", "down_proj"),
         )
         self.shared_experts = mlp(config, dtype, "moe_shared_expert_intermediate_size", into_stream=False)
-        self.route = Route(
-            "route_sigmoid",
-            k=config.experts_per_token(count // groups * kept),
-            groups=groups,
-            kept_groups=kept,
-            renormalise=config.flag("norm_topk_prob", default=True),
-            scaling=config.number("routed_scaling_factor", default=1.0),
-        )
+        self.route = grouped_route(config, count)
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         x = batch.operations.rows_of(x)

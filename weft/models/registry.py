@@ -27,6 +27,7 @@ FAMILIES = {
     "Qwen3_5MoeForCausalLM": ("qwen3_5", "Qwen3_5"),
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5", "Qwen3_5"),
     "OlmoHybridForCausalLM": ("olmo_hybrid", "OlmoHybrid"),
+    "KimiLinearForCausalLM": ("kimi_linear", "KimiLinear"),
     "NemotronHForCausalLM": ("nemotron_h", "NemotronH"),
     "FalconH1ForCausalLM": ("falcon_h1", "FalconH1"),
     "GraniteMoeHybridForCausalLM": ("granite_moe_hybrid", "GraniteMoeHybrid"),

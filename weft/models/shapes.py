@@ -27,10 +27,10 @@ def shape_of(path: Path) -> ModelShape:
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     config = Config(fields)
-    chosen = config.integer("num_experts_per_tok", "experts_per_token", default=1)
+    chosen = config.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1)
     among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1)
     total = sum(sizes.values())
     memories = model.memories(everywhere("cpu"))
-    layers = sum(isinstance(memory, AttentionMemory) for memory in memories)
-    width = layers * config.integer("num_attention_heads", default=1) * config.head_dim
+    sizes_of_heads = sum(memory.head_dim for memory in memories if isinstance(memory, AttentionMemory))
+    width = sizes_of_heads * config.integer("num_attention_heads", default=1)
     return ModelShape(memories, total, total - experts + experts * chosen // among, width)

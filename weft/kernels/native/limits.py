@@ -13,8 +13,9 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     if spec.cell > MOST_TOKENS:
         return f"cells of {spec.cell} tokens, at most {MOST_TOKENS} are supported"
     if group == "attention":
-        sizes = [memory.head_dim for memory in spec.memories if isinstance(memory, AttentionMemory)]
-        return too_large("attention heads", sizes, MOST_SIZE)
+        return too_large("attention heads", [memory.head_dim for memory in attentions(spec, latent=False)], MOST_SIZE)
+    if group == "latent_attention":
+        return "there is no kernel for latent attention" if attentions(spec, latent=True) else None
     recurrent = [memory for memory in spec.memories if isinstance(memory, RecurrentMemory)]
     if group == "causal_conv":
         return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
@@ -32,8 +33,14 @@ STATES = {"conv": "causal_conv", "ssm": "ssd", "delta": "gated_delta", "channel_
 def groups_of(spec: MemorySpec) -> set[str]:
     """Return the groups of operations that the mixers of a model with this memory call."""
     names = {part.name for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.state}
-    attends = any(isinstance(memory, AttentionMemory) for memory in spec.memories)
-    return {STATES[name] for name in names} | ({"attention"} if attends else set())
+    kinds = {"attention": False, "latent_attention": True}
+    return {STATES[name] for name in names} | {group for group, latent in kinds.items() if attentions(spec, latent)}
+
+
+def attentions(spec: MemorySpec, latent: bool) -> list[AttentionMemory]:
+    """Return the memories of attention layers, with latent pages or with keys and values."""
+    found = [memory for memory in spec.memories if isinstance(memory, AttentionMemory)]
+    return [memory for memory in found if (memory.latent is not None) == latent]
 
 
 def too_large(what: str, sizes: list[int], most: int) -> str | None:

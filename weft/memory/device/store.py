@@ -21,7 +21,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class AttentionView:
-    """Keys and values of one layer, by page: [pages, cell, kv_heads, head_dim]."""
+    """Keys and values of one layer, by page: [pages, cell, kv_heads, head_dim].
+
+    Values of a latent page are a view of its keys: their first features.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -100,6 +103,9 @@ class Store:
         def carve_attention(memory: AttentionMemory) -> AttentionView:
             kind = Kind.PAGE if memory.window is None else Kind.WINDOW
             shape = (self.spec.cell, memory.kv_heads, memory.head_dim)
+            if memory.latent is not None:
+                keys = take(kind, shape, memory.dtype, memory.bytes_per_token * self.spec.cell)
+                return AttentionView(keys, keys[..., : memory.latent], memory.window)
             half = memory.bytes_per_token * self.spec.cell // 2
             keys, values = (take(kind, shape, memory.dtype, half) for _ in range(2))
             return AttentionView(keys, values, memory.window)

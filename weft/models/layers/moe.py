@@ -117,6 +117,28 @@ class Route:
         return routing
 
 
+class Router(Linear):
+    """Scores of experts, in float32; the bias affects only which experts are chosen."""
+
+    e_score_correction_bias: Tensor
+
+    def __init__(self, hidden: int, experts: int) -> None:
+        super().__init__(hidden, experts)
+        self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
+        self.register_buffer("e_score_correction_bias", torch.empty(experts, dtype=torch.float32))
+
+    def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens experts"]:
+        return batch.operations.score_experts(x, self.weights)
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        yield from super().checkpoint_sources(prefix)
+        yield Source(prefix + "e_score_correction_bias", self.e_score_correction_bias)
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.weight.normal_(std=self.weight.shape[1] ** -0.5, generator=generator)
+        self.e_score_correction_bias.normal_(std=0.1, generator=generator)
+
+
 class SparseMLP(Layer):
     """A router and its experts. Checkpoint names: gate, experts."""
 
