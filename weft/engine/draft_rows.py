@@ -6,7 +6,7 @@ and its steps are planned as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,11 +145,10 @@ class DraftRows:
         if sequence.drafting is not None:
             self._wakes[seat] = number + 1 + sequence.drafting.pause()
 
-    def planned(self, seats: Iterable[int], number: int) -> None:
-        """Note the seats that have drafts in a plan. Their tokens do not get to the board."""
-        for seat in seats:
-            self._drafted_in = number
-            self.off_board[seat] = True
+    def planned(self, seats: list[int], number: int) -> None:
+        """Record the seats that have drafts in a plan. Their tokens do not get to the board."""
+        self._drafted_in = number
+        self.off_board[seats] = True
 
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
@@ -160,15 +159,13 @@ class DraftRows:
         return stale
 
     def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
-        """Learn from a row of a landed flight; `number` is the last plan made."""
+        """Decide when the row of a landed flight drafts again; `number` is the last plan made."""
         if self.model is not None and proposal.drafter == self.model.name:
             self.model.settle(seat, accepted)
-        if self.drafting is not None and sequence.drafting is not None:
-            pause = self.drafting.verified(sequence.drafting, proposal, accepted)
-            if not sequence.leaving:
-                self._wakes[seat] = number + pause
-                if accepted == len(proposal.tokens):
-                    self._waiting.add(seat)
+        if sequence.drafting is not None and not sequence.leaving:
+            self._wakes[seat] = number + sequence.drafting.verified(accepted)
+            if accepted == len(proposal.tokens):
+                self._waiting.add(seat)
 
     def awaits(self, decoding: Collection[Sequence], landed: int) -> bool:
         """Return whether enough of the decoding seats drafted in the step in flight that the next one waits for it."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
-from weft.base.plan import Landing, Scores
+from weft.base.plan import Ints, Landing, Scores
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
@@ -86,6 +86,8 @@ class Engine:
         # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
         self._landed_at = self._resumed_at = 0.0
         self._landed_drafts = 0
+        # Steps with drafts that have landed, and how many drafts of each row were right.
+        self._unlearned: list[tuple[PlannedStep, dict[int, int]]] = []
         self._outputs: list[Output] = []
         # Requests that are computed and whose prefix is still being sent.
         self._departing: set[int] = set()
@@ -324,6 +326,8 @@ class Engine:
             self.take_transfers(wait=self.ledger.departures.in_flight)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
+        if self._unlearned:
+            self._learn()
         if self.config.paranoid:
             audit(self.ledger)
             if self.planner.drafts.model is not None:
@@ -372,20 +376,43 @@ class Engine:
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
         planner.landed = plan.number
-        ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
         verified = self.verify(step, landing)
+        ends = plan.end
+        if verified:
+            ends = self._undo_refused(step, verified)
+        ledger.settle_each(plan.seat[step.plain_rows], ends[step.plain_rows])
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
             assert sequence.lease is not None
             drafts = step.drafts[row].tokens[: verified[row]] if row in verified else ()
-            end = grant.start + 1 + len(drafts) if row in verified else grant.end
-            sequence.name_cells(end // ledger.spec.cell, drafts)
+            end = int(ends[row])
+            sequence.name_cells(end // ledger.cell, drafts)
             ledger.settle(sequence.lease, grant, end)
+        if verified:
+            self._note_verified(step, verified)
         self._take_scores(step, landing)
-        self._note_verified(step, verified)
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
+
+    def _undo_refused(self, step: PlannedStep, verified: dict[int, int]) -> Ints:
+        """Take back what was planned for drafts that turned out wrong, and return where each row really ends."""
+        plan = step.plan
+        rows, accepted = np.array(list(verified)), np.array(list(verified.values()))
+        ends = plan.end.copy()
+        ends[rows] = plan.start[rows] + 1 + accepted
+        # Rows with a grant are settled one by one.
+        inside = rows[np.isin(rows, step.plain_rows, assume_unique=True)] if step.grants else rows
+        self.ledger.undo_each(plan.seat[inside], ends[inside])
+        self.planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
+        return ends
+
+    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
+        """Decide when rows draft again. What else there is to learn can wait for the launch of the next step."""
+        for row, accepted in verified.items():
+            sequence = step.sequences[row]
+            self.planner.drafts.verified(sequence.seat, sequence, step.drafts[row], accepted, self.planner.number)
+        self._unlearned.append((step, verified))
 
     def _observe(self, step: PlannedStep) -> None:
         """Learn how long a step took: from the landing before it to its own.
@@ -407,25 +434,29 @@ class Engine:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""
         if not step.drafts:
             return {}
-        rows, _ = step.plan.samples
-        verified = {}
+        # Samples of the rows with drafts are the last ones: these rows end the step.
+        chosen = landing.tokens.tolist()
+        first, verified = len(chosen) - int(step.plan.drafts.sum()) - len(step.drafts), {}
         for row, proposal in step.drafts.items():
-            first = int(np.searchsorted(rows, row))
-            chosen = landing.tokens[first : first + len(proposal.tokens)].tolist()
-            stops = step.sequences[row].stop_tokens
-            pairs = enumerate(zip(chosen, proposal.tokens, strict=True))
-            # Nothing follows a stop token, not even a draft that is right.
-            ends = (place for place, (token, draft) in pairs if token != draft or token in stops)
-            verified[row] = next(ends, len(proposal.tokens))
+            stops, place = step.sequences[row].stop_tokens, first
+            for draft in proposal.tokens:
+                # Nothing follows a stop token, not even a draft that is right.
+                if chosen[place] != draft or draft in stops:
+                    break
+                place += 1
+            verified[row] = place - first
+            first += len(proposal.tokens) + 1
         return verified
 
-    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
-        """Take back what was planned for drafts that turned out wrong, and learn from all of them."""
-        for row, accepted in verified.items():
-            sequence, proposal, seat = step.sequences[row], step.drafts[row], int(step.plan.seat[row])
-            self.planner.undo(seat, len(proposal.tokens) - accepted)
-            sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
-            self.planner.drafts.verified(seat, sequence, proposal, accepted, self.planner.number)
+    def _learn(self) -> None:
+        """Count the drafts of landed steps, and learn from them. The next step is launched: it need not wait."""
+        for step, verified in self._unlearned:
+            for row, accepted in verified.items():
+                sequence, proposal = step.sequences[row], step.drafts[row]
+                sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
+                if self.planner.drafting is not None and sequence.drafting is not None:
+                    self.planner.drafting.learn(sequence.drafting, proposal, accepted)
+        self._unlearned.clear()
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append

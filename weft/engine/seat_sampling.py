@@ -14,11 +14,30 @@ from numpy.typing import NDArray
 from weft.base.plan import BANNED, Floats, Ints, Sampling
 from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
+from weft.speculate.drafting import Proposal
 
-# The drafts before a sample, by its number; samples that follow none are missing.
-Ahead = Mapping[int, tuple[int, ...]]
-NOTHING_AHEAD: Ahead = {}
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class DraftsAhead:
+    """The drafts before each sample of a step. `before` is their number, `drafts` the proposals of rows."""
+
+    def __init__(self, rows: NDArray[np.int64], before: NDArray[np.int64], drafts: Mapping[int, Proposal]) -> None:
+        self.before = before
+        self._rows = rows
+        self._drafts = drafts
+
+    def __bool__(self) -> bool:
+        return bool(self._drafts)
+
+    def tokens(self, sample: int) -> tuple[int, ...]:
+        """Return the drafts before a sample, which is chosen as if they were the end of the answer."""
+        if not self._drafts or sample >= len(self.before) or not self.before[sample]:
+            return ()
+        return self._drafts[int(self._rows[sample])].tokens[: int(self.before[sample])]
+
+
+NOTHING_AHEAD = DraftsAhead(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
 
 
 def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
@@ -87,15 +106,15 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead = NOTHING_AHEAD,
+        ahead: DraftsAhead = NOTHING_AHEAD,
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `ahead` are the drafts before a sample: it is chosen as if they were the end of the answer.
+        `ahead` are the drafts before each sample.
         """
         index = self.sampled[seats]
-        for sample, drafts in ahead.items():
-            index[sample] += len(drafts)
+        if ahead:
+            index += ahead.before
         history = self.token_history(seats, sequences, starts, boarded, ahead)
         biases = self._biases(seats, sequences, index, boarded, ahead)
         bans = self.bans_by_input(seats, sequences, starts, boarded)
@@ -129,9 +148,9 @@ class SeatSampling:
         """Return the number of alternatives that each seat reports; negative: not even the chosen token."""
         return self._logprobs[seats]
 
-    def undo(self, seat: int, samples: int) -> None:
-        """Take back the last samples of a seat, which were taken after drafts that turned out wrong."""
-        self.sampled[seat] -= samples
+    def undo(self, seats: NDArray[np.int64], samples: NDArray[np.int64]) -> None:
+        """Take back the last samples of seats, which were taken after drafts that turned out wrong."""
+        self.sampled[seats] -= samples
 
     def token_history(
         self,
@@ -139,7 +158,7 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead = NOTHING_AHEAD,
+        ahead: DraftsAhead = NOTHING_AHEAD,
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
@@ -147,8 +166,8 @@ class SeatSampling:
             sequence = sequences[row]
             end = int(starts[row]) if boarded[row] else sequence.length
             seen = sequence.tokens(0, end)
-            if row in ahead:
-                seen = np.concatenate([seen, np.asarray(ahead[row], np.int32)])
+            if drafts := ahead.tokens(row):
+                seen = np.concatenate([seen, np.asarray(drafts, np.int32)])
             rows.append(np.full(len(seen), row, np.int32))
             tokens.append(seen)
             generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
@@ -160,7 +179,7 @@ class SeatSampling:
         sequences: list[Sequence],
         index: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead,
+        ahead: DraftsAhead,
     ) -> tuple[Ints, Ints, Floats]:
         rows: list[int] = []
         tokens: list[int] = []
@@ -172,7 +191,7 @@ class SeatSampling:
                 entries.update(dict.fromkeys(request.stop_tokens, BANNED))
             words = self._bad_words.get(int(seats[row]))
             if words is not None:
-                answer = [*sequences[row].generated, *ahead[row]] if row in ahead else sequences[row].generated
+                answer = [*sequences[row].generated, *ahead.tokens(row)]
                 banned = words.single if boarded[row] else words.banned(answer)
                 entries.update(dict.fromkeys(banned, BANNED))
             rows.extend([row] * len(entries))
@@ -181,7 +200,7 @@ class SeatSampling:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def _masks(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: Ahead = NOTHING_AHEAD
+        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead = NOTHING_AHEAD
     ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
         rows: list[int] = []
@@ -189,12 +208,12 @@ class SeatSampling:
         along: list[Ints] = []
         # Backwards: the last sample of a row has all its drafts before it.
         for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
-            constraint, drafts = sequences[row].constraint, ahead.get(row, ())
+            constraint, drafts = sequences[row].constraint, ahead.tokens(row)
             rows.append(row)
             if constraint is None:
                 masks.append(self._allowed[int(seats[row])])
             elif drafts:
-                is_last = len(ahead.get(row + 1, ())) <= len(drafts)
+                is_last = len(ahead.tokens(row + 1)) <= len(drafts)
                 along = constraint.masks_along(drafts) if is_last else along
                 masks.append(along[len(drafts) - 1])
             else:

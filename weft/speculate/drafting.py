@@ -188,14 +188,17 @@ class SequenceDrafts:
             self._acceptance[kind] = Acceptance(prior, overall)
         return self._acceptance[kind]
 
-    def verified(self, proposal: Proposal, accepted: int) -> int:
-        """Learn from a verified row, and return for how many steps it should propose nothing."""
-        self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
-        self._overall[proposal.kind].note(len(proposal.tokens), accepted)
+    def verified(self, accepted: int) -> int:
+        """Return for how many steps to propose nothing after a row of which this many drafts were accepted."""
         if not accepted:
             return self.pause()
         self._pause = FIRST_PAUSE
         return 0
+
+    def learn(self, proposal: Proposal, accepted: int) -> None:
+        """Learn from a verified row, for this sequence and for all."""
+        self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
+        self._overall[proposal.kind].note(len(proposal.tokens), accepted)
 
     def pause(self) -> int:
         """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
@@ -270,14 +273,14 @@ class Drafting:
         self._probe_every = min(2 * self._probe_every, RAREST_PROBE)
         return True
 
-    def verified(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> int:
-        """Learn from a verified row, and return for how many steps it should propose nothing."""
+    def learn(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
+        """Count the drafts of a verified row, and learn from them."""
         if accepted:
             self._probe_every = FIRST_PROBE
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
-        return drafts.verified(proposal, accepted)
+        drafts.learn(proposal, accepted)
 
 
 def _counts_to_weigh(most: int) -> list[int]:
