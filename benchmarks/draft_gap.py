@@ -152,7 +152,7 @@ def profile(rows: int, scripted: bool, steps: int = 300) -> None:
     for _ in range(steps):
         engine.step()
     profiler.disable()
-    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(45)
+    pstats.Stats(profiler).strip_dirs().sort_stats("tottime").print_stats(60)
 
 
 def main() -> None:
