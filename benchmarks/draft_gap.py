@@ -37,7 +37,7 @@ from weft.memory.device.store import Store
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import buckets, step_sizes
-from weft.speculate.costs import FreeDrafts
+from weft.speculate.costs import NEEDED
 from weft.speculate.drafting import Drafting
 
 ROWS = (1, 8, 32, 128)
@@ -115,7 +115,10 @@ def drafting_engine(rows: int, scripted: bool) -> tuple[Engine, FillingDevice]:
     config = EngineConfig(
         memory_bytes=1 << 30, max_sequences=rows, max_tokens_per_step=8192, max_length=LONGEST, depth=1
     )
-    drafting = ScriptedDrafting(STEADY, True) if scripted else EveryRow(DRAFTS, costs=FreeDrafts())
+    drafting = ScriptedDrafting(STEADY, True) if scripted else EveryRow(DRAFTS)
+    # Without knowing such steps, no row drafts.
+    for _ in range(NEEDED):
+        drafting.costs.observe(rows, 0, 1.0)
     engine = ChancingEngine(DRAFT_SPEC, device, config, drafting=drafting)
     random = np.random.default_rng(0)
     for _ in range(rows):

@@ -30,6 +30,9 @@ class StepBuilder:
     # By seat: decodes with drafts, which are the last rows of the step, and where they start.
     drafts: dict[int, Proposal] = field(default_factory=dict)
     draft_starts: list[int] = field(default_factory=list)
+    draft_tokens: int = 0
+    # Seats that depend, through a grammar, on a token in flight.
+    late: frozenset[int] = frozenset()
     # By seat: inputs of decodes that the host knows and the board does not have.
     inputs: dict[int, int] = field(default_factory=dict)
 
@@ -38,12 +41,8 @@ class StepBuilder:
         return seat in self.grants or seat in self.drafts or seat in self.decode_seats
 
     @property
-    def draft_tokens(self) -> int:
-        return sum(len(proposal.tokens) for proposal in self.drafts.values())
-
-    @property
     def tokens(self) -> int:
-        prompts = sum(end - start for _, start, end, _ in self.prefills)
+        prompts = sum(end - start for _, start, end, _ in self.prefills) if self.prefills else 0
         return len(self.decode_seats) + prompts + len(self.drafts) + self.draft_tokens
 
 
@@ -106,6 +105,7 @@ def assemble(
             start[samples],
             from_board[samples] > 0,
             ahead,
+            rows.late,
         ),
         score_index=score_index,
         score_token=score_token,

@@ -6,7 +6,7 @@ and its steps are planned as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,8 @@ class DraftRows:
         # on the board.
         self._wakes = np.full(seats, NEVER, np.int64)
         self.off_board = np.zeros(seats, np.bool_)
-        self._drafted_in = 0  # the last plan with drafts
+        # The last plan with drafts, and how many of its rows have some.
+        self._drafted_in = self._drafted = 0
         # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right.
         self._waiting: set[int] = set()
 
@@ -147,7 +148,7 @@ class DraftRows:
 
     def planned(self, seats: list[int], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens do not get to the board."""
-        self._drafted_in = number
+        self._drafted_in, self._drafted = number, len(seats)
         self.off_board[seats] = True
 
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
@@ -167,8 +168,6 @@ class DraftRows:
             if accepted == len(proposal.tokens):
                 self._waiting.add(seat)
 
-    def awaits(self, decoding: Collection[Sequence], landed: int) -> bool:
-        """Return whether enough of the decoding seats drafted in the step in flight that the next one waits for it."""
-        if self._drafted_in <= landed:
-            return False
-        return int(self.off_board[[sequence.seat for sequence in decoding]].sum()) >= LAND_FIRST_SHARE * len(decoding)
+    def awaits(self, decoding: int, landed: int) -> bool:
+        """Return whether enough of the decoding rows drafted in the step in flight that the next one waits for it."""
+        return self._drafted_in > landed and self._drafted >= LAND_FIRST_SHARE * decoding

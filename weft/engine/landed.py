@@ -11,14 +11,16 @@ from weft.engine.events import Top
 
 def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:
     """Return (sample, row, token) for each token of an answer; samples after a wrong draft belong to none."""
-    tokens = landing.tokens.tolist()
+    tokens, rows = landing.tokens.tolist(), step.plan.sampled.tolist()
     if not verified:
-        return zip(range(len(tokens)), step.plan.sampled.tolist(), tokens, strict=True)
-    found, sample = [], 0
-    for row in step.plan.sampled.tolist():
-        taken = verified.get(row, 0) + 1
-        found += [(each, row, tokens[each]) for each in range(sample, sample + taken)]
-        sample += len(step.drafts[row].tokens) + 1 if row in verified else 1
+        return zip(range(len(tokens)), rows, tokens, strict=True)
+    # Rows with drafts are the last ones.
+    others = len(rows) - len(verified)
+    found = list(zip(range(others), rows, tokens))
+    sample = others
+    for row, accepted in verified.items():
+        found += [(each, row, tokens[each]) for each in range(sample, sample + accepted + 1)]
+        sample += len(step.drafts[row].tokens) + 1
     return found
 
 

@@ -23,7 +23,7 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device
+from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
@@ -32,6 +32,7 @@ from weft.engine.landed import accepted_tokens, likeliest
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
+from weft.engine.seat_sampling import stacked
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.journal import Journal
@@ -39,6 +40,9 @@ from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting, SequenceDrafts
+
+# A mask that allows the first tokens of the vocabulary.
+ANYTHING = np.full(1, -1, np.int32)
 
 
 class Engine:
@@ -80,6 +84,8 @@ class Engine:
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
         self.planner = Planner(self.ledger, config, drafting, draft_model)
+        self._masking = device if isinstance(device, MaskingDevice) else None
+        self.planner.late_masks = self._masking is not None
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
@@ -326,6 +332,8 @@ class Engine:
             self.take_transfers(wait=self.ledger.departures.in_flight)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
+        if step is not None and len(step.plan.sampling.late):
+            self._supply_masks(step)
         if self._unlearned:
             self._learn()
         if self.config.paranoid:
@@ -334,6 +342,18 @@ class Engine:
                 audit(self.planner.drafts.model.ledger)
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _supply_masks(self, step: PlannedStep) -> None:
+        """Send the masks that depend on the step before, which has landed by now, to the step in flight."""
+        assert self._masking is not None
+        masks = []
+        rows, _ = step.plan.samples
+        for row in rows[step.plan.sampling.late].tolist():
+            sequence = step.sequences[row]
+            assert sequence.constraint is not None
+            # The token of a sequence that has ended is dropped.
+            masks.append(sequence.constraint.mask if sequence.reason is None else ANYTHING)
+        self._masking.supply_masks(self._flights[-1][1], stacked(masks))
 
     def take_transfers(self, wait: bool = False) -> None:
         """Handle what has happened to transfers of prefixes. Call it between steps."""
@@ -402,7 +422,7 @@ class Engine:
         ends = plan.end.copy()
         ends[rows] = plan.start[rows] + 1 + accepted
         # Rows with a grant are settled one by one.
-        inside = rows[np.isin(rows, step.plain_rows, assume_unique=True)] if step.grants else rows
+        inside = np.array([row for row in verified if row not in step.grants], np.int64) if step.grants else rows
         self.ledger.undo_each(plan.seat[inside], ends[inside])
         self.planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
         return ends

@@ -55,6 +55,8 @@ class Planner:
         self.decoding: list[Sequence] = []
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
+        # Whether the device takes masks after the launch of a step.
+        self.late_masks = False
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -115,11 +117,15 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        dependent = self.sampling.constrained[seats] | self.drafts.off_board[seats]
+        constrained = self.sampling.constrained[seats]
+        dependent = self.drafts.off_board[seats] if self.late_masks else constrained | self.drafts.off_board[seats]
         if dependent.any():
-            # What may follow a token in flight, or where drafts in flight will end, is unknown until it has landed; the
-            # other rows need not wait.
+            # Where drafts in flight will end is unknown until they have landed, and so is what may follow a token in
+            # flight; the other rows need not wait.
             seats = seats[~dependent | (self._last_plan[seats] <= self.landed)]
+        if self.late_masks and constrained.any():
+            late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
+            rows.late = frozenset(late.tolist())
         drafts, seats = self._choose_drafts(seats) if self.drafting is not None else ({}, seats)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
@@ -186,6 +192,7 @@ class Planner:
         rows.draft_starts = self.ledger.planned[inside].tolist()
         rows.drafts = {seat: drafts[seat] for seat in inside.tolist()}
         self.ledger.advance_each(inside, tokens[~needy])
+        rows.draft_tokens = int(tokens[~needy].sum()) - len(inside)
         return self._grant_across(seats[needy].tolist(), drafts, rows) if needy.any() else []
 
     def _grant_across(self, seats: list[int], drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
@@ -201,6 +208,7 @@ class Planner:
             if grant is not None:
                 rows.grants[seat], rows.drafts[seat] = grant, drafts[seat]
                 rows.draft_starts.append(start)
+                rows.draft_tokens += len(drafts[seat].tokens)
             elif self._advance(sequence, start + 1, start + 1, rows):
                 single.append(seat)
         return single
@@ -213,7 +221,7 @@ class Planner:
     @property
     def awaits_drafts(self) -> bool:
         """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
-        return self.drafts.awaits(self.decoding, self.landed)
+        return self.drafts.awaits(len(self.decoding), self.landed)
 
     # prompts --------------------------------------------------------------------------------------------------------
 

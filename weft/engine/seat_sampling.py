@@ -7,6 +7,7 @@ same text whatever the batch, the chunking or the number of preemptions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +75,8 @@ class SeatSampling:
         self._bad_words: dict[int, BadWords] = {}
         self._allowed: dict[int, Ints] = {}
         self._masked = np.zeros(seats, np.bool_)
+        # Seats that need more than the most likely token.
+        self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
@@ -98,6 +101,9 @@ class SeatSampling:
             self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
         self._masked[seat] = sequence.constraint is not None or params.allowed_token_ids is not None
+        reports = params.logprobs is not None or params.logits_digest
+        chooses = params.temperature > 0 or self.penalised[seat] or self._biased[seat] or self._masked[seat]
+        self._special[seat] = reports or chooses
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
@@ -107,20 +113,25 @@ class SeatSampling:
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
         ahead: DraftsAhead = NOTHING_AHEAD,
+        late: frozenset[int] = frozenset(),
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `ahead` are the drafts before each sample.
+        `ahead` are the drafts before each sample, `late` the seats whose masks follow after the launch.
         """
         index = self.sampled[seats]
         if ahead:
             index += ahead.before
+        if not self._special[seats].any():
+            self.sampled[seats] = index + 1
+            return _greedy(len(seats))
         history = self.token_history(seats, sequences, starts, boarded, ahead)
         biases = self._biases(seats, sequences, index, boarded, ahead)
         bans = self.bans_by_input(seats, sequences, starts, boarded)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
-        masks = self._masks(seats, sequences, ahead)
+        waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late] if late else [], np.int32)
+        masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -134,11 +145,12 @@ class SeatSampling:
             bias_row=biases[0],
             bias_token=biases[1],
             bias_value=biases[2],
-            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(bans)),
+            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(waiting) or len(bans)),
             wants_logprobs=bool((logprobs >= 0).any()),
             wants_digests=bool(self._digests[seats].any()),
             mask_row=masks[0],
             mask_bits=masks[1],
+            late=waiting,
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
@@ -200,15 +212,17 @@ class SeatSampling:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def _masks(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead = NOTHING_AHEAD
+        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead, late: frozenset[int]
     ) -> tuple[Ints, Ints]:
-        """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
+        """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""
         rows: list[int] = []
         masks: list[Ints] = []
         along: list[Ints] = []
         # Backwards: the last sample of a row has all its drafts before it.
         for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
             constraint, drafts = sequences[row].constraint, ahead.tokens(row)
+            if row in late:
+                continue
             rows.append(row)
             if constraint is None:
                 masks.append(self._allowed[int(seats[row])])
@@ -218,7 +232,7 @@ class SeatSampling:
                 masks.append(along[len(drafts) - 1])
             else:
                 masks.append(constraint.mask)
-        return np.asarray(rows[::-1], np.int32), _stacked(masks[::-1])
+        return np.asarray(rows[::-1], np.int32), stacked(masks[::-1])
 
     def bans_by_input(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
@@ -234,6 +248,12 @@ class SeatSampling:
         return np.array(found, np.int32).reshape(-1, 3)
 
 
+@lru_cache(maxsize=256)
+def _greedy(count: int) -> Sampling:
+    """Return the sampling of samples that take the most likely token. Its arrays are read-only, so plans share them."""
+    return Sampling.greedy(count)
+
+
 def _bits(tokens: tuple[int, ...]) -> Ints:
     """
     >>> _bits((0, 33)).tolist()
@@ -244,7 +264,7 @@ def _bits(tokens: tuple[int, ...]) -> Ints:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def _stacked(masks: list[Ints]) -> Ints:
+def stacked(masks: list[Ints]) -> Ints:
     """Return masks as rows of one array. Tokens beyond a mask's end are not allowed."""
     found = np.zeros((len(masks), max(map(len, masks), default=0)), np.int32)
     for row, mask in enumerate(masks):

@@ -49,6 +49,8 @@ class Acceptance:
         # some, and the past fades.
         self._accepted: list[float] = []
         self._refused: list[float] = []
+        # Of the places that were verified, computed in advance: steps wait for proposals, not for what is learned.
+        self._worth: tuple[float, ...] = ()
 
     def rate(self, place: int) -> float:
         """Return the probability that the draft at a place is accepted if all before it are."""
@@ -61,7 +63,12 @@ class Acceptance:
 
     def worth(self, count: int) -> tuple[float, ...]:
         """Return for each of `count` drafts the probability that it and all before it are accepted."""
-        return tuple(accumulate((self.rate(place) for place in range(count)), mul))
+        found = self._worth[:count]
+        if len(found) < count:
+            value = found[-1] if found else 1.0
+            rates = (self.rate(place) for place in range(len(found), count))
+            found += tuple(accumulate(rates, mul, initial=value))[1:]
+        return found
 
     def note(self, drafts: int, accepted: int) -> None:
         """Record a verified row. Drafts after the first refused one say nothing."""
@@ -72,6 +79,8 @@ class Acceptance:
         for place in range(seen):
             self._accepted[place] = self._memory * self._accepted[place] + (place < accepted)
             self._refused[place] = self._memory * self._refused[place] + (place == accepted)
+        counted = zip(self._accepted, self._refused, strict=True)
+        self._worth = tuple(accumulate((right / (right + wrong) for right, wrong in counted), mul))
 
 
 @dataclass(frozen=True, slots=True)
