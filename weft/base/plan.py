@@ -57,7 +57,7 @@ class Sampling(Frozen):
     all_greedy: bool  # every row needs only an argmax
     wants_logprobs: bool
     wants_digests: bool = field(default=False, kw_only=True)
-    # Rows restricted to some tokens, and one bit per vocabulary entry, lowest first: set if the token is allowed.
+    # Rows restricted to some tokens, in order, and one bit per vocabulary entry, lowest first: set if it is allowed.
     mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
     # Samples whose mask follows after the launch, when the step before has landed (`with_masks`).
@@ -73,7 +73,9 @@ class Sampling(Frozen):
         bits[: len(self.mask_row), : self.mask_bits.shape[1]] = self.mask_bits
         bits[len(self.mask_row) :, : masks.shape[1]] = masks
         rows = np.concatenate([self.mask_row, self.late])
-        return replace(self, mask_row=rows, mask_bits=bits, late=np.zeros(0, np.int32))
+        # In the order of samples, like all masks of a plan.
+        order = np.argsort(rows)
+        return replace(self, mask_row=rows[order], mask_bits=bits[order], late=np.zeros(0, np.int32))
 
     @classmethod
     def greedy(cls, count: int) -> Sampling:
