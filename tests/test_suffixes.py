@@ -9,7 +9,7 @@ import pytest
 
 from weft.speculate import suffix
 from weft.speculate.costs import FORGET_AFTER, LearnedCosts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
 
 
@@ -82,11 +82,19 @@ def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change(
 
 def test_texts_of_another_salt_are_never_drafted() -> None:
     drafting = Drafting(4)
-    drafting.ended(b"one", ints([1, 2, 3, 4, 5, 6, 7]))
-    for salt, expected in ((b"one", (4, 5, 6, 7)), (b"other", None), (b"", None)):
-        drafts = drafting.begin(ints([9, 1, 2, 3]), salt, None, None)
+    drafting.ended(b"one", ints(list(range(1, 11))))
+    for salt, expected in ((b"one", (7, 8, 9, 10)), (b"other", None), (b"", None)):
+        drafts = drafting.begin(ints([99, *range(1, 7)]), salt, None, None)
         proposal = drafts.propose([], 4, drafting.shared)
         assert (proposal and proposal.tokens) == expected
+
+
+def test_short_phrases_of_other_texts_are_not_drafted() -> None:
+    drafting = Drafting(4)
+    drafting.ended(b"", ints(list(range(1, 11))))
+    for length in range(1, 8):
+        drafts = drafting.begin(ints([99, 98, 97, *range(1, 1 + length)]), b"", None, None)
+        assert (drafts.propose([], 4, drafting.shared) is not None) == (length >= LEAST_SHARED)
 
 
 def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
@@ -108,8 +116,7 @@ def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> N
     step = 0
     while step < 200:
         tried += 1
-        assert drafts.propose([], 4, shared) is not None
-        step += 1 + drafts.verified(0)
+        step += 1 + drafts.verified(drafts.propose([], 4, shared), 0)
     assert tried < 12
 
 

@@ -111,8 +111,8 @@ class DraftRows:
             proposal = self._propose(seat, sequence, left)
             if proposal is not None and in_flight:
                 proposal = proposal.later()
-            if proposal is not None and proposal.worth:
-                offered[seat] = proposal
+            if proposal is not None and proposal.worth and sequence.drafting is not None:
+                offered[seat] = sequence.drafting.bound(proposal)
         return offered
 
     def _propose(self, seat: int, sequence: Sequence, left: int) -> Proposal | None:
@@ -164,7 +164,7 @@ class DraftRows:
         if self.model is not None and proposal.drafter == self.model.name:
             self.model.settle(seat, accepted)
         if sequence.drafting is not None and not sequence.leaving:
-            self._wakes[seat] = number + sequence.drafting.verified(accepted)
+            self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
             if accepted == len(proposal.tokens):
                 self._waiting.add(seat)
 
