@@ -75,10 +75,10 @@ def assemble(
     inputs = np.zeros(decodes, np.int32)
     for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
         from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
-    samples = np.ones(len(seats), np.bool_)
+    does_sample = np.ones(len(seats), np.bool_)
     if prefills:
-        samples[decodes:others] = [p[3] for p in prefills]
-    sampled = np.flatnonzero(samples)
+        does_sample[decodes:others] = [p[3] for p in prefills]
+    sampled = np.flatnonzero(does_sample)
     grants = _by_row(rows.grants, seats)
     drafts = dict(enumerate(rows.drafts.values(), others))
     draft_counts = _draft_counts(others, counts)

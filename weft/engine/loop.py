@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
-from weft.base.plan import Ints, Landing, Scores
+from weft.base.plan import Landing, Scores
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
@@ -28,11 +28,10 @@ from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import Exchange, staging
-from weft.engine.landed import accepted_tokens, likeliest
+from weft.engine.landed import accepted_tokens, late_masks, learn, likeliest, undo_refused, verified_drafts
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
-from weft.engine.seat_sampling import stacked
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.journal import Journal
@@ -40,9 +39,6 @@ from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting, SequenceDrafts
-
-# A mask that allows the first tokens of the vocabulary.
-ANYTHING = np.full(1, -1, np.int32)
 
 
 class Engine:
@@ -335,7 +331,8 @@ class Engine:
         if step is not None and len(step.plan.sampling.late):
             self._supply_masks(step)
         if self._unlearned:
-            self._learn()
+            learn(self._unlearned, self.planner.drafting)
+            self._unlearned.clear()
         if self.config.paranoid:
             audit(self.ledger)
             if self.planner.drafts.model is not None:
@@ -346,14 +343,7 @@ class Engine:
     def _supply_masks(self, step: PlannedStep) -> None:
         """Send the masks that depend on the step before, which has landed by now, to the step in flight."""
         assert self._masking is not None
-        masks = []
-        rows, _ = step.plan.samples
-        for row in rows[step.plan.sampling.late].tolist():
-            sequence = step.sequences[row]
-            assert sequence.constraint is not None
-            # The token of a sequence that has ended is dropped.
-            masks.append(sequence.constraint.mask if sequence.reason is None else ANYTHING)
-        self._masking.supply_masks(self._flights[-1][1], stacked(masks))
+        self._masking.supply_masks(self._flights[-1][1], late_masks(step))
 
     def take_transfers(self, wait: bool = False) -> None:
         """Handle what has happened to transfers of prefixes. Call it between steps."""
@@ -397,9 +387,7 @@ class Engine:
         self.clock.landed(plan)
         planner.landed = plan.number
         verified = self.verify(step, landing)
-        ends = plan.end
-        if verified:
-            ends = self._undo_refused(step, verified)
+        ends = undo_refused(step, verified, ledger, planner) if verified else plan.end
         ledger.settle_each(plan.seat[step.plain_rows], ends[step.plain_rows])
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
@@ -414,18 +402,6 @@ class Engine:
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
-
-    def _undo_refused(self, step: PlannedStep, verified: dict[int, int]) -> Ints:
-        """Take back what was planned for drafts that turned out wrong, and return where each row really ends."""
-        plan = step.plan
-        rows, accepted = np.array(list(verified)), np.array(list(verified.values()))
-        ends = plan.end.copy()
-        ends[rows] = plan.start[rows] + 1 + accepted
-        # Rows with a grant are settled one by one.
-        inside = np.array([row for row in verified if row not in step.grants], np.int64) if step.grants else rows
-        self.ledger.undo_each(plan.seat[inside], ends[inside])
-        self.planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
-        return ends
 
     def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
         """Decide when rows draft again. What else there is to learn can wait for the launch of the next step."""
@@ -452,31 +428,7 @@ class Engine:
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""
-        if not step.drafts:
-            return {}
-        # Samples of the rows with drafts are the last ones: these rows end the step.
-        chosen = landing.tokens.tolist()
-        first, verified = len(chosen) - int(step.plan.drafts.sum()) - len(step.drafts), {}
-        for row, proposal in step.drafts.items():
-            stops, place = step.sequences[row].stop_tokens, first
-            for draft in proposal.tokens:
-                # Nothing follows a stop token, not even a draft that is right.
-                if chosen[place] != draft or draft in stops:
-                    break
-                place += 1
-            verified[row] = place - first
-            first += len(proposal.tokens) + 1
-        return verified
-
-    def _learn(self) -> None:
-        """Count the drafts of landed steps, and learn from them. The next step is launched: it need not wait."""
-        for step, verified in self._unlearned:
-            for row, accepted in verified.items():
-                sequence, proposal = step.sequences[row], step.drafts[row]
-                sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
-                if self.planner.drafting is not None and sequence.drafting is not None:
-                    self.planner.drafting.learn(sequence.drafting, proposal, accepted)
-        self._unlearned.clear()
+        return verified_drafts(step, landing)
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append

@@ -22,8 +22,8 @@ from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
 PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
 LONG_MATCH = 8
-# Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what follows
-# them is not: of 42 such guesses in stories of `weft-small`, two were right.
+# Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
+# follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
 # Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
 MEMORY = 0.9

@@ -223,9 +223,7 @@ class Filling:
         counts = end - start + 1
         number, owner = ranges(start, counts)
         used, single, pieces = len(number), self.single, size.pieces(cell)
-        row, position, slot = (
-            host[first[f"batch.piece_{name}"] :][:pieces] for name in ("row", "position", "slot")
-        )
+        row, position, slot = (host[first[f"batch.piece_{name}"] :][:pieces] for name in ("row", "position", "slot"))
         row[:used] = owner + size.decodes
         row[used : used + single] = np.arange(size.rows - 1 - single, size.rows - 1)
         # The last row's pieces, and those that are left, which lie beyond its end.
@@ -246,10 +244,10 @@ class Filling:
         self, host: NDArray[np.int32], paging: str, positions: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> None:
         windowed, cell = paging == "windowed", self.inputs.spec.cell
-        table, first_cell = (self.plan.window_table if windowed else self.plan.page_table), self.first_cell(paging)
+        table = self.plan.window_table if windowed else self.plan.page_table
         column = positions // cell
         if windowed:
-            self._put(host, f"batch.{paging}.first_position", first_cell * cell)
+            self._put(host, f"batch.{paging}.first_position", self.plan.window_first * cell)
             column -= self.plan.window_first[owners]
         self._put(host, f"batch.{paging}.write_page", table[owners, column])
         counts = self.pages[paging]
