@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -149,14 +150,28 @@ class RollingDevice:
         }
         self.board = [0] * seats
         self.computed_tokens = 0
+        self.late_masks = 0
         self._waiting: deque[tuple[Plan, dict]] = deque()
 
     def launch(self, plan: Plan) -> dict:
-        flight: dict = {}
+        flight: dict = {"plan": plan}
+        assert not self._waiting or not self._waits_for_masks(self._waiting[-1][0]), "the step before has no masks"
         self._waiting.append((plan, flight))
-        if not self.lazy:
+        if not self.lazy and not self._waits_for_masks(plan):
             self.execute_all()
         return flight
+
+    @staticmethod
+    def _waits_for_masks(plan: Plan) -> bool:
+        return len(plan.sampling.late) > 0
+
+    def supply_masks(self, flight: dict, masks: np.ndarray) -> None:
+        plan, launched = self._waiting[-1]
+        assert launched is flight, "masks belong to the last step"
+        self.late_masks += len(masks)
+        self._waiting[-1] = replace(plan, sampling=plan.sampling.with_masks(masks)), flight
+        if not self.lazy:
+            self.execute_all()
 
     def land(self, flight: dict) -> Landing:
         while "landing" not in flight:
@@ -169,6 +184,7 @@ class RollingDevice:
 
     def _execute_next(self) -> None:
         plan, flight = self._waiting.popleft()
+        assert not self._waits_for_masks(plan), "a step without its masks cannot land"
         flight["landing"] = self.execute(plan)
 
     def execute(self, plan: Plan) -> Landing:

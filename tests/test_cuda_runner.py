@@ -11,8 +11,10 @@ import torch
 from tests.engines import TINY, Ask, dummy_model, greedy, seeded, serve, tokens
 from tests.operations import CPU, GPU_ROWS, PLAIN
 from tests.plans import Capture, Row, make_plan
+from tests.test_late_masks import HashedConstraint
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
+from weft.engine.request import Request
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -256,6 +258,30 @@ def test_choices_that_depend_on_the_input_are_those_of_the_reference(depth):
     assert wanted[3] != wanted[0] != wanted[1], "penalties and bad words must matter"
     found = serve(cuda_engine(model, depth=depth), asks)
     assert [answer.tokens for answer in found] == wanted
+
+
+def constrained_answers(engine: Engine) -> list[list[int]]:
+    """Answers of a constrained row beside one that draws, and whose mask is known in advance."""
+    found: dict[int, list[int]] = {}
+    for seed, params in ((1, greedy(4)), (2, seeded(4, seed=7, allowed_token_ids=range(90)))):
+        constraint = HashedConstraint(seed, engine._device.model.vocab_size) if seed == 1 else None
+        found[engine.add(Request(np.array(tokens(2, seed=seed), np.int32), params), constraint)] = []
+    while not engine.idle:
+        for output in engine.step():
+            found[output.sequence] += [] if output.token is None else [output.token]
+    return list(found.values())
+
+
+@pytest.mark.parametrize("is_recorded", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_masks_that_follow_a_launch_choose_as_those_that_travel_with_it(is_recorded, monkeypatch):
+    if not is_recorded:
+        monkeypatch.setattr(RecordedSteps, "run", lambda *_: None)
+    model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
+    engine = cuda_engine(model, max_sequences=2, max_tokens_per_step=16)
+    late, supply = [], engine._device.supply_masks
+    engine._device.supply_masks = lambda flight, masks: late.append(len(masks)) or supply(flight, masks)
+    assert constrained_answers(engine) == constrained_answers(cpu_engine(model))
+    assert sum(late) >= 3
 
 
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):

@@ -15,7 +15,7 @@ from tests import test_draft_model, test_drafts, test_drafts_of_grammars, test_d
 from weft.engine import loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.engine.seat_sampling import SeatSampling
+from weft.engine.seat_sampling import DraftsAhead, SeatSampling
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.speculate.suffix import SharedTexts
@@ -101,6 +101,11 @@ def the_cursor_of_a_tail_stays_behind_wrong_drafts(patch: Patch) -> None:
 
 
 @plant(random_workloads)
+def the_cursor_stays_behind_wrong_drafts_inside_a_cell(patch: Patch) -> None:
+    patch.setattr(Ledger, "undo_each", lambda self, seats, ends: None)
+
+
+@plant(random_workloads)
 def the_token_of_a_row_with_drafts_is_expected_on_the_board(patch: Patch) -> None:
     original = planner.assemble
 
@@ -111,12 +116,22 @@ def the_token_of_a_row_with_drafts_is_expected_on_the_board(patch: Patch) -> Non
     patch.setattr(planner, "assemble", boarded)
 
 
+class Unseen(DraftsAhead):
+    """Drafts that are counted, and whose tokens are not seen."""
+
+    def __init__(self, ahead: DraftsAhead) -> None:
+        super().__init__(ahead.before, ahead.before, {})
+
+    def __bool__(self) -> bool:
+        return len(self.before) > 0
+
+
 @plant(random_workloads)
 def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     original = SeatSampling.gather
 
     def blind(self, seats, sequences, starts, boarded, ahead):
-        return original(self, seats, sequences, starts, boarded, {})
+        return original(self, seats, sequences, starts, boarded, Unseen(ahead))
 
     patch.setattr(SeatSampling, "gather", blind)
 
@@ -133,7 +148,7 @@ def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> No
     def same(self, seats, sequences, starts, boarded, ahead):
         sampling = original(self, seats, sequences, starts, boarded, ahead)
         numbers = sampling.uniform.copy()
-        for sample in sorted(ahead):
+        for sample in ahead.before.nonzero()[0]:
             numbers[sample] = numbers[sample - 1]
         return replace(sampling, uniform=numbers)
 

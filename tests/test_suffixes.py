@@ -9,7 +9,7 @@ import pytest
 
 from weft.speculate import suffix
 from weft.speculate.costs import FORGET_AFTER, LearnedCosts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
 
 
@@ -82,11 +82,19 @@ def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change(
 
 def test_texts_of_another_salt_are_never_drafted() -> None:
     drafting = Drafting(4)
-    drafting.ended(b"one", ints([1, 2, 3, 4, 5, 6, 7]))
-    for salt, expected in ((b"one", (4, 5, 6, 7)), (b"other", None), (b"", None)):
-        drafts = drafting.begin(ints([9, 1, 2, 3]), salt, None, None)
+    drafting.ended(b"one", ints(list(range(1, 11))))
+    for salt, expected in ((b"one", (7, 8, 9, 10)), (b"other", None), (b"", None)):
+        drafts = drafting.begin(ints([99, *range(1, 7)]), salt, None, None)
         proposal = drafts.propose([], 4, drafting.shared)
         assert (proposal and proposal.tokens) == expected
+
+
+def test_short_phrases_of_other_texts_are_not_drafted() -> None:
+    drafting = Drafting(4)
+    drafting.ended(b"", ints(list(range(1, 11))))
+    for length in range(1, 8):
+        drafts = drafting.begin(ints([99, 98, 97, *range(1, 1 + length)]), b"", None, None)
+        assert (drafts.propose([], 4, drafting.shared) is not None) == (length >= LEAST_SHARED)
 
 
 def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
@@ -122,7 +130,7 @@ def test_acceptance_is_learned_by_place() -> None:
     assert before.worth == pytest.approx(falling(before.worth[0]))
     for _ in range(30):
         # The first two are always right, and the third never is.
-        drafts.verified(before, 2)
+        drafts.learn(before, 2)
     after = drafts.propose([], 4, shared)
     assert after.worth[1] > 0.9
     assert after.worth[2] < 0.1

@@ -151,7 +151,7 @@ def test_a_new_sequence_begins_with_what_others_learned() -> None:
     prompt = np.array([1, 2, 3] * 9, np.int32)
     first = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
     for _ in range(40):
-        drafting.verified(drafting.begin(prompt, b"", None, None), first, 0)
+        drafting.learn(drafting.begin(prompt, b"", None, None), first, 0)
     later = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
     assert later.worth[0] < 0.05 < first.worth[0]
 

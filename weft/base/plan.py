@@ -7,7 +7,7 @@ token (decodes) come first. A missing checkpoint is known from the position alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,13 +57,25 @@ class Sampling(Frozen):
     all_greedy: bool  # every row needs only an argmax
     wants_logprobs: bool
     wants_digests: bool = field(default=False, kw_only=True)
-    # Rows restricted to some tokens, and one bit per vocabulary entry, lowest first: set if the token is allowed.
+    # Rows restricted to some tokens, in order, and one bit per vocabulary entry, lowest first: set if it is allowed.
     mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
+    # Samples whose mask follows after the launch, when the step before has landed (`with_masks`).
+    late: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     # Tokens banned if the row's input, which is only on the board, is a certain token: (sampled row, token, input).
     ban_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+
+    def with_masks(self, masks: Ints) -> Sampling:
+        """Return the sampling with the masks of the samples that waited for theirs."""
+        bits = np.zeros((len(self.mask_row) + len(masks), max(self.mask_bits.shape[1], masks.shape[1])), np.int32)
+        bits[: len(self.mask_row), : self.mask_bits.shape[1]] = self.mask_bits
+        bits[len(self.mask_row) :, : masks.shape[1]] = masks
+        rows = np.concatenate([self.mask_row, self.late])
+        # In the order of samples, like all masks of a plan.
+        order = np.argsort(rows)
+        return replace(self, mask_row=rows[order], mask_bits=bits[order], late=np.zeros(0, np.int32))
 
     @classmethod
     def greedy(cls, count: int) -> Sampling:
@@ -127,15 +139,21 @@ class Plan(Frozen):
     @property
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the row of each sample, and the packed index of the token after which it is taken."""
-        last = np.cumsum(self.end - self.start, dtype=np.int64) - 1
         sampled = self.sampled.astype(np.int64)
         if not len(self.drafts):
-            return sampled, last[sampled]
+            return sampled, self._last[sampled]
         counts = self.drafts[sampled].astype(np.int64) + 1
         row = np.repeat(sampled, counts)
+        if len(row) == len(self.tokens):
+            return row, np.arange(len(row))
         # Samples of a row end at its last token.
         left = np.repeat(np.cumsum(counts), counts) - np.arange(len(row)) - 1
-        return row, last[row] - left
+        return row, self._last[row] - left
+
+    @property
+    def _last(self) -> NDArray[np.int64]:
+        """Return the packed index of each row's last token."""
+        return np.cumsum(self.end - self.start, dtype=np.int64) - 1
 
     @property
     def sample_count(self) -> int:
@@ -144,8 +162,9 @@ class Plan(Frozen):
     @property
     def decode_rows(self) -> int:
         """Return the number of leading rows that compute exactly one token."""
-        single = (self.end - self.start) == 1
-        return int(single.sum()) if single.all() else int(np.argmin(single))
+        if len(self.tokens) == len(self.start):
+            return len(self.start)
+        return int(((self.end - self.start) == 1).argmin())
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Captures, Ints, Plan
-from weft.engine.seat_sampling import NOTHING_AHEAD, Ahead, SeatSampling
+from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
@@ -26,18 +27,23 @@ class StepBuilder:
     decode_starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     prefills: list[tuple[Sequence, int, int, bool]] = field(default_factory=list)  # start, end, samples
     grants: dict[int, Grant] = field(default_factory=dict)  # by seat
-    # By seat: decodes with drafts, which are rows of several tokens, among `prefills`.
+    # By seat: decodes with drafts, which are the last rows of the step, and where they start.
     drafts: dict[int, Proposal] = field(default_factory=dict)
+    draft_starts: list[int] = field(default_factory=list)
+    draft_tokens: int = 0
+    # Seats that depend, through a grammar, on a token in flight.
+    late: frozenset[int] = frozenset()
     # By seat: inputs of decodes that the host knows and the board does not have.
     inputs: dict[int, int] = field(default_factory=dict)
 
     def carry(self, seat: int) -> bool:
         """Return whether the sequence on this seat is already part of the step."""
-        return seat in self.grants or seat in self.decode_seats
+        return seat in self.grants or seat in self.drafts or seat in self.decode_seats
 
     @property
     def tokens(self) -> int:
-        return len(self.decode_seats) + sum(end - start for _, start, end, _ in self.prefills)
+        prompts = sum(end - start for _, start, end, _ in self.prefills) if self.prefills else 0
+        return len(self.decode_seats) + prompts + len(self.drafts) + self.draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +61,28 @@ class PlannedStep:
 def assemble(
     number: int, rows: StepBuilder, by_seat: list[Sequence | None], ledger: Ledger, choices: SeatSampling
 ) -> PlannedStep:
-    # Rows of one token come first, whatever they are.
+    # Rows of one token come first, whatever they are; rows with drafts come last.
     prefills = sorted(rows.prefills, key=lambda p: p[2] - p[1] > 1)
-    decodes = len(rows.decode_seats)
-    seats = np.concatenate([rows.decode_seats, np.array([p[0].seat for p in prefills], np.int64)])
-    start = np.concatenate([rows.decode_starts, np.array([p[1] for p in prefills], np.int64)])
-    end = np.concatenate([rows.decode_starts + 1, np.array([p[2] for p in prefills], np.int64)])
+    decodes, others = len(rows.decode_seats), len(rows.decode_seats) + len(prefills)
+    counts = [len(proposal.tokens) for proposal in rows.drafts.values()]
+    seats = _joined(rows.decode_seats, [p[0].seat for p in prefills], list(rows.drafts))
+    start = _joined(rows.decode_starts, [p[1] for p in prefills], rows.draft_starts)
+    ends = [first + 1 + count for first, count in zip(rows.draft_starts, counts, strict=True)]
+    end = _joined(rows.decode_starts + 1, [p[2] for p in prefills], ends)
     sequences = [s for seat in seats.tolist() if (s := by_seat[seat]) is not None]
     from_board = np.zeros(len(seats), np.int32)
     from_board[:decodes] = 1
     inputs = np.zeros(decodes, np.int32)
     for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
         from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
-    samples = np.concatenate([np.ones(decodes, np.bool_), np.array([p[3] for p in prefills], np.bool_)])
-    sampled = np.flatnonzero(samples)
+    does_sample = np.ones(len(seats), np.bool_)
+    if prefills:
+        does_sample[decodes:others] = [p[3] for p in prefills]
+    sampled = np.flatnonzero(does_sample)
     grants = _by_row(rows.grants, seats)
-    tokens = [inputs, *(_row_tokens(s, a, b, rows.drafts) for s, a, b, _ in prefills)]
-    drafts = {row: rows.drafts[seat] for row, seat in enumerate(seats.tolist()) if seat in rows.drafts}
-    samples, ahead = _samples(sampled, drafts)
+    drafts = dict(enumerate(rows.drafts.values(), others))
+    draft_counts = _draft_counts(others, counts)
+    samples, ahead = _samples(sampled, draft_counts, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
     page_table, window_table, window_first = page_tables(ledger, seats, start, end)
     plan = Plan(
@@ -80,7 +90,7 @@ def assemble(
         seat=seats.astype(np.int32),
         start=start.astype(np.int32),
         end=end.astype(np.int32),
-        tokens=np.concatenate(tokens),
+        tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values()),
         from_board=from_board,
         read_slot=read_slots(ledger, seats, grants),
         tail=ledger.tail[seats],
@@ -95,43 +105,52 @@ def assemble(
             start[samples],
             from_board[samples] > 0,
             ahead,
+            rows.late,
         ),
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
         poison=drain(ledger.arena.freed),
-        drafts=_draft_counts(len(seats), drafts),
+        drafts=draft_counts,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
     return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
 
 
-def _row_tokens(sequence: Sequence, start: int, end: int, drafts: dict[int, Proposal]) -> NDArray[np.int32]:
-    proposal = drafts.get(sequence.seat)
-    if proposal is None:
-        return sequence.known[start:end]
-    return np.array([*sequence.tokens(start, start + 1).tolist(), *proposal.tokens], np.int32)
+def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
+    """Return one array of the numbers of all rows."""
+    more = [each for numbers in others for each in numbers]
+    return np.concatenate([first, np.array(more, np.int64)]) if more else first
 
 
-def _samples(sampled: NDArray[np.int64], drafts: dict[int, Proposal]) -> tuple[NDArray[np.int64], Ahead]:
+def _tokens(
+    inputs: NDArray[np.int32],
+    prefills: list[tuple[Sequence, int, int, bool]],
+    drafting: list[Sequence],
+    drafts: Iterable[Proposal],
+) -> Ints:
+    """Return the tokens of all rows. The first token of a row with drafts is the last one of the answer."""
+    guessed = [t for s, proposal in zip(drafting, drafts, strict=True) for t in (s.generated[-1], *proposal.tokens)]
+    known = [s.known[start:end] for s, start, end, _ in prefills]
+    return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
+
+
+def _samples(
+    sampled: NDArray[np.int64], counts: Ints, drafts: dict[int, Proposal]
+) -> tuple[NDArray[np.int64], DraftsAhead]:
     """Return the row of each sample, and the drafts before it."""
     if not drafts:
         return sampled, NOTHING_AHEAD
-    rows: list[int] = []
-    ahead: dict[int, tuple[int, ...]] = {}
-    for row in sampled.tolist():
-        tokens = drafts[row].tokens if row in drafts else ()
-        ahead |= {len(rows) + count: tokens[:count] for count in range(1, len(tokens) + 1)}
-        rows += [row] * (len(tokens) + 1)
-    return np.array(rows, np.int64), ahead
+    of_row = counts[sampled] + 1
+    rows = np.repeat(sampled, of_row)
+    before = np.arange(len(rows)) - np.repeat(np.cumsum(of_row) - of_row, of_row)
+    return rows, DraftsAhead(rows, before, drafts)
 
 
-def _draft_counts(rows: int, drafts: dict[int, Proposal]) -> Ints:
-    counts = np.zeros(rows if drafts else 0, np.int32)
-    for row, proposal in drafts.items():
-        counts[row] = len(proposal.tokens)
-    return counts
+def _draft_counts(others: int, counts: list[int]) -> Ints:
+    """Return the drafts of each row: `others` rows have none. Empty, if no row has any."""
+    return np.array([0] * others + counts, np.int32) if counts else np.zeros(0, np.int32)
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:

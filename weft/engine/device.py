@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weft.base.copies import CopyPlan
-from weft.base.plan import Landing, Plan
+from weft.base.plan import Ints, Landing, Plan
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
@@ -18,6 +18,14 @@ class Device(Protocol):
     def launch(self, plan: Plan) -> Any: ...
 
     def land(self, flight: Any) -> Landing: ...
+
+
+@runtime_checkable
+class MaskingDevice(Protocol):
+    """A device that samples in a launch of its own where a plan has `late` samples."""
+
+    def supply_masks(self, flight: Any, masks: Ints) -> None:
+        """Launch the sampling of the last flight: `masks` are those of its late samples, in order."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ and its steps are planned as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,8 @@ class DraftRows:
         # on the board.
         self._wakes = np.full(seats, NEVER, np.int64)
         self.off_board = np.zeros(seats, np.bool_)
-        self._drafted_in = 0  # the last plan with drafts
+        # The last plan with drafts, and how many of its rows have some.
+        self._drafted_in = self._drafted = 0
         # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right.
         self._waiting: set[int] = set()
 
@@ -110,8 +111,8 @@ class DraftRows:
             proposal = self._propose(seat, sequence, left)
             if proposal is not None and in_flight:
                 proposal = proposal.later()
-            if proposal is not None and proposal.worth:
-                offered[seat] = proposal
+            if proposal is not None and proposal.worth and sequence.drafting is not None:
+                offered[seat] = sequence.drafting.bound(proposal)
         return offered
 
     def _propose(self, seat: int, sequence: Sequence, left: int) -> Proposal | None:
@@ -145,11 +146,10 @@ class DraftRows:
         if sequence.drafting is not None:
             self._wakes[seat] = number + 1 + sequence.drafting.pause()
 
-    def planned(self, seats: Iterable[int], number: int) -> None:
-        """Note the seats that have drafts in a plan. Their tokens do not get to the board."""
-        for seat in seats:
-            self._drafted_in = number
-            self.off_board[seat] = True
+    def planned(self, seats: list[int], number: int) -> None:
+        """Record the seats that have drafts in a plan. Their tokens do not get to the board."""
+        self._drafted_in, self._drafted = number, len(seats)
+        self.off_board[seats] = True
 
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
@@ -160,18 +160,14 @@ class DraftRows:
         return stale
 
     def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
-        """Learn from a row of a landed flight; `number` is the last plan made."""
+        """Decide when the row of a landed flight drafts again; `number` is the last plan made."""
         if self.model is not None and proposal.drafter == self.model.name:
             self.model.settle(seat, accepted)
-        if self.drafting is not None and sequence.drafting is not None:
-            pause = self.drafting.verified(sequence.drafting, proposal, accepted)
-            if not sequence.leaving:
-                self._wakes[seat] = number + pause
-                if accepted == len(proposal.tokens):
-                    self._waiting.add(seat)
+        if sequence.drafting is not None and not sequence.leaving:
+            self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
+            if accepted == len(proposal.tokens):
+                self._waiting.add(seat)
 
-    def awaits(self, decoding: Collection[Sequence], landed: int) -> bool:
-        """Return whether enough of the decoding seats drafted in the step in flight that the next one waits for it."""
-        if self._drafted_in <= landed:
-            return False
-        return int(self.off_board[[sequence.seat for sequence in decoding]].sum()) >= LAND_FIRST_SHARE * len(decoding)
+    def awaits(self, decoding: int, landed: int) -> bool:
+        """Return whether enough of the decoding rows drafted in the step in flight that the next one waits for it."""
+        return self._drafted_in > landed and self._drafted >= LAND_FIRST_SHARE * decoding

@@ -1,24 +1,89 @@
-"""What a landed step brings: the tokens that belong to answers, and the likeliest ones beside them."""
+"""What a landed step brings: drafts that were right, tokens that belong to answers, masks of the step after it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from weft.base.plan import Landing, Scores
+import numpy as np
+
+from weft.base.plan import Ints, Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.events import Top
+from weft.engine.planner import Planner
+from weft.engine.seat_sampling import stacked
+from weft.memory.ledger import Ledger
+from weft.speculate.drafting import Drafting
+
+# A mask that allows the first tokens of the vocabulary.
+ANYTHING = np.full(1, -1, np.int32)
+
+
+def verified_drafts(step: PlannedStep, landing: Landing) -> dict[int, int]:
+    """Return, by row, how many drafts equal the tokens that the model chose in their place."""
+    if not step.drafts:
+        return {}
+    # Samples of the rows with drafts are the last ones: these rows end the step.
+    chosen = landing.tokens.tolist()
+    first, verified = len(chosen) - int(step.plan.drafts.sum()) - len(step.drafts), {}
+    for row, proposal in step.drafts.items():
+        stops, place = step.sequences[row].stop_tokens, first
+        for draft in proposal.tokens:
+            # Nothing follows a stop token, not even a draft that is right.
+            if chosen[place] != draft or draft in stops:
+                break
+            place += 1
+        verified[row] = place - first
+        first += len(proposal.tokens) + 1
+    return verified
+
+
+def undo_refused(step: PlannedStep, verified: dict[int, int], ledger: Ledger, planner: Planner) -> Ints:
+    """Take back what was planned for drafts that turned out wrong, and return where each row really ends."""
+    plan = step.plan
+    rows, accepted = np.array(list(verified)), np.array(list(verified.values()))
+    ends = plan.end.copy()
+    ends[rows] = plan.start[rows] + 1 + accepted
+    # Rows with a grant are settled one by one.
+    inside = np.array([row for row in verified if row not in step.grants], np.int64) if step.grants else rows
+    ledger.undo_each(plan.seat[inside], ends[inside])
+    planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
+    return ends
+
+
+def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Drafting | None) -> None:
+    """Count the drafts of landed steps, and learn from them. The next step is launched: it does not wait for this."""
+    for step, verified in steps:
+        for row, accepted in verified.items():
+            sequence, proposal = step.sequences[row], step.drafts[row]
+            sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
+            if drafting is not None and sequence.drafting is not None:
+                drafting.learn(sequence.drafting, proposal, accepted)
+
+
+def late_masks(step: PlannedStep) -> Ints:
+    """Return the masks of the samples that depend on the step before, once that has landed."""
+    rows, _ = step.plan.samples
+    masks = []
+    for row in rows[step.plan.sampling.late].tolist():
+        sequence = step.sequences[row]
+        assert sequence.constraint is not None
+        # The token of a sequence that has ended is dropped.
+        masks.append(sequence.constraint.mask if sequence.reason is None else ANYTHING)
+    return stacked(masks)
 
 
 def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:
     """Return (sample, row, token) for each token of an answer; samples after a wrong draft belong to none."""
-    tokens = landing.tokens.tolist()
+    tokens, rows = landing.tokens.tolist(), step.plan.sampled.tolist()
     if not verified:
-        return zip(range(len(tokens)), step.plan.sampled.tolist(), tokens, strict=True)
-    found, sample = [], 0
-    for row in step.plan.sampled.tolist():
-        taken = verified.get(row, 0) + 1
-        found += [(each, row, tokens[each]) for each in range(sample, sample + taken)]
-        sample += len(step.drafts[row].tokens) + 1 if row in verified else 1
+        return zip(range(len(tokens)), rows, tokens, strict=True)
+    # Rows with drafts are the last ones.
+    others = len(rows) - len(verified)
+    found = list(zip(range(others), rows, tokens))
+    sample = others
+    for row, accepted in verified.items():
+        found += [(each, row, tokens[each]) for each in range(sample, sample + accepted + 1)]
+        sample += len(step.drafts[row].tokens) + 1
     return found
 
 

@@ -62,9 +62,12 @@ class StepClock:
             self._since = perf_counter()
 
     def landed(self, plan: Plan) -> None:
-        now, first = perf_counter(), plan.decode_rows
-        start, end = plan.start[first:].astype(np.float64), plan.end[first:].astype(np.float64)
-        tokens, pairs = len(plan.tokens) - first, float(((end - start) * (start + end)).sum() / 2)
+        now, tokens, pairs = perf_counter(), 0, 0.0
+        # Rows with drafts come last and belong to no prompt.
+        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts)))
+        if prompts.start < prompts.stop:
+            start, end = plan.start[prompts].astype(np.float64), plan.end[prompts].astype(np.float64)
+            tokens, pairs = int((end - start).sum()), float(((end - start) * (start + end)).sum() / 2)
         if self._since is not None:
             self.costs.computed(tokens, pairs, now - self._since)
             if self._tiers is not None:

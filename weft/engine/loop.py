@@ -23,12 +23,12 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device
+from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import Exchange, staging
-from weft.engine.landed import accepted_tokens, likeliest
+from weft.engine.landed import accepted_tokens, late_masks, learn, likeliest, undo_refused, verified_drafts
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -80,12 +80,16 @@ class Engine:
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
         self.planner = Planner(self.ledger, config, drafting, draft_model)
+        self._masking = device if isinstance(device, MaskingDevice) else None
+        self.planner.late_masks = self._masking is not None
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
         # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
         self._landed_at = self._resumed_at = 0.0
         self._landed_drafts = 0
+        # Steps with drafts that have landed, and how many drafts of each row were right.
+        self._unlearned: list[tuple[PlannedStep, dict[int, int]]] = []
         self._outputs: list[Output] = []
         # Requests that are computed and whose prefix is still being sent.
         self._departing: set[int] = set()
@@ -324,12 +328,22 @@ class Engine:
             self.take_transfers(wait=self.ledger.departures.in_flight)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
+        if step is not None and len(step.plan.sampling.late):
+            self._supply_masks(step)
+        if self._unlearned:
+            learn(self._unlearned, self.planner.drafting)
+            self._unlearned.clear()
         if self.config.paranoid:
             audit(self.ledger)
             if self.planner.drafts.model is not None:
                 audit(self.planner.drafts.model.ledger)
         outputs, self._outputs = self._outputs, []
         return outputs
+
+    def _supply_masks(self, step: PlannedStep) -> None:
+        """Send the masks that depend on the step before, which has landed by now, to the step in flight."""
+        assert self._masking is not None
+        self._masking.supply_masks(self._flights[-1][1], late_masks(step))
 
     def take_transfers(self, wait: bool = False) -> None:
         """Handle what has happened to transfers of prefixes. Call it between steps."""
@@ -372,20 +386,29 @@ class Engine:
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
         planner.landed = plan.number
-        ledger.settle_each(plan.seat[step.plain_rows], plan.end[step.plain_rows])
         verified = self.verify(step, landing)
+        ends = undo_refused(step, verified, ledger, planner) if verified else plan.end
+        ledger.settle_each(plan.seat[step.plain_rows], ends[step.plain_rows])
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
             assert sequence.lease is not None
             drafts = step.drafts[row].tokens[: verified[row]] if row in verified else ()
-            end = grant.start + 1 + len(drafts) if row in verified else grant.end
-            sequence.name_cells(end // ledger.spec.cell, drafts)
+            end = int(ends[row])
+            sequence.name_cells(end // ledger.cell, drafts)
             ledger.settle(sequence.lease, grant, end)
+        if verified:
+            self._note_verified(step, verified)
         self._take_scores(step, landing)
-        self._note_verified(step, verified)
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
+
+    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
+        """Decide when rows draft again. What else there is to learn can wait for the launch of the next step."""
+        for row, accepted in verified.items():
+            sequence = step.sequences[row]
+            self.planner.drafts.verified(sequence.seat, sequence, step.drafts[row], accepted, self.planner.number)
+        self._unlearned.append((step, verified))
 
     def _observe(self, step: PlannedStep) -> None:
         """Learn how long a step took: from the landing before it to its own.
@@ -405,27 +428,7 @@ class Engine:
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens that the model chose in their place."""
-        if not step.drafts:
-            return {}
-        rows, _ = step.plan.samples
-        verified = {}
-        for row, proposal in step.drafts.items():
-            first = int(np.searchsorted(rows, row))
-            chosen = landing.tokens[first : first + len(proposal.tokens)].tolist()
-            stops = step.sequences[row].stop_tokens
-            pairs = enumerate(zip(chosen, proposal.tokens, strict=True))
-            # Nothing follows a stop token, not even a draft that is right.
-            ends = (place for place, (token, draft) in pairs if token != draft or token in stops)
-            verified[row] = next(ends, len(proposal.tokens))
-        return verified
-
-    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
-        """Take back what was planned for drafts that turned out wrong, and learn from all of them."""
-        for row, accepted in verified.items():
-            sequence, proposal, seat = step.sequences[row], step.drafts[row], int(step.plan.seat[row])
-            self.planner.undo(seat, len(proposal.tokens) - accepted)
-            sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
-            self.planner.drafts.verified(seat, sequence, proposal, accepted, self.planner.number)
+        return verified_drafts(step, landing)
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append

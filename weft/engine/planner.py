@@ -55,6 +55,8 @@ class Planner:
         self.decoding: list[Sequence] = []
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
+        # Whether the device takes masks after the launch of a step.
+        self.late_masks = False
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -98,9 +100,9 @@ class Planner:
         step = assemble(self.number, rows, self.by_seat, self.ledger, self.sampling)
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
-        for seat, proposal in rows.drafts.items():
-            self._left[seat] -= len(proposal.tokens)
-        self.drafts.planned(rows.drafts, self.number)
+        if rows.drafts:
+            self._left[step.plan.seat] -= step.plan.drafts
+            self.drafts.planned(list(rows.drafts), self.number)
         return step
 
     def _take_snapshots(self, rows: StepBuilder) -> None:
@@ -115,11 +117,15 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
-        dependent = self.sampling.constrained[seats] | self.drafts.off_board[seats]
+        constrained = self.sampling.constrained[seats]
+        dependent = self.drafts.off_board[seats] if self.late_masks else constrained | self.drafts.off_board[seats]
         if dependent.any():
-            # What may follow a token in flight, or where drafts in flight will end, is unknown until it has landed; the
-            # other rows need not wait.
+            # Where drafts in flight will end is unknown until they have landed, and so is what may follow a token in
+            # flight; the other rows need not wait.
             seats = seats[~dependent | (self._last_plan[seats] <= self.landed)]
+        if self.late_masks and constrained.any():
+            late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
+            rows.late = frozenset(late.tolist())
         drafts, seats = self._choose_drafts(seats) if self.drafting is not None else ({}, seats)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
@@ -159,10 +165,13 @@ class Planner:
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        asleep = self.drafts.asleep(seats, self.number)
+        awake = seats[~self.drafts.asleep(seats, self.number)]
+        facts = zip(
+            awake.tolist(), self._left[awake].tolist(), (self._last_plan[awake] > self.landed).tolist(), strict=True
+        )
         rows = {
-            seat: (sequence, int(self._left[seat]), self.in_flight(sequence))
-            for seat in seats[~asleep].tolist()
+            seat: (sequence, left, in_flight)
+            for seat, left, in_flight in facts
             if (sequence := self.by_seat[seat]) is not None
         }
         chosen, held = self.drafts.choose(rows, len(seats), room, self.number)
@@ -171,31 +180,48 @@ class Planner:
         return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
-        """Allocate memory for decodes with drafts, oldest first. Return those that have room for one token only."""
+        """Allocate memory for decodes with drafts. Return those that have room for one token only."""
+        # A sequence may have been preempted for a decode.
+        drafts = {seat: proposal for seat, proposal in drafts.items() if self._runs(seat)}
+        if not drafts:
+            return []
+        seats = np.array(list(drafts), np.int64)
+        tokens = np.array([1 + len(proposal.tokens) for proposal in drafts.values()], np.int64)
+        needy = self.ledger.needs_grant(seats, tokens)
+        inside = seats[~needy]
+        rows.draft_starts = self.ledger.planned[inside].tolist()
+        rows.drafts = {seat: drafts[seat] for seat in inside.tolist()}
+        self.ledger.advance_each(inside, tokens[~needy])
+        rows.draft_tokens = int(tokens[~needy].sum()) - len(inside)
+        return self._grant_across(seats[needy].tolist(), drafts, rows) if needy.any() else []
+
+    def _grant_across(self, seats: list[int], drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
+        """Allocate memory for drafts that leave their cell, oldest first. Return the rows that have one token only."""
         single = []
-        sequences = [s for seat in drafts if (s := self.by_seat[seat]) is not None]
+        sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
         for sequence in sorted(sequences, key=lambda s: s.rank):
-            if not self._runs(sequence.seat) or self.by_seat[sequence.seat] is not sequence or sequence.lease is None:
+            seat, lease = sequence.seat, sequence.lease
+            if not self._runs(seat) or self.by_seat[seat] is not sequence or lease is None:
                 continue
-            start = int(self.ledger.planned[sequence.seat])
-            end = start + 1 + len(drafts[sequence.seat].tokens)
-            grant = self.ledger.advance(sequence.lease, end, certain=start + 1)
+            start = int(self.ledger.planned[seat])
+            grant = self.ledger.advance(lease, start + 1 + len(drafts[seat].tokens), certain=start + 1)
             if grant is not None:
-                rows.grants[sequence.seat], rows.drafts[sequence.seat] = grant, drafts[sequence.seat]
-                rows.prefills.append((sequence, start, end, True))
+                rows.grants[seat], rows.drafts[seat] = grant, drafts[seat]
+                rows.draft_starts.append(start)
+                rows.draft_tokens += len(drafts[seat].tokens)
             elif self._advance(sequence, start + 1, start + 1, rows):
-                single.append(sequence.seat)
+                single.append(seat)
         return single
 
-    def undo(self, seat: int, samples: int) -> None:
+    def undo(self, seats: NDArray[np.int64], samples: NDArray[np.int64]) -> None:
         """Take back samples that were planned after drafts that turned out wrong."""
-        self._left[seat] += samples
-        self.sampling.undo(seat, samples)
+        self._left[seats] += samples
+        self.sampling.undo(seats, samples)
 
     @property
     def awaits_drafts(self) -> bool:
         """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
-        return self.drafts.awaits(self.decoding, self.landed)
+        return self.drafts.awaits(len(self.decoding), self.landed)
 
     # prompts --------------------------------------------------------------------------------------------------------
 
@@ -204,7 +230,7 @@ class Planner:
         most = self.config.max_tokens_per_step
         if rows.tokens >= most or not (self.pacing.bounded and self.decoding and (self.prefilling or len(self.queue))):
             return most, 1
-        drafts = sum(len(proposal.tokens) for proposal in rows.drafts.values())
+        drafts = rows.draft_tokens
         budget = self.pacing.prompt_tokens(rows.tokens - drafts, drafts, most - rows.tokens)
         return rows.tokens + budget, min(budget, self.ledger.cell)
 

@@ -7,6 +7,7 @@ same text whatever the batch, the chunking or the number of preemptions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +15,30 @@ from numpy.typing import NDArray
 from weft.base.plan import BANNED, Floats, Ints, Sampling
 from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
+from weft.speculate.drafting import Proposal
 
-# The drafts before a sample, by its number; samples that follow none are missing.
-Ahead = Mapping[int, tuple[int, ...]]
-NOTHING_AHEAD: Ahead = {}
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class DraftsAhead:
+    """The drafts before each sample of a step. `before` is their number, `drafts` the proposals of rows."""
+
+    def __init__(self, rows: NDArray[np.int64], before: NDArray[np.int64], drafts: Mapping[int, Proposal]) -> None:
+        self.before = before
+        self._rows = rows
+        self._drafts = drafts
+
+    def __bool__(self) -> bool:
+        return bool(self._drafts)
+
+    def tokens(self, sample: int) -> tuple[int, ...]:
+        """Return the drafts before a sample, which is chosen as if they were the end of the answer."""
+        if not self._drafts or sample >= len(self.before) or not self.before[sample]:
+            return ()
+        return self._drafts[int(self._rows[sample])].tokens[: int(self.before[sample])]
+
+
+NOTHING_AHEAD = DraftsAhead(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
 
 
 def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
@@ -55,6 +75,8 @@ class SeatSampling:
         self._bad_words: dict[int, BadWords] = {}
         self._allowed: dict[int, Ints] = {}
         self._masked = np.zeros(seats, np.bool_)
+        # Seats that need more than the most likely token.
+        self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
@@ -79,6 +101,9 @@ class SeatSampling:
             self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
         self._masked[seat] = sequence.constraint is not None or params.allowed_token_ids is not None
+        reports = params.logprobs is not None or params.logits_digest
+        chooses = params.temperature > 0 or self.penalised[seat] or self._biased[seat] or self._masked[seat]
+        self._special[seat] = reports or chooses
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
@@ -87,21 +112,26 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead = NOTHING_AHEAD,
+        ahead: DraftsAhead = NOTHING_AHEAD,
+        late: frozenset[int] = frozenset(),
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `ahead` are the drafts before a sample: it is chosen as if they were the end of the answer.
+        `ahead` are the drafts before each sample, `late` the seats whose masks follow after the launch.
         """
         index = self.sampled[seats]
-        for sample, drafts in ahead.items():
-            index[sample] += len(drafts)
+        if ahead:
+            index += ahead.before
+        if not self._special[seats].any():
+            self.sampled[seats] = index + 1
+            return _greedy(len(seats))
         history = self.token_history(seats, sequences, starts, boarded, ahead)
         biases = self._biases(seats, sequences, index, boarded, ahead)
         bans = self.bans_by_input(seats, sequences, starts, boarded)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
-        masks = self._masks(seats, sequences, ahead)
+        waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late] if late else [], np.int32)
+        masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -115,11 +145,12 @@ class SeatSampling:
             bias_row=biases[0],
             bias_token=biases[1],
             bias_value=biases[2],
-            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(bans)),
+            all_greedy=not (draws or len(history[0]) or len(biases[0]) or len(masks[0]) or len(waiting) or len(bans)),
             wants_logprobs=bool((logprobs >= 0).any()),
             wants_digests=bool(self._digests[seats].any()),
             mask_row=masks[0],
             mask_bits=masks[1],
+            late=waiting,
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
@@ -129,9 +160,9 @@ class SeatSampling:
         """Return the number of alternatives that each seat reports; negative: not even the chosen token."""
         return self._logprobs[seats]
 
-    def undo(self, seat: int, samples: int) -> None:
-        """Take back the last samples of a seat, which were taken after drafts that turned out wrong."""
-        self.sampled[seat] -= samples
+    def undo(self, seats: NDArray[np.int64], samples: NDArray[np.int64]) -> None:
+        """Take back the last samples of seats, which were taken after drafts that turned out wrong."""
+        self.sampled[seats] -= samples
 
     def token_history(
         self,
@@ -139,7 +170,7 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead = NOTHING_AHEAD,
+        ahead: DraftsAhead = NOTHING_AHEAD,
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
@@ -147,8 +178,8 @@ class SeatSampling:
             sequence = sequences[row]
             end = int(starts[row]) if boarded[row] else sequence.length
             seen = sequence.tokens(0, end)
-            if row in ahead:
-                seen = np.concatenate([seen, np.asarray(ahead[row], np.int32)])
+            if drafts := ahead.tokens(row):
+                seen = np.concatenate([seen, np.asarray(drafts, np.int32)])
             rows.append(np.full(len(seen), row, np.int32))
             tokens.append(seen)
             generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
@@ -160,7 +191,7 @@ class SeatSampling:
         sequences: list[Sequence],
         index: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: Ahead,
+        ahead: DraftsAhead,
     ) -> tuple[Ints, Ints, Floats]:
         rows: list[int] = []
         tokens: list[int] = []
@@ -172,7 +203,7 @@ class SeatSampling:
                 entries.update(dict.fromkeys(request.stop_tokens, BANNED))
             words = self._bad_words.get(int(seats[row]))
             if words is not None:
-                answer = [*sequences[row].generated, *ahead[row]] if row in ahead else sequences[row].generated
+                answer = [*sequences[row].generated, *ahead.tokens(row)]
                 banned = words.single if boarded[row] else words.banned(answer)
                 entries.update(dict.fromkeys(banned, BANNED))
             rows.extend([row] * len(entries))
@@ -181,25 +212,27 @@ class SeatSampling:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def _masks(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: Ahead = NOTHING_AHEAD
+        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead, late: frozenset[int]
     ) -> tuple[Ints, Ints]:
-        """Return the tokens that grammars or the request allow next, for the rows that are restricted."""
+        """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""
         rows: list[int] = []
         masks: list[Ints] = []
         along: list[Ints] = []
         # Backwards: the last sample of a row has all its drafts before it.
         for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
-            constraint, drafts = sequences[row].constraint, ahead.get(row, ())
+            constraint, drafts = sequences[row].constraint, ahead.tokens(row)
+            if row in late:
+                continue
             rows.append(row)
             if constraint is None:
                 masks.append(self._allowed[int(seats[row])])
             elif drafts:
-                is_last = len(ahead.get(row + 1, ())) <= len(drafts)
+                is_last = len(ahead.tokens(row + 1)) <= len(drafts)
                 along = constraint.masks_along(drafts) if is_last else along
                 masks.append(along[len(drafts) - 1])
             else:
                 masks.append(constraint.mask)
-        return np.asarray(rows[::-1], np.int32), _stacked(masks[::-1])
+        return np.asarray(rows[::-1], np.int32), stacked(masks[::-1])
 
     def bans_by_input(
         self, seats: NDArray[np.int64], sequences: list[Sequence], starts: NDArray[np.int64], boarded: NDArray[np.bool_]
@@ -215,6 +248,12 @@ class SeatSampling:
         return np.array(found, np.int32).reshape(-1, 3)
 
 
+@lru_cache(maxsize=256)
+def _greedy(count: int) -> Sampling:
+    """Return the sampling of samples that take the most likely token. Its arrays are read-only, so plans share them."""
+    return Sampling.greedy(count)
+
+
 def _bits(tokens: tuple[int, ...]) -> Ints:
     """
     >>> _bits((0, 33)).tolist()
@@ -225,7 +264,7 @@ def _bits(tokens: tuple[int, ...]) -> Ints:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def _stacked(masks: list[Ints]) -> Ints:
+def stacked(masks: list[Ints]) -> Ints:
     """Return masks as rows of one array. Tokens beyond a mask's end are not allowed."""
     found = np.zeros((len(masks), max(map(len, masks), default=0)), np.int32)
     for row, mask in enumerate(masks):

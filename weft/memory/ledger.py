@@ -232,15 +232,15 @@ class Ledger:
             self.states_to_land += sum(not capture.own for capture in lease.pending[-1].captures)
         return {lease.seat: lease.pending[-1] for lease in leases}
 
-    def needs_grant(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which of these leases need memory or leave a cell with one more token; others use `advance_each`."""
+    def needs_grant(self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1) -> NDArray[np.bool_]:
+        """Return which of these leases need memory or leave a cell with `tokens` more; others use `advance_each`."""
         offset: NDArray[np.int64] = self.planned[seats] % self.cell
-        border: NDArray[np.bool_] = (offset == 0) | (offset == self.cell - 1)
+        border: NDArray[np.bool_] = (offset == 0) | (offset + tokens >= self.cell)
         return border
 
-    def advance_each(self, seats: NDArray[np.int64]) -> None:
-        """Advance leases that stay inside their cell by one token."""
-        self.planned[seats] += 1
+    def advance_each(self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1) -> None:
+        """Advance leases that stay inside their cell."""
+        self.planned[seats] += tokens
 
     def _grow(self, lease: Lease, end: int) -> bool:
         """Allocate pages and window pages up to `end`, all or none. A failed try leaves its pages with the lease."""
@@ -285,6 +285,10 @@ class Ledger:
     def settle_each(self, seats: Ints, ends: Ints) -> None:
         """Settle tokens that stayed inside their cells."""
         self.computed[seats] = ends
+
+    def undo_each(self, seats: Ints, ends: Ints) -> None:
+        """Settle tokens of drafts that stayed inside their cells; those beyond `ends` are undone."""
+        self.computed[seats] = self.planned[seats] = ends
 
     def publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node

@@ -61,7 +61,8 @@ def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Op
     slots = np.full(len(number), NO_SLOT, np.int32)
     closing = np.full(count, NO_SLOT, np.int32)
     first_piece = np.concatenate(([0], np.cumsum(pieces)))
-    write_captures(plan, rows, cell, first_piece, slots, closing)
+    if len(plan.captures.row):
+        write_captures(plan, decodes, rows.start, cell, first_piece, slots, closing)
     first = np.append(rows.first, len(plan.tokens)).astype(np.int32)
     fields: dict[str, Any] = {
         "operations": operations,
@@ -92,16 +93,16 @@ def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Op
     return StagedValue(Batch, fields)
 
 
-def write_captures(plan: Plan, rows: RowPositions, cell: int, first_piece: Longs, slots: Ints, closing: Ints) -> None:
+def write_captures(
+    plan: Plan, decodes: int, start: Longs, cell: int, first_piece: Longs | Ints, slots: Ints, closing: Ints
+) -> None:
     """Write each capture at the piece, or the decode, that ends there."""
     captures = plan.captures
-    if not len(captures.row):
-        return
     row, position = captures.row.astype(np.int64), captures.position.astype(np.int64)
-    single = row < rows.decodes
+    single = row < decodes
     closing[row[single]] = captures.slot[single]
     row, position = row[~single], position[~single]
-    piece = first_piece[row - rows.decodes] + (position - 1) // cell - rows.start[row] // cell
+    piece = first_piece[row - decodes] + (position - 1) // cell - start[row] // cell
     slots[piece] = captures.slot[~single]
 
 

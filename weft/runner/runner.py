@@ -7,7 +7,7 @@ which the next step reads without the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base.copies import CopyPlan
-from weft.base.plan import Landing, Plan, Scores
+from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
@@ -62,6 +62,20 @@ class RunnerFlight:
     digests: bool = False
 
 
+@dataclass(slots=True)
+class WaitingFlight:
+    """A launched plan whose sampling waits for masks: its logits, and its flight once they have come."""
+
+    plan: Plan
+    logits: Tensor  # [samples, vocab]
+    inputs: Tensor  # [tokens] of the step
+    prompt_scores: DeviceScores | None
+    flight: RunnerFlight | None = None
+
+
+Flight = RunnerFlight | WaitingFlight
+
+
 class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
@@ -97,12 +111,12 @@ class Runner:
             torch.set_num_threads(threads)
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> RunnerFlight:
+    def launch(self, plan: Plan) -> Flight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         return self.run(plan)
 
-    def run(self, plan: Plan) -> RunnerFlight:
+    def run(self, plan: Plan) -> Flight:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
         batch, sampling, hidden = self.run_layers(plan, staged)
@@ -113,7 +127,17 @@ class Runner:
             return fly(sampling.seat, None, prompt_scores)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
-        return self.choose(self.logits_of(last, batch), sampling, batch.token_ids, prompt_scores)
+        logits = self.logits_of(last, batch)
+        if len(plan.sampling.late):
+            return WaitingFlight(plan, logits, batch.token_ids, prompt_scores)
+        return self.choose(logits, sampling, batch.token_ids, prompt_scores)
+
+    @torch.inference_mode()
+    def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
+        """Launch the sampling of the last flight, whose forward pass may not have ended."""
+        plan = replace(flight.plan, sampling=flight.plan.sampling.with_masks(masks))
+        sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
+        flight.flight = self.choose(flight.logits, sampling, flight.inputs, flight.prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
@@ -176,7 +200,10 @@ class Runner:
         """Return the token of every sampled row."""
         return sample(logits, sampling, inputs, self.operations)
 
-    def land(self, flight: RunnerFlight) -> Landing:
+    def land(self, flight: Flight) -> Landing:
+        if isinstance(flight, WaitingFlight):
+            assert flight.flight is not None, "a step lands after its masks were supplied"
+            flight = flight.flight
         arrays = flight.download.arrays()
         tokens = next(arrays)
         sampled, prompt = (

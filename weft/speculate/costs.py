@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from itertools import accumulate
 from typing import Protocol
 
 # Durations kept of each size, and how many must be known before they count.
@@ -51,37 +53,52 @@ class LearnedCosts:
     """
 
     def __init__(self) -> None:
-        self._plain: dict[int, deque[float]] = {}
-        self._drafted: dict[int, deque[float]] = {}
+        self._plain = Durations()
+        self._drafted = Durations()
         self._observed = 0
 
     def observe(self, tokens: int, drafts: int, seconds: float) -> None:
         self._observed += 1
         if self._observed % FORGET_AFTER == 0:
-            self._drafted.clear()
-        table = self._drafted if drafts else self._plain
-        table.setdefault(_size_class(tokens), deque(maxlen=KEPT)).append(seconds)
+            self._drafted = Durations()
+        (self._drafted if drafts else self._plain).add(tokens, seconds)
 
     def known(self, rows: int) -> bool:
-        sizes = (size for size, found in self._plain.items() if len(found) >= NEEDED)
-        return any(rows <= 2 * size and size <= 2 * rows for size in sizes)
+        return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
 
     def ratio(self, rows: int, drafts: int) -> float:
-        base, drafted = _known(self._plain, rows), _known(self._drafted, rows + drafts)
+        base, drafted = self._plain.at(rows), self._drafted.at(rows + drafts)
         if base is None:
-            base = min((min(found) for found in self._plain.values() if len(found) >= NEEDED), default=None)
+            base = self._plain.least
         return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
 
     def seconds(self, rows: int, drafts: int) -> float:
-        base = _known(self._plain, rows) if rows else None
+        base = self._plain.at(rows) if rows else None
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 
-def _known(table: dict[int, deque[float]], tokens: int) -> float | None:
-    """Return the most that is known of steps of this size and smaller ones."""
-    size = _size_class(tokens)
-    known = [min(found) for each, found in table.items() if each <= size and len(found) >= NEEDED]
-    return max(known, default=None)
+class Durations:
+    """The last steps of each size, and what is known of every size: as a table, because each choice of drafts reads it
+    many times and a step changes one entry."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, deque[float]] = {}
+        # Sizes of which enough is known, in order, and the most that is known of each and of smaller ones.
+        self.sizes: list[int] = []
+        self._most: list[float] = []
+        self.least: float | None = None
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._last.setdefault(_size_class(tokens), deque(maxlen=KEPT)).append(seconds)
+        fastest = {size: min(found) for size, found in self._last.items() if len(found) >= NEEDED}
+        self.sizes = sorted(fastest)
+        self._most = list(accumulate((fastest[size] for size in self.sizes), max))
+        self.least = min(fastest.values(), default=None)
+
+    def at(self, tokens: int) -> float | None:
+        """Return the most that is known of steps of this size and smaller ones."""
+        place = bisect_right(self.sizes, _size_class(tokens))
+        return self._most[place - 1] if place else None
 
 
 class FreeDrafts:

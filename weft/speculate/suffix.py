@@ -239,6 +239,9 @@ def longest(recent: list[int], places: Iterable[tuple[int, list[int]]]) -> tuple
     """
     best: tuple[int, int] | None = None
     for end, before in places:
+        if before == recent and len(recent) >= KEY:
+            # Nothing agrees further.
+            return len(recent), end
         length = 0
         for one, other in zip(reversed(recent), reversed(before)):
             if one != other:

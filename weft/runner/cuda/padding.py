@@ -18,11 +18,11 @@ from torch import Tensor
 
 from weft.base.plan import Captures, Ints, Plan, Sampling
 from weft.kernels.interface import NO_SLOT, Batch, Operations
-from weft.kernels.rows import RowPositions
+from weft.kernels.rows import RowPositions, ranges
 from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.runner.batching import stage_batch
+from weft.runner.batching import stage_batch, write_captures
 
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
@@ -60,41 +60,6 @@ class Size:
         return fits and tokens + self.longer - longer <= self.tokens
 
 
-def padded(plan: Plan, size: Size, seat: int, cell: int, scratch: Mapping[Kind, int]) -> Plan:
-    """Return the plan with padding after its decodes and after its longer rows. `seat` is the board's scratch line."""
-    decodes, shift, rows = plan.decode_rows, size.decodes - plan.decode_rows, size.rows
-
-    def spread(values: NDArray[Any], count: int, filling: int) -> Ints:
-        out = np.full((count, *values.shape[1:]), filling, np.int32)
-        out[:decodes] = values[:decodes]
-        out[size.decodes : len(values) + shift] = values[decodes:]
-        return out
-
-    def spread_table(table: Ints, kind: Kind) -> Ints:
-        # Padding may have more cells than any row.
-        more = np.zeros((plan.rows, max(0, -(-size.tokens // cell) - table.shape[1])), np.int32)
-        return spread(np.hstack((table, more)), rows, scratch.get(kind, 0))
-
-    start, end = spread(plan.start, rows, 0), spread(plan.end, rows, 1)
-    # The last row gets all remaining tokens.
-    end[-1] += size.all_tokens - int((end - start).sum())
-    captures = plan.captures
-    return replace(
-        plan,
-        seat=spread(plan.seat, rows, seat),
-        start=start,
-        end=end,
-        tokens=spread(plan.tokens, size.all_tokens, 0),
-        from_board=spread(plan.from_board, rows, 0),
-        read_slot=spread(plan.read_slot, rows, 0),
-        tail=spread(plan.tail, rows, scratch.get(Kind.TAIL, 0)),
-        page_table=spread_table(plan.page_table, Kind.PAGE),
-        window_table=spread_table(plan.window_table, Kind.WINDOW),
-        window_first=spread(plan.window_first, rows, 0),
-        captures=replace(captures, row=captures.row + np.where(captures.row < decodes, 0, shift).astype(np.int32)),
-    )
-
-
 def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
     """Return a plan whose rows share one unit of each kind: realistic work with meaningless results."""
     rows, none = len(start), np.zeros(0, np.int32)
@@ -120,36 +85,13 @@ class StepTensors:
     answer_seat: Tensor  # [answers] seat of its token on the board
 
 
-def stage_step(
-    plan: Plan, size: Size, seat: int, spec: MemorySpec, scratch: Mapping[Kind, int], operations: Operations
-) -> StagedValue:
-    """Stage the `StepTensors` of a plan that fits. Its host numbers are those of its size, for any plan."""
-    wide = padded(plan, size, seat, spec.cell, scratch)
-    batch = stage_batch(wide, RowPositions.of(wide, spec.cell), spec, operations)
-    fields = batch.fields
-    pieces = size.pieces(spec.cell)
-    spare = pieces - fields["pieces"]
-    beyond = (-(-int(wide.end[-1]) // spec.cell) + np.arange(spare)) * spec.cell
-    for name, values in (("piece_row", size.rows - 1), ("piece_position", beyond), ("piece_slot", NO_SLOT)):
-        fields[name] = np.concatenate((fields[name], np.full(spare, values)), dtype=np.int32)
-    fields |= {"pieces": pieces, "most_pieces": pieces, "longest": size.tokens, "farthest": 0, "host": None}
-    last = np.cumsum(wide.end - wide.start) - 1
-    real = np.arange(plan.rows)
-    real[plan.decode_rows :] += size.decodes - plan.decode_rows
-    answer, answer_seat = np.zeros(size.answers, np.int32), np.full(size.answers, seat, np.int32)
-    row, index = plan.samples
-    # The sample lies as far before the end of its row as in the plan.
-    before = (np.cumsum(plan.end - plan.start) - 1)[row] - index
-    answer[: len(row)] = last[real[row]] - before
-    # A row with drafts leaves no token on the board.
-    boarded = plan.drafts[row] == 0 if len(plan.drafts) else np.ones(len(row), np.bool_)
-    answer_seat[: len(row)] = np.where(boarded, plan.seat[row], seat)
-    seats = {"seat": wide.seat, "from_board": wide.from_board, "answer": answer, "answer_seat": answer_seat}
-    return StagedValue(StepTensors, {"batch": batch, **seats})
-
-
 class StepInputs:
-    """Inputs of one size in one buffer, filled by one copy. `cells` is a row's maximum length."""
+    """Inputs of one size in one buffer, filled by one copy. `cells` is a row's maximum length.
+
+    Rows and tokens lie as follows; the last row has all tokens that are left:
+
+        decodes   padding up to size.decodes   longer rows   padding up to size.rows
+    """
 
     def __init__(
         self,
@@ -161,39 +103,171 @@ class StepInputs:
         device: torch.device | str,
         operations: Operations,
     ) -> None:
-        self.operations = operations
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
-        scratch_plan = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
-        staged = self._stage(replace(scratch_plan, seat=np.array([seat], np.int32)))
+        staged = self._stage_padding(operations)
+        arrays = staged.arrays()
+        self.pagings = [name for name in ("windowed", "full") if f"batch.{name}.pages" in arrays]
         # Padding may be longer than any row.
         new = -(-size.tokens // spec.cell)
-        reach = {"full.pages": max(cells, new), "windowed.pages": max(min(cells, spec.window_cells + 2 + new), new)}
-        lengths: dict[str, int] = {}
-        for name, array in staged.arrays().items():
-            lengths[name] = next((size.rows * most for end, most in reach.items() if name.endswith(end)), len(array))
+        reach = {"full": max(cells, new), "windowed": max(min(cells, spec.window_cells + 2 + new), new)}
+        self.lengths = {name: len(array) for name, array in arrays.items()}
+        self.lengths |= {f"batch.{paging}.pages": size.rows * reach[paging] for paging in self.pagings}
         # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
-        self.names = sorted(lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
-        ends = list(accumulate(-(-lengths[name] // ALIGNED) * ALIGNED for name in self.names))
-        self.first = dict(zip(self.names, [0, *ends]))
-        self.lengths = lengths
+        names = sorted(self.lengths, key=lambda name: (name.endswith(".pages"), name.endswith("full.pages")))
+        ends = list(accumulate(-(-self.lengths[name] // ALIGNED) * ALIGNED for name in names))
+        self.first = dict(zip(names, [0, *ends]))
+        # Everything before the lists of pages, as it is without any real row.
+        lists = [self.first[f"batch.{paging}.pages"] for paging in self.pagings]
+        self.padding = np.zeros(min(lists, default=ends[-1]), np.int32)
+        for name, array in arrays.items():
+            if self.first[name] < len(self.padding):
+                self.padding[self.first[name] :][: len(array)] = array
         self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
-        views = {name: self.buffer[self.first[name] :][: lengths[name]] for name in self.names}
+        views = {name: self.buffer[self.first[name] :][: self.lengths[name]] for name in names}
         self.step: StepTensors = staged.finish(views)
-        self._send(staged)
+        some = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
+        self.fill(replace(some, seat=np.array([seat], np.int32)))
+
+    def _stage_padding(self, operations: Operations) -> StagedValue:
+        """Stage the `StepTensors` of a step without real rows. Its host numbers are those of its size, for any plan."""
+        size, cell = self.size, self.spec.cell
+        end = np.ones(size.rows, np.int32)
+        # One longer row, because a row of one token is a decode.
+        end[size.decodes] = 2
+        end[-1] += size.all_tokens - int(end.sum())
+        plan = trial(np.zeros(size.rows, np.int32), end, self.spec, self.scratch)
+        batch = stage_batch(plan, RowPositions.of(plan, cell), self.spec, operations)
+        pieces = size.pieces(cell)
+        every = np.full(pieces, NO_SLOT, np.int32)
+        batch.fields.update(dict.fromkeys(("piece_row", "piece_position", "piece_slot"), every))
+        batch.fields.update(pieces=pieces, most_pieces=pieces, longest=size.tokens, farthest=0, host=None)
+        batch.fields["positions"] = np.zeros(size.all_tokens, np.int32)
+        rows, answers = np.zeros(size.rows, np.int32), np.zeros(size.answers, np.int32)
+        seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
+        return StagedValue(StepTensors, {"batch": batch, **seats})
 
     def fill(self, plan: Plan) -> None:
         """Send a plan that fits. The copy is asynchronous."""
-        self._send(self._stage(plan))
+        filling = Filling(self, plan)
+        pinned = torch.empty(filling.used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        filling.write(pinned.numpy())
+        self.buffer[: filling.used].copy_(pinned, non_blocking=True)
 
-    def _stage(self, plan: Plan) -> StagedValue:
-        return stage_step(plan, self.size, self.seat, self.spec, self.scratch, self.operations)
 
-    def _send(self, staged: StagedValue) -> None:
-        arrays = staged.arrays()
-        used = self.first[self.names[-1]] + len(arrays[self.names[-1]])
-        pinned = torch.empty(used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        host = pinned.numpy()
-        for name, array in arrays.items():
-            assert len(array) <= self.lengths[name], f"{name}: {len(array)} values exceed {self.lengths[name]}"
-            host[self.first[name] : self.first[name] + len(array)] = array
-        self.buffer[:used].copy_(pinned, non_blocking=True)
+class Filling:
+    """Writes one plan into the inputs of its size. What is the same for every plan comes from the padding."""
+
+    def __init__(self, inputs: StepInputs, plan: Plan) -> None:
+        self.inputs, self.plan, size, cell = inputs, plan, inputs.size, inputs.spec.cell
+        self.decodes = plan.decode_rows
+        self.longer = plan.rows - self.decodes
+        self.start, self.end = plan.start.astype(np.int64), plan.end.astype(np.int64)
+        # Rows of padding before the last one, and the tokens of that one.
+        self.single = size.longer - self.longer - 1
+        self.rest = size.tokens - (len(plan.tokens) - self.decodes) - self.single
+        assert self.single >= 0 < self.rest, f"a plan of {plan.rows} rows does not fit into {size}"
+        # Pages of padding after the longer rows, and of each row.
+        self.rest_pages = -(-self.rest // cell)
+        self.pages = {paging: -(-self.end // cell) - self.first_cell(paging) for paging in inputs.pagings}
+        last = inputs.pagings[-1] if inputs.pagings else None
+        self.used = len(inputs.padding) if last is None else inputs.first[f"batch.{last}.pages"] + self.page_count(last)
+
+    def first_cell(self, paging: str) -> NDArray[np.int64] | int:
+        return self.plan.window_first.astype(np.int64) if paging == "windowed" else 0
+
+    def page_count(self, paging: str) -> int:
+        padding = self.inputs.size.decodes - self.decodes + self.single + self.rest_pages
+        return int(self.pages[paging].sum()) + padding
+
+    def write(self, host: NDArray[np.int32]) -> None:
+        plan, cell = self.plan, self.inputs.spec.cell
+        host[: len(self.inputs.padding)] = self.inputs.padding
+        self._put(host, "seat", plan.seat)
+        self._put(host, "from_board", plan.from_board)
+        self._put(host, "batch.start", plan.start)
+        # Rows without a checkpoint may have any index in the plan.
+        self._put(host, "batch.slot", np.where(plan.start >= cell, plan.read_slot, 0))
+        self._put(host, "batch.tail", plan.tail)
+        self._put(host, "batch.token_ids", plan.tokens)
+        positions, owners = ranges(self.start, self.end - self.start)
+        self._put(host, "batch.positions", positions)
+        end = self.inputs.first["batch.positions"] + self.inputs.size.all_tokens
+        host[end - self.rest : end] = np.arange(self.rest)
+        self._put_counts(host, "batch.first", self.end - self.start, self.rest)
+        self._write_pieces(host)
+        for paging in self.inputs.pagings:
+            self._write_pages(host, paging, positions, owners)
+        self._write_answers(host)
+
+    def _put(self, host: NDArray[np.int32], name: str, values: NDArray[Any]) -> None:
+        """Write values of rows or of tokens: those of decodes, and behind the padding those of longer rows."""
+        first, decodes = self.inputs.first[name], self.decodes
+        if decodes:
+            host[first : first + decodes] = values[:decodes]
+        first += self.inputs.size.decodes
+        host[first : first + len(values) - decodes] = values[decodes:]
+
+    def _put_counts(self, host: NDArray[np.int32], name: str, counts: NDArray[np.int64], rest: int) -> None:
+        """Write where each row begins, and the total. A row of padding counts for one, the last one for `rest`."""
+        size, every = self.inputs.size, np.ones(self.inputs.size.rows, np.int64)
+        every[: self.decodes] = counts[: self.decodes]
+        every[size.decodes : size.decodes + self.longer] = counts[self.decodes :]
+        every[-1] = rest
+        first = self.inputs.first[name]
+        host[first] = 0
+        np.cumsum(every, out=host[first + 1 : first + 1 + len(every)], dtype=np.int32)
+
+    def _write_pieces(self, host: NDArray[np.int32]) -> None:
+        size, cell, first = self.inputs.size, self.inputs.spec.cell, self.inputs.first
+        start, end = self.start[self.decodes :] // cell, (self.end[self.decodes :] - 1) // cell
+        counts = end - start + 1
+        number, owner = ranges(start, counts)
+        used, single, pieces = len(number), self.single, size.pieces(cell)
+        row, position, slot = (host[first[f"batch.piece_{name}"] :][:pieces] for name in ("row", "position", "slot"))
+        row[:used] = owner + size.decodes
+        row[used : used + single] = np.arange(size.rows - 1 - single, size.rows - 1)
+        # The last row's pieces, and those that are left, which lie beyond its end.
+        row[used + single :] = size.rows - 1
+        position[:used] = number * cell
+        position[used : used + single] = 0
+        position[used + single :] = np.arange(pieces - used - single) * cell
+        begins = host[first["batch.first_piece"] :][: size.longer + 1]
+        begins[0] = 0
+        np.cumsum(counts, out=begins[1 : self.longer + 1], dtype=np.int32)
+        begins[self.longer + 1 :] = used + 1 + np.arange(single + 1)
+        begins[-1] = used + single + self.rest_pages
+        if len(self.plan.captures.row):
+            closing = host[first["batch.closing"] :][: size.rows]
+            write_captures(self.plan, self.decodes, self.start, cell, begins, slot, closing)
+
+    def _write_pages(
+        self, host: NDArray[np.int32], paging: str, positions: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> None:
+        windowed, cell = paging == "windowed", self.inputs.spec.cell
+        table = self.plan.window_table if windowed else self.plan.page_table
+        column = positions // cell
+        if windowed:
+            self._put(host, f"batch.{paging}.first_position", self.plan.window_first * cell)
+            column -= self.plan.window_first[owners]
+        self._put(host, f"batch.{paging}.write_page", table[owners, column])
+        counts = self.pages[paging]
+        self._put_counts(host, f"batch.{paging}.bounds", counts, self.rest_pages)
+        listed = table[np.arange(table.shape[1]) < counts[:, None]]
+        of_decodes = int(counts[: self.decodes].sum())
+        first, padding = self.inputs.first[f"batch.{paging}.pages"], self.inputs.size.decodes - self.decodes
+        pages = host[first : first + self.page_count(paging)]
+        pages[:of_decodes] = listed[:of_decodes]
+        scratch = self.inputs.scratch[Kind.WINDOW if windowed else Kind.PAGE]
+        pages[of_decodes : of_decodes + padding] = scratch
+        pages[of_decodes + padding : len(listed) + padding] = listed[of_decodes:]
+        pages[len(listed) + padding :] = scratch
+
+    def _write_answers(self, host: NDArray[np.int32]) -> None:
+        plan, first = self.plan, self.inputs.first
+        row, index = plan.samples
+        shift = self.inputs.size.decodes - self.decodes
+        host[first["answer"] :][: len(row)] = index + np.where(index < self.decodes, 0, shift) if shift else index
+        seats = plan.seat[row]
+        # A row with drafts leaves no token on the board.
+        boarded = np.where(plan.drafts[row] == 0, seats, self.inputs.seat) if len(plan.drafts) else seats
+        host[first["answer_seat"] :][: len(row)] = boarded

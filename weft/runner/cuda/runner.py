@@ -14,7 +14,7 @@ from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepOutput, step_sizes
-from weft.runner.runner import Runner, RunnerFlight, fly
+from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
 
 # The CPU's limit, raised because memory for temporaries is ample here: 64 MiB.
@@ -57,7 +57,7 @@ class CudaRunner(Runner):
                 self.recorded.record_all(progress)
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> RunnerFlight:
+    def launch(self, plan: Plan) -> Flight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         output = self._replay(plan)
@@ -69,6 +69,9 @@ class CudaRunner(Runner):
             return fly(output.tokens[:samples], None, None)
         sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[:samples] if every else output.logits[sampling.index]
+        # The next step is launched after the masks, so it does not overwrite these logits before.
+        if len(plan.sampling.late):
+            return WaitingFlight(plan, logits, output.inputs, None)
         return self.choose(logits, sampling, output.inputs)
 
     def _replay(self, plan: Plan) -> StepOutput | None:

@@ -1,0 +1,111 @@
+"""Guesses from earlier text are tried with few drafts: a cold engine loses little on prose, and edits gain soon.
+
+Time passes only by steps, as many tokens as they compute or hardly any, so what is counted is the same on any machine.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from tests.rolling import RollingDevice, rolling_spec
+from weft.base.config import EngineConfig
+from weft.base.plan import Landing, Plan
+from weft.base.sampling import SamplingParams
+from weft.engine import loop
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.speculate.drafting import Drafting, SequenceDrafts
+from weft.speculate.suffix import SharedTexts
+
+SPEC = rolling_spec(cell=64, room=15)
+
+
+class TextDevice(RollingDevice):
+    """Answers with given texts, by the first token of the prompt. A step lasts a unit, and `each` for every token."""
+
+    def __init__(self, answers: dict[int, tuple[int, list[int]]], each: float) -> None:
+        super().__init__(SPEC, 1 << 20, len(answers), lazy=True)
+        self.answers = answers
+        self.each = each
+        self.now = 0.0
+        self.steps = 0
+        self.names: dict[int, int] = {}
+
+    def execute(self, plan: Plan) -> Landing:
+        first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
+        self.names |= {int(plan.seat[row]): int(plan.tokens[first[row]]) for row in np.flatnonzero(plan.start == 0)}
+        self.now += 1 + self.each * len(plan.tokens)
+        self.steps += 1
+        self.computed_tokens += len(plan.tokens)
+        rows, ends = self.samples_of(plan)
+        found = []
+        for row, end in zip(rows, ends, strict=True):
+            prompt, answer = self.answers[self.names[int(plan.seat[row])]]
+            found.append(answer[min(end - prompt, len(answer) - 1)])
+        return Landing(np.array(found, np.int32), None, None)
+
+
+def answered(texts: list[tuple[list[int], list[int]]], each: float, depth: int, drafts: bool, patch) -> TextDevice:
+    """Answer all prompts together, in a new engine, and return its device."""
+    device = TextDevice({prompt[0]: (len(prompt), answer) for prompt, answer in texts}, each)
+    patch.setattr(loop, "perf_counter", lambda: device.now)
+    config = EngineConfig(memory_bytes=1 << 20, max_sequences=len(texts), max_length=2048, depth=depth)
+    engine = Engine(SPEC, device, config, drafting=Drafting(15) if drafts else None)
+    wanted = {}
+    for prompt, answer in texts:
+        params = SamplingParams(max_tokens=len(answer), temperature=0)
+        wanted[engine.add(Request(np.array(prompt, np.int32), params))] = answer
+    found: dict[int, list[int]] = {number: [] for number in wanted}
+    while not engine.idle:
+        for output in engine.step():
+            found[output.sequence].append(output.token)
+    assert found == wanted
+    return device
+
+
+def prose(rows: int, tokens: int) -> list[tuple[list[int], list[int]]]:
+    """Texts of few words, in which three words in a row come again and again, and are followed by any other."""
+    random = Random(7)
+    return [([100 + row], [random.randrange(12) for _ in range(tokens)]) for row in range(rows)]
+
+
+def edited(tokens: int = 200) -> list[tuple[list[int], list[int]]]:
+    """A text of all different words, and an answer that repeats it with every fortieth changed."""
+    text = [1000 + place for place in range(tokens)]
+    return [([*text, 1, 2, 3, *text[:3]], [900 if place % 40 == 39 else t for place, t in enumerate(text)][3:])]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_prose_of_a_cold_engine_computes_one_percent_more_where_a_draft_costs_as_much_as_a_token(
+    rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = prose(rows, 600)
+    plain = answered(texts, 1.0, depth, drafts=False, patch=monkeypatch)
+    drafted = answered(texts, 1.0, depth, drafts=True, patch=monkeypatch)
+    assert plain.computed_tokens < drafted.computed_tokens <= 1.01 * plain.computed_tokens
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_edit_takes_a_third_of_the_steps_in_a_cold_engine_where_drafts_cost_little(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = answered(edited(), 0.01, depth, drafts=False, patch=monkeypatch)
+    drafted = answered(edited(), 0.01, depth, drafts=True, patch=monkeypatch)
+    assert drafted.steps < plain.steps / 3.2
+
+
+def test_trials_begin_with_one_draft_and_double_while_all_are_right() -> None:
+    # The last three tokens occurred before, and no more of them.
+    text = [*range(50, 70), 1, 2, 3, *range(10, 40), 9, 1, 2, 3]
+    drafts, sizes = SequenceDrafts(np.array(text, np.int32), b"", 15), []
+    for accepted in (True, True, True, False, True):
+        proposal = drafts.propose([], 15, SharedTexts())
+        tried = drafts.bound(proposal)
+        assert tried.tokens == proposal.tokens[: len(tried.tokens)]
+        sizes.append(len(tried.tokens))
+        drafts.verified(tried, len(tried.tokens) if accepted else 0)
+    assert sizes == [1, 2, 4, 8, 1]
