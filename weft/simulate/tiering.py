@@ -77,4 +77,5 @@ def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[C
         "disk": {Direction.LOAD: rates.disk_read, Direction.SAVE: rates.disk_write},
     }
     device: Any = TimedCopies({(link.level, way): each[link.name][way] for link in links for way in Direction})
+    ledger.tiers.clock = lambda: float(device.now)
     return Copier(ledger.tiers, cast(CopyingDevice, device)), device

@@ -30,7 +30,8 @@ CHUNK_BYTES = 64 << 20
 class TierLink:
     """`level` counts links from the device down: copies of link 0 are between the device and the tier below it.
 
-    `labelled`: the lower tier outlives the process, and plans say what each unit is.
+    `labelled`: the lower tier outlives the process, and plans say what each unit is. `transient`: what the lower tier
+    has is on its way to a request.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TierLink:
         self.restoring: Restoring | None = None
         # Asks what a remote store has; its objects are dropped, not overwritten.
         self.discovery: Discovery | None = None
+        self.transient = False
         self.loaded_tokens = 0
         self.failures = 0
         self.seconds = dict.fromkeys(Direction, 0.0)

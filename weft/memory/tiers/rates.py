@@ -8,6 +8,9 @@ SHARE = 0.2
 LEAST_BYTES = 1 << 20
 # Steps with fewer prompt tokens say little about the rate of prefill.
 LEAST_TOKENS = 64
+# A tier that is not loaded from cannot show that it has become faster: each load that would be slower than computing
+# raises its rate by this factor, so that one is tried again now and then.
+RECOVERY = 1.02
 # Loading is chosen only if it takes at most this share of the time that computing takes.
 MARGIN = 0.9
 
@@ -28,6 +31,11 @@ class Rates:
         """Refine the rate of prefill."""
         if tokens >= LEAST_TOKENS and seconds > 0:
             self.prefill_tokens = _refined(self.prefill_tokens, tokens / seconds)
+
+    def declined(self) -> None:
+        """Note a load that was not begun because computing is faster."""
+        if self.load_bytes is not None:
+            self.load_bytes *= RECOVERY
 
     def load_seconds(self, size_bytes: int) -> float | None:
         """Return how long a load takes, or None if no rate is known."""
