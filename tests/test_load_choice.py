@@ -14,7 +14,7 @@ from tests.tiered import make_hasty, run_tiered, tiered_workload
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.tiers.choice import PATIENCE_SECONDS
+from weft.memory.tiers.load_choice import PATIENCE_SECONDS
 from weft.memory.tiers.rates import Rates, load_pays
 from weft.memory.tiers.tiers import Tiers
 
@@ -78,7 +78,7 @@ def test_a_point_in_the_file_is_not_loaded_if_computing_the_rest_from_one_in_hos
 
 
 def test_a_state_is_loaded_alone_where_pages_are_on_the_device_and_more_pages_are_too_slow() -> None:
-    engine, prompt, longer = two_ends()
+    engine, prompt, _ = two_ends()
     tiers = tiers_of(engine)
     finish(engine, prompt)
     device = engine.ledger.cache
@@ -150,11 +150,11 @@ def test_a_tier_that_was_slow_once_is_tried_again() -> None:
     slow = rates.load_bytes
     assert slow is not None
     assert slow < 1e7
-    for declined in range(100):
-        if load_pays(rates.load_seconds(10 << 20), rates.compute_seconds(1000)):
-            break
+    declined = 0
+    while declined < 100 and not load_pays(rates.load_seconds(10 << 20), rates.compute_seconds(1000)):
         rates.declined()
-    assert 10 < declined < 99
+        declined += 1
+    assert 10 < declined < 100
 
 
 def test_an_engine_raises_the_rate_of_a_tier_whose_loads_it_declines() -> None:

@@ -21,7 +21,7 @@ from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.arrivals import ArrivalsLink
-from weft.memory.tiers.choice import Choice, FoundPrefix
+from weft.memory.tiers.load_choice import LoadChoice, FoundPrefix
 from weft.memory.tiers.link import TierLink
 from weft.memory.trie import Node
 
@@ -61,7 +61,7 @@ class Tiers:
         for link, below in pairwise(self.chain):
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
-        self.choice = Choice(self.links, self.upper.cell)
+        self.choice = LoadChoice(self.links, self.upper.cell)
         self.slower = 0
         self.given_up = 0
         self.clock: Callable[[], float] = monotonic

@@ -1,4 +1,4 @@
-"""Chooses what a request loads and what it computes: where more of a prompt lies, what bringing it costs, what it saves.
+"""Chooses what a request loads and what it computes: where more of a prompt lies, and what bringing it saves.
 
 A sequence can start only at a resume point. Loading and computing both take time in proportion to tokens, apart from
 the state. So of the points of one tier only a few can be best: the deepest, and those up to which a tier above has all
@@ -45,7 +45,7 @@ class FoundPrefix:
         return self.compute_seconds - self.load_seconds
 
 
-class Choice:
+class LoadChoice:
     """`links` are those of all tiers, nearest first."""
 
     def __init__(self, links: Sequence[TierLink], cell: int) -> None:
