@@ -86,7 +86,7 @@ class TierLink:
     def plan_save(self, idle: bool = False) -> CopyPlan | None:
         """Return the next copies to the lower tier: of what is evicted next, and if `idle`, of what was kept."""
         more = self.demotion.demote
-        if idle:
+        if idle or self.demotion.follows:
             more = self.demotion.write_behind if self.writes_behind else lambda: False
         plan = self.saves.plan(more)
         return None if plan is None else replace(plan, level=self.level)

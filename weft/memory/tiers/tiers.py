@@ -21,8 +21,8 @@ from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.arrivals import ArrivalsLink
-from weft.memory.tiers.load_choice import LoadChoice, FoundPrefix
 from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.load_choice import FoundPrefix, LoadChoice
 from weft.memory.trie import Node
 
 # A request whose loaded prefix was evicted again before it could start is computed after this many loads of a link.
@@ -44,8 +44,8 @@ LEAST_SECONDS_TO_ASK = 0.01
 class Tiers:
     """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue.
 
-    Links of the chain join neighbours. Arrivals, the last link if there are any, lie below the device and beside the
-    chain.
+    Links of the chain join neighbours. A file and a remote store have the same upper tier, the last one in memory.
+    Arrivals, the last link if there are any, lie below the device and beside the chain.
     """
 
     def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
@@ -59,6 +59,8 @@ class Tiers:
             link.writes_behind = self.chain[-1].saves.labelled
             link.saves.tenant_of = link.loads.tenant_of = tenancy.of
         for link, below in pairwise(self.chain):
+            # Two tiers that outlive the process lie side by side below memory: what the first has, the second gets.
+            below.demotion.follows = below.upper is link.upper
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
         self.choice = LoadChoice(self.links, self.upper.cell)
