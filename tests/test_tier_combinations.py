@@ -13,7 +13,6 @@ import pytest
 from tests.chained import ChainedDevice, chained_workload, layout_of
 from tests.disk_blocks import FlakyBlocks
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
-from tests.held_steps import wait_until
 from tests.remote import FakeStore
 from tests.test_remote_tier import finish, save_all
 from tests.test_tiers import two_prompts
@@ -126,25 +125,25 @@ def test_what_the_file_got_the_store_gets_too_and_another_machine_loads_it() -> 
     other.close()
 
 
-def test_while_steps_run_the_store_gets_what_is_demoted_to_the_file() -> None:
+def test_a_store_beside_a_file_gets_what_the_file_got_also_while_steps_run_and_nothing_else() -> None:
     workload, store = two_prompts(), FakeStore()
-    size = layout_of(workload, 1 << 20).size_bytes
-    # Host memory for little more than one prompt.
-    workload = replace(workload, config=replace(workload.config, host_bytes=workload.config.memory_bytes))
-    engine = three_tiers(workload, FlakyBlocks(size), store, Random(3))
-    prompts = [[seed + 5 * i for i in range(16)] for seed in range(12)]
-    for prompt in prompts * 2:
-        finish(engine, prompt)
+    engine = three_tiers(workload, FlakyBlocks(layout_of(workload, 1 << 20).size_bytes), store, Random(3))
+    finish(engine, workload.arrivals[0].prompt)
+    save_all(engine)
     assert engine.ledger.tiers is not None
-    _, disk, remote = engine.ledger.tiers.links
-
-    def has_saved() -> bool:
-        engine.step()
-        return remote.saves.bytes > 0
-
-    wait_until(has_saved)
-    # It follows the file, and chooses nothing by itself.
-    assert set(remote.lower.trie.nodes) <= set(disk.lower.trie.nodes)
+    host, disk, remote = engine.ledger.tiers.links
+    remote.lower.clear()
+    disk.lower.clear()
+    # As if host memory were about to evict everything.
+    for link in (disk, remote):
+        link.demotion.least_bytes = 1 << 40
+    assert remote.plan_save() is None
+    (end,) = [node for node in host.lower.trie.nodes.values() if not node.children]
+    disk.saves.saved(end.key)
+    plan = remote.plan_save()
+    assert plan is not None
+    assert end.key in [label.key for label in plan.labels]
+    remote.failed(plan)
     engine.close()
 
 
