@@ -68,6 +68,8 @@ def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[C
             # As in the engine, the rate of a disk is measured by its first loads.
             known = rates.host if name == "host" else None
             links.append(TierLink(len(links), name, upper, lower, known))
+            if name == "host":
+                links[-1].demotion.copy_pays = links[-1].rates.copy_pays
             upper = lower
     if not links:
         return None

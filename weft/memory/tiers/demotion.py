@@ -2,7 +2,7 @@
 
 While memory is free, nothing is copied. When less than a reserve is free, the next candidates for eviction are copied
 in the order in which they would go, until the reserve can be freed without losing anything. States that nothing has
-wanted, and those of a class that is seldom wanted, are not worth a copy.
+wanted are not worth a copy, nor those of a class that is seldom wanted, unless copies cost less than what they save.
 
 A tier that outlives the process also gets what was kept, while the engine has nothing else to do and when it closes. If
 there are two, a file and a remote store, the second gets what was saved to the first, as long as memory still has it.
@@ -11,6 +11,7 @@ there are two, a file and a remote store, the second gets what was saved to the 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from weft.memory.cache import Cache
 from weft.memory.captures import Origin
@@ -37,6 +38,8 @@ class Demotion:
         # Bytes of candidates whose copies are under way.
         self.under_way_bytes = 0
         self.unworthy = 0
+        # Whether a copy pays for a point that is seldom wanted: its chance, the tokens that it saves, and its bytes.
+        self.copy_pays: Callable[[float, int, int], bool] = lambda chance, tokens, size_bytes: False
         # Whether another tier decides what is saved, and when.
         self.follows = False
         arena = upper.arena
@@ -102,7 +105,9 @@ class Demotion:
             return True
         if victim.origin is Origin.CANDIDATE:
             return False
-        if self.upper.valuation.popularity.chance(victim.kind) >= SELDOM:
+        valuation = self.upper.valuation
+        chance = valuation.popularity.chance(victim.kind)
+        if chance >= SELDOM or self.copy_pays(chance, valuation.reach_tokens(victim), valuation.reach_bytes(victim)):
             return True
         # By path: all of its points share most of what is copied.
         tried = path(victim.node)[0].key[0] % TRIAL == 0
