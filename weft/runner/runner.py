@@ -6,6 +6,7 @@ which the next step reads without the host.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,8 @@ from weft.runner.step_sampling import StepSampling, stage_sampling
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
     from weft.memory.tiers.remote_tier import RemoteCopies
+
+log = logging.getLogger("weft")
 
 # Finds the bytes of a unit of memory.
 UnitViews = Callable[[Kind, int], memoryview]
@@ -196,6 +199,8 @@ class Runner:
 
         check_model(self.spec)
         file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes))
+        found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
+        log.info("disk: %s, %d MiB, %s", path, file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))
 
     def add_remote(self, url: str, fingerprint: bytes) -> None:
