@@ -177,7 +177,7 @@ def test_what_a_dead_server_left_is_replaced_and_nothing_else_is(tmp_path):
     with unix_listener(str(path), 0o600) as listener:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         # In use from the first moment, though nothing is accepted yet.
-        with pytest.raises(OptionError, match="in use by another process"), unix_listener(str(path), 0o600):
+        with pytest.raises(OptionError, match="in use by another server"), unix_listener(str(path), 0o600):
             pass
         assert listener.getsockname() == str(path)
     assert not path.exists()
