@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
@@ -54,6 +55,7 @@ class Chain:
     from_disk: int = 0
     to_disk: int = 0
     failed: int = 0
+    given_up: int = 0
 
     def add(self, tiers: Tiers) -> None:
         host, disk = tiers.links
@@ -61,6 +63,7 @@ class Chain:
         self.from_disk += disk.loaded_tokens
         self.to_disk += disk.saves.bytes
         self.failed += disk.failures
+        self.given_up += tiers.given_up
 
 
 def chained_workload(seed: int) -> Workload | None:
@@ -78,7 +81,9 @@ def layout_of(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(b"h" * 32, rows, size)
 
 
-def run_chained(seed: int, chain: Chain, kind: type[E] = Engine) -> list[E]:
+def run_chained(
+    seed: int, chain: Chain, kind: type[E] = Engine, prepare: Callable[[Tiers, Random], None] | None = None
+) -> list[E]:
     """Serve a workload in several processes on one file, each of which closes, is killed, or loses its power."""
     engines: list[E] = []
     workload, random = chained_workload(seed), Random(f"processes {seed}")
@@ -95,6 +100,8 @@ def run_chained(seed: int, chain: Chain, kind: type[E] = Engine) -> list[E]:
             for copies in (link.saves, link.loads):
                 copies.chunk_bytes = random.choice([1, 600, 1 << 20])
                 copies.most_bytes = random.choice([1, 2000, 1 << 20])
+        if prepare is not None:
+            prepare(engine.ledger.tiers, random)
         run = Run(engine, device)
         drive(workload, run)
         end = random.choice(["close", "kill", "power loss"])

@@ -128,6 +128,22 @@ def test_paths_of_a_class_that_is_seldom_wanted_are_mostly_not_saved() -> None:
     assert 0 < copied[False] < copied[True] / 2
 
 
+def test_paths_that_are_seldom_wanted_are_saved_where_copies_cost_less_than_they_save() -> None:
+    kinds = [class_of(origin, 0, passes) for origin in Origin for passes in range(3)]
+    unworthy = {}
+    for copies_bytes in (1e3, 1e12):
+        engine, _ = engine_with(memory_bytes=6 << 10)
+        never_wanted(engine, *kinds[3:])
+        assert engine.ledger.tiers is not None
+        link = engine.ledger.tiers.links[0]
+        link.rates.load_bytes, link.rates.prefill_tokens = copies_bytes, 1e4
+        for number in range(40):
+            ask(engine, number)
+        unworthy[copies_bytes] = link.demotion.unworthy
+    assert unworthy[1e3] > 0
+    assert unworthy[1e12] == 0
+
+
 def test_more_valuable_entries_of_host_memory_are_not_evicted_for_less_valuable_ones() -> None:
     engine, _ = engine_with(memory_bytes=6 << 10, host_bytes=6 << 10)
     for number in range(12):

@@ -291,7 +291,7 @@ def test_short_reads_and_writes_are_continued(direct: bool, tmp_path: Path, monk
 
 def test_two_servers_cannot_use_one_file(tmp_path: Path) -> None:
     first = open_file(tmp_path / "tier", LAYOUT)
-    with pytest.raises(InvalidOption, match="in use by another server"):
+    with pytest.raises(InvalidOption, match="in use by another process"):
         open_file(tmp_path / "tier", LAYOUT)
     first.close()
     open_file(tmp_path / "tier", LAYOUT).close()

@@ -114,7 +114,7 @@ def test_an_llm_serves_hits_after_a_restart_and_another_model_refuses_its_file(t
     prompt, greedy = tokens(200, 1), SamplingParams(max_tokens=4, temperature=0.0)
     with LLM(**tiny_model.OPTIONS, **options) as llm:
         before = llm.generate([prompt], greedy)[0]
-        with pytest.raises(InvalidOption, match="in use by another server"):
+        with pytest.raises(InvalidOption, match="in use by another process"):
             LLM(**tiny_model.OPTIONS, **options)
     with LLM(**tiny_model.OPTIONS, **options) as llm:
         after = llm.generate([prompt], greedy)[0]
@@ -267,8 +267,6 @@ def test_a_disk_is_refused_where_it_cannot_work() -> None:
     facts = SizingFacts(1 << 30, None, lambda size: size, 1)
     assert resolve(Options(disk="tier", disk_size="1GiB"), facts)[0].disk_bytes == 1 << 30
     gpu = replace(facts, device="cuda", free_host_bytes=1 << 34)
-    with pytest.raises(InvalidOption, match="disk needs --host-memory on a GPU"):
-        resolve(Options(disk="tier", disk_size="1GiB"), gpu)
     both, _ = resolve(Options(disk="tier", disk_size="2GiB", host_memory="1GiB"), gpu)
     assert (both.host_bytes, both.disk_bytes) == (1 << 30, 2 << 30)
     with pytest.raises(InvalidOption, match="disk needs --disk-size"):
@@ -305,10 +303,15 @@ def test_the_command_shows_verifies_and_drops_tenants(tmp_path: Path, capsys: py
     report = json.loads(capsys.readouterr().out)
     assert set(report["tenants"]) == {one, two}
     assert report["damaged_units"] == 0
-    assert main(["cache", str(path), "--drop", one]) == 0
-    capsys.readouterr()
-    assert main(["cache", str(path), "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["tenants"]) == {two}
+    assert main(["cache", str(path), "--list", "9"]) == 0
+    assert capsys.readouterr().out.count("256 tokens") == 2
+    assert main(["cache", str(path), "--prefix", "0" * 16]) == 2
+    assert "needs --export-to" in capsys.readouterr().err
+    assert main(["cache", str(path), "--drop", one, "--list", "9", "--json"]) == 0
+    # What is left, not what was there before.
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["tenants"]) == {two}
+    assert [(each["tokens"], each["tenant"]) for each in report["prefixes"]] == [(256, two)]
     assert main(["cache", str(path), "--drop", one]) == 2
     assert "must be a tenant of this file" in capsys.readouterr().err
     engine = disk_engine("llama", path)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import httpx
+import numpy as np
 import pytest
 
 from tests import tiny_model
@@ -22,6 +23,7 @@ from weft.base.errors import InvalidOption
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.engine.loop import Engine
+from weft.memory.keys import chain, root_key
 from weft.memory.misses import Reason
 from weft.memory.tiers.remote_store import ObjectMissing, S3Objects, StoreFailed
 from weft.runner.runner import Runner
@@ -109,6 +111,28 @@ def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(InvalidOption, match=r"weft-serve\[remote\]"):
         S3Objects("s3://bucket")
+
+
+def test_a_prefix_is_dropped_by_the_headers_of_its_objects(s3: StoreProcess) -> None:
+    shared = tokens(128, 1)
+    one, other = Ask([*shared, *tokens(200, 2)]), Ask([*shared, *tokens(200, 3)])
+    engine = remote_engine("falcon_h1", s3.url)
+    for ask in (one, other):
+        serve(engine, [ask])
+    save_all(engine)
+    root = root_key(b"", engine.ledger.cell)
+    keys = [chain(root, np.array(ask.prompt, np.int32), engine.ledger.cell) for ask in (one, other)]
+    stored = {name.rsplit("/", 1)[1] for part in S3Objects(s3.url).names("") for name in part}
+    assert all(key.hex() in stored for path in keys for key in path)
+    # From the first cell on that only one of them has.
+    assert drop(engine, prefix=keys[0][2])["erased"] is True
+    left = {name.rsplit("/", 1)[1] for part in S3Objects(s3.url).names("") for name in part}
+    assert left == stored - {key.hex() for key in keys[0][2:]}
+    engine.close()
+    engine = remote_engine("falcon_h1", s3.url)
+    assert serve(engine, [other])[0].report.loaded_tokens == 320
+    assert serve(engine, [one])[0].report.cached_tokens <= 128
+    engine.close()
 
 
 def test_engines_share_what_they_compute_and_go_on_without_the_store(s3: StoreProcess) -> None:

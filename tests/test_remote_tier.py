@@ -439,16 +439,11 @@ def test_the_end_of_a_path_is_put_after_everything_else() -> None:
 def test_a_remote_store_is_refused_where_it_cannot_work() -> None:
     facts = SizingFacts(1 << 30, None, lambda size: size, 1)
     assert resolve(Options(remote="s3://bucket/prefix"), facts)[0].remote is True
-    gpu = replace(facts, device="cuda", free_host_bytes=1 << 34)
-    with pytest.raises(InvalidOption, match="remote needs --host-memory on a GPU"):
-        resolve(Options(remote="s3://bucket"), gpu)
     with pytest.raises(InvalidOption, match="remote needs the cache"):
         resolve(Options(remote="s3://bucket", cache=False), facts)
     for wrong in ("bucket", "http://bucket", "s3://", "s3://bucket?x=1", "file:///etc"):
         with pytest.raises(InvalidOption, match="remote must be a URL"):
             Options(remote=wrong)
-    with pytest.raises(InvalidOption, match="not supported together with --disk"):
-        Options(remote="s3://bucket", disk="tier", disk_size="1GiB")
     with pytest.raises(InvalidOption, match="tensor_parallel must be 1 with remote, got 2"):
         Options(remote="s3://bucket", tensor_parallel=2)
 

@@ -245,3 +245,37 @@ def test_when_all_requests_have_ended_nothing_of_them_is_left(seed):
         router.ended(number)
     assert router.pending == 0
     assert all(not replica.unstarted and not replica.open for replica in router.replicas.values())
+
+
+def test_forgetting_a_replica_touches_only_what_it_held():
+    class Counting(dict):
+        touched = 0
+
+        def __getitem__(self, key):
+            self.touched += 1
+            return super().__getitem__(key)
+
+        def __iter__(self):
+            self.touched += len(self)
+            return super().__iter__()
+
+        def get(self, key, default=None):
+            self.touched += 1
+            return super().get(key, default)
+
+    def held(names: list[bytes], first: int = 0, fresh: bool = True) -> CacheChanges:
+        count = len(names)
+        return CacheChanges(1, first, fresh, tuple(names), (CELL,) * count, bytes(count), b"\1" * count)
+
+    index = PointIndex()
+    small, large = index.add(), index.add()
+    own = [b"small %d" % number for number in range(20)]
+    index.apply(small, held(own))
+    index.apply(large, held([b"large %d" % number for number in range(5000)]))
+    index.masks = Counting(index.masks)
+    index.remove(small)
+    assert index.apply(large, held([], large.next or 0, fresh=False))
+    assert index.masks.touched == len(own)
+    assert len(index.masks) == 5000
+    # Its lane is free again.
+    assert index.add().lane == small.lane

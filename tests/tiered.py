@@ -7,6 +7,7 @@ late shows as a wrong hash. `patience` is the chance that a copy under way has l
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -19,6 +20,7 @@ from weft.base.plan import Landing, Plan
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.tiers import Tiers
 
 
 @dataclass
@@ -97,7 +99,22 @@ def tiered_workload(seed: int, count: int = 8) -> Workload:
     return replace(workload, config=replace(workload.config, **changes))
 
 
-def run_tiered(workload: Workload, seed: int) -> Run:
+def make_hasty(tiers: Tiers, random: Random) -> None:
+    """Let loads be slow or seem to hang, so that requests choose among resume points and give up loads."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += random.choice([0.0, 0.0, 0.0, 4.0, 40.0])
+        return now
+
+    tiers.clock = clock
+    for link in tiers.links:
+        link.rates.prefill_tokens = 1.0
+        link.rates.load_bytes = random.choice([None, 1e9, 1e3, 1e2])
+
+
+def run_tiered(workload: Workload, seed: int, prepare: Callable[[Tiers, Random], None] | None = None) -> Run:
     config, random = workload.config, Random(f"copies {seed}")
     device = TieredDevice(
         workload.spec, config.memory_bytes, config.max_sequences, workload.lazy, config.host_bytes, random
@@ -108,6 +125,8 @@ def run_tiered(workload: Workload, seed: int) -> Run:
     for copies in (engine.ledger.tiers.links[0].saves, engine.ledger.tiers.links[0].loads):
         copies.chunk_bytes = random.choice([1, 600, 1 << 20])
         copies.most_bytes = random.choice([1, 2000, 1 << 20])
+    if prepare is not None:
+        prepare(engine.ledger.tiers, random)
     run = Run(engine, device)
     drive(workload, run)
     check_answers(workload, run)

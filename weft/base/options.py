@@ -73,14 +73,13 @@ class Options:
     )
     disk: str | None = option(
         None,
-        "file that keeps what host memory evicts, also across restarts; on a GPU it needs --host-memory; protect it "
-        "like prompts",
+        "file that keeps what memory evicts, also across restarts; protect it like prompts",
         metavar="PATH",
     )
     disk_size: str | int | None = option(None, "size of that file, such as 500GiB; allocated at the first start")
     remote: str | None = option(
         None,
-        "S3-compatible store that keeps what host memory evicts and that servers share, such as s3://bucket/prefix; "
+        "S3-compatible store that keeps what memory evicts and that servers share, such as s3://bucket/prefix; "
         "endpoint and credentials come from the AWS_* environment variables; needs weft-serve[remote]",
         metavar="URL",
     )
@@ -171,8 +170,6 @@ class Options:
             memory_bytes(self.disk_size, "disk_size")
         if self.remote is not None and not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w.-]+)*/?", self.remote):
             raise InvalidOption("remote", f"must be a URL such as s3://bucket/prefix, got {self.remote!r}")
-        if self.remote is not None and self.disk is not None:
-            raise InvalidOption("remote", "is not supported together with --disk; pass one of them")
         if self.host_memory != "off":
             memory_bytes(self.host_memory, "host_memory")
         length_limit(self.max_length)
@@ -326,19 +323,17 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         host_bytes=_host_bytes(options, facts, reasons),
         draft=draft_of(options),
         draft_tokens=draft_tokens(options, facts.device),
-        disk_bytes=_disk_bytes(options, facts),
+        disk_bytes=_disk_bytes(options),
         max_step_ms=step_ms,
         max_step_decodes=step_decodes,
-        remote=_remote(options, facts),
+        remote=_remote(options),
     )
     return config, reasons
 
 
-def _disk_bytes(options: Options, facts: SizingFacts) -> int:
+def _disk_bytes(options: Options) -> int:
     if options.disk is None:
         return 0
-    if facts.device != "cpu" and options.host_memory == "off":
-        raise InvalidOption("disk", "needs --host-memory on a GPU: what the file keeps passes through host memory")
     if not options.cache:
         raise InvalidOption("disk", "needs the cache; do not pass --no-cache with it")
     size = None if options.disk_size is None else memory_bytes(options.disk_size, "disk_size")
@@ -347,11 +342,9 @@ def _disk_bytes(options: Options, facts: SizingFacts) -> int:
     return size
 
 
-def _remote(options: Options, facts: SizingFacts) -> bool:
+def _remote(options: Options) -> bool:
     if options.remote is None:
         return False
-    if facts.device != "cpu" and options.host_memory == "off":
-        raise InvalidOption("remote", "needs --host-memory on a GPU: what the store keeps passes through host memory")
     if not options.cache:
         raise InvalidOption("remote", "needs the cache; do not pass --no-cache with it")
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,12 +25,19 @@ class CacheOptions:
     """Options of `weft cache`."""
 
     file: str | None = argument("file that --disk named")
+    list: int = option(
+        0,
+        "list up to this many resume points, the longest first: key, tokens, tenant, and why each was kept",
+        metavar="COUNT",
+    )
     verify: bool = option(False, "read every unit and compare its checksum; exit with code 1 if any is damaged")
     drop: str | None = option(
         None, "overwrite all units of this tenant, as listed, or of all tenants", metavar="TENANT"
     )
     prefix: str | None = option(
-        None, "cell whose path --export-to writes: 16 or more letters of its key, as GET /cache shows it", metavar="KEY"
+        None,
+        "cell whose path --export-to writes: 16 or more letters of its key, as --list and GET /cache show it",
+        metavar="KEY",
     )
     export_to: str | None = option(
         None, "write a prefix to this new file, to ship it with a deployment", metavar="PATH"
@@ -48,17 +56,25 @@ def run(options: CacheOptions) -> int:
 
     if options.file is None:
         raise OptionError("the file of a disk tier must be given; pass the path that --disk named")
+    if options.list < 0:
+        raise InvalidOption("list", f"must not be negative, got {options.list}")
+    if options.prefix is not None and options.export_to is None:
+        raise InvalidOption("prefix", "needs --export-to, the file that it is written to")
     made = None if options.import_from is None else make_file(Path(options.file), options)
     file = made or open_existing(Path(options.file))
     try:
         report = {} if options.import_from is None else imported(file, Path(options.import_from))
-        report |= summary(file)
-        if options.verify:
-            report["damaged_units"] = sum(not file.is_whole(header) for header in file.found)
-        if options.drop is not None:
-            report["dropped_units"] = drop(file, options.drop)
         if options.export_to is not None:
             report["exported_units"] = export(file, options)
+        if options.drop is not None:
+            report["dropped_units"] = drop(file, options.drop)
+            file.reread()
+        # What the file holds now.
+        report |= summary(file)
+        if options.list:
+            report["prefixes"] = prefixes(file, options.list)
+        if options.verify:
+            report["damaged_units"] = sum(not file.is_whole(header) for header in file.found)
     finally:
         file.close()
     print(json.dumps(report, indent=1) if options.json else shown(report))
@@ -122,6 +138,26 @@ def summary(file: DiskFile) -> dict[str, Any]:
     }
 
 
+def prefixes(file: DiskFile, most: int) -> list[dict[str, Any]]:
+    """Return the longest prefixes that a request can resume from. Each is named by the beginning of its key."""
+    from weft.memory.kinds import Kind
+
+    kind = next((each for each in (Kind.STATE, Kind.WINDOW) if each in file.layout.unit_bytes), Kind.PAGE)
+    # Without states, a request can resume at any cell: the ends of paths stand for all of them.
+    inner = {each.parent for each in file.found} if kind is Kind.PAGE else set()
+    found = {each.key: each for each in sorted(file.found, key=lambda each: each.position) if each.kind is kind}
+    ends = [each for key, each in found.items() if key not in inner]
+    return [
+        {
+            "key": each.key.hex()[:LEAST_LETTERS],
+            "tokens": each.position,
+            "tenant": each.tenant.hex(),
+            "origin": each.origin.value,
+        }
+        for each in nlargest(most, ends, key=lambda each: each.position)
+    ]
+
+
 def drop(file: DiskFile, tenant: str) -> int:
     """Overwrite the units of a tenant with zeros; return their number."""
     gone = [each for each in file.found if tenant in ("all", each.tenant.hex())]
@@ -144,7 +180,10 @@ def shown(report: dict[str, Any]) -> str:
     ]
     if "damaged_units" in report:
         lines[-1] += f", {report['damaged_units']} units"
-    lines += [f"tenant   {name}  {each['units']} units" for name, each in report["tenants"].items()]
+    for name, each in report["tenants"].items():
+        lines.append(f"tenant   {name}  {each['units']} units, {each['bytes'] / 2**20:.1f} MiB")
+    for each in report.get("prefixes", ()):
+        lines.append(f"prefix   {each['key']}  {each['tokens']} tokens, {each['origin']}, of {each['tenant'][:8]}")
     for done in ("dropped", "imported", "exported"):
         if f"{done}_units" in report:
             lines.append(f"{done:<8} {report[f'{done}_units']} units")

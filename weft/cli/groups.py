@@ -93,6 +93,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
     "cache": (
         "weft cache tier",
+        "weft cache tier --list 20",
         "weft cache tier --verify",
         "weft cache tier --drop all",
     ),

@@ -51,6 +51,7 @@ class Copier:
         if config.host_bytes:
             host = empty_tier(ledger.spec, config.host_bytes, config.eviction)
             links.append(TierLink(0, "host", upper, host, copying.load_bytes_per_second))
+            links[0].demotion.copy_pays = links[0].rates.copy_pays
             upper = host
         if config.disk_bytes:
             from weft.memory.tiers.disk_tier import disk_cache

@@ -1,8 +1,8 @@
 """The router's index: which replicas hold which resume points, mirrored from their journals.
 
 One dictionary maps a key to the bits of all replicas that hold it. Each replica has a lane of four bits, one for each
-tier and one for pages. A replica whose stream starts over gets a new lane; the bits of the old one are erased a few
-keys at a time.
+tier and one for pages, and a set of its keys. A replica whose stream starts over gets a new lane; the bits of the old
+one are erased a few keys at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LANE_BITS = len(Tier)
 LANE = (1 << LANE_BITS) - 1
 # A page without its state saves nothing. Resume points in lower tiers matter only beyond the device's.
 POINTS = LANE & ~(1 << Tier.PAGE)
-# Keys looked at, for each change applied, while old bits are erased.
+# Keys whose old bits are erased for each change applied.
 ERASED_PER_CHANGE = 8
 LEAST_ERASED = 512
 
@@ -36,11 +36,10 @@ class PointIndex:
     def __init__(self) -> None:
         self.masks: dict[Key, int] = {}
         self._free: list[int] = []
-        self._lanes = 0
-        # Bits to erase: those that wait, those of the current sweep, and the keys that it has not looked at.
-        self._dead = 0
-        self._sweeping = 0
-        self._sweep: list[Key] = []
+        # By lane: the keys that have bits of it.
+        self._keys: list[set[Key]] = []
+        # Lanes whose bits are to be erased.
+        self._dead: list[int] = []
 
     # streams --------------------------------------------------------------------------------------------------------
 
@@ -50,7 +49,7 @@ class PointIndex:
 
     def remove(self, mirror: Mirror) -> None:
         """Forget a replica."""
-        self._dead |= LANE << LANE_BITS * mirror.lane
+        self._dead.append(mirror.lane)
         mirror.next = None
 
     def apply(self, mirror: Mirror, changes: CacheChanges) -> bool:
@@ -77,14 +76,19 @@ class PointIndex:
         mirror.epoch, mirror.points = changes.epoch, [0] * LANE_BITS
 
     def _enter(self, mirror: Mirror, changes: CacheChanges) -> None:
-        masks, shift, points = self.masks, LANE_BITS * mirror.lane, mirror.points
+        masks, shift, points, own = self.masks, LANE_BITS * mirror.lane, mirror.points, self._keys[mirror.lane]
+        lane = LANE << shift
         for key, tier, held in zip(changes.keys, changes.tiers, changes.held, strict=True):
             bit, mask = 1 << shift + tier, masks.get(key, 0)
             if held and not mask & bit:
                 masks[key] = mask | bit
                 points[tier] += 1
+                if not mask & lane:
+                    own.add(key)
             elif not held and mask & bit:
                 points[tier] -= 1
+                if not (mask ^ bit) & lane:
+                    own.discard(key)
                 if mask ^ bit:
                     masks[key] = mask ^ bit
                 else:
@@ -95,36 +99,33 @@ class PointIndex:
     def _new_lane(self) -> int:
         if self._free:
             return self._free.pop()
-        self._lanes += 1
-        return self._lanes - 1
+        self._keys.append(set())
+        return len(self._keys) - 1
 
     def _erase(self, count: int) -> None:
-        """Erase the bits of dead lanes from up to `count` keys. A lane is free again when all keys were looked at."""
-        if not self._sweeping:
-            if not self._dead:
-                return
-            self._sweeping, self._dead = self._dead, 0
-            self._sweep = list(self.masks)
-        masks, dead = self.masks, self._sweeping
-        for key in self._sweep[-count:]:
-            mask = masks.get(key, 0)
-            if mask & dead:
-                if mask & ~dead:
-                    masks[key] = mask & ~dead
+        """Erase the bits of dead lanes from up to `count` keys. A lane is free again when it has none."""
+        masks = self.masks
+        while self._dead and count:
+            lane = self._dead[-1]
+            own, others = self._keys[lane], ~(LANE << LANE_BITS * lane)
+            while own and count:
+                count -= 1
+                key = own.pop()
+                mask = masks[key] & others
+                if mask:
+                    masks[key] = mask
                 else:
                     del masks[key]
-        del self._sweep[-count:]
-        if not self._sweep:
-            self._free += [lane for lane in range(self._lanes) if dead >> LANE_BITS * lane & 1]
-            self._sweeping = 0
+            if not own:
+                self._free.append(self._dead.pop())
 
     # lookups --------------------------------------------------------------------------------------------------------
 
     def held(self, mirror: Mirror) -> dict[Key, set[Tier]]:
         """Return all resume points of a replica; slow, for reports and tests."""
         shift = LANE_BITS * mirror.lane
-        found = ((key, mask >> shift & LANE) for key, mask in self.masks.items())
-        return {key: {tier for tier in Tier if mask >> tier & 1} for key, mask in found if mask}
+        found = ((key, self.masks[key] >> shift) for key in self._keys[mirror.lane])
+        return {key: {tier for tier in Tier if mask >> tier & 1} for key, mask in found}
 
     def deepest(self, keys: Sequence[Key], mirrors: Iterable[Mirror]) -> dict[int, list[int]]:
         """Return by lane the number of cells up to the deepest resume point in each tier.

@@ -139,6 +139,10 @@ class Valuation:
             self._staged.append((candidate, size))
             self.staged_bytes += size
 
+    def reach_tokens(self, point: ResumePoint) -> int:
+        """Return the tokens that a point saves, compared with the one above it."""
+        return _reach(point.node)[0] * self._cell
+
     def reach_bytes(self, candidate: Candidate) -> int:
         """Return the bytes that become free when a candidate and the pages that only it keeps useful are evicted."""
         if isinstance(candidate, ResumePoint):

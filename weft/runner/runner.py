@@ -6,7 +6,8 @@ which the next step reads without the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
     from weft.memory.tiers.remote_tier import RemoteCopies
 
+log = logging.getLogger("weft")
+
+# Finds the bytes of a unit of memory.
+UnitViews = Callable[[Kind, int], memoryview]
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
 SCORE_ELEMENTS = 1 << 22
@@ -220,38 +225,54 @@ class Runner:
         self.tiers = (HostMemory(self.store, size_bytes),)
 
     def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes) -> None:
-        """Open the file for what host memory evicts; on a CPU, the store is host memory."""
+        """Open the file for what memory evicts."""
         from weft.memory.tiers.disk_file import open_file
         from weft.memory.tiers.disk_format import DiskLayout
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        above = self.tiers[-1].buffer if self.tiers else self.store.buffer
-        memory, sizes = above.numpy().data, self.store.unit_bytes
-        file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes))
-        copies = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
-        self.tiers = (*self.tiers, copies)
+        file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes))
+        found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
+        log.info("disk: %s, %d MiB, %s", path, file.layout.size_bytes >> 20, found)
+        self._add_lasting(lambda units: DiskCopies(file, units))
 
     def add_remote(self, url: str, fingerprint: bytes) -> None:
-        """Open the store for what host memory evicts; on a CPU, the store of the device is host memory."""
+        """Open the store for what memory evicts."""
         from weft.memory.tiers.disk_tier import check_model
         from weft.memory.tiers.remote_store import GuardedStore, S3Objects
         from weft.memory.tiers.remote_tier import RemoteCopies
 
         check_model(self.spec, "remote")
-        above = self.tiers[-1].buffer if self.tiers else self.store.buffer
-        memory, sizes = above.numpy().data, self.store.unit_bytes
         store = GuardedStore(S3Objects(url))
-        copies = RemoteCopies(
-            store, fingerprint, sizes, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]]
-        )
-        self.tiers = (*self.tiers, copies)
+        self._add_lasting(lambda units: RemoteCopies(store, fingerprint, self.store.unit_bytes, units))
+
+    def _add_lasting(self, copies_with: Callable[[UnitViews], Any]) -> None:
+        """Add a tier that threads read and write, below host memory; on a CPU the store is host memory.
+
+        On a GPU without host memory, its copies pass through a little pinned memory.
+        """
+        hosts = [tier for tier in self.tiers if isinstance(tier, HostMemory)]
+        sizes = self.store.unit_bytes
+        if not hosts and self.store.buffer.is_cuda:
+            from weft.memory.tiers.staged_copies import SLOTS, StagedCopies, slot_bytes
+
+            slot = slot_bytes(self.spec, sizes)
+            host = HostMemory(self.store, 2 * SLOTS * slot)
+            self.tiers = (*self.tiers, StagedCopies(host, copies_with(_units_of(host.buffer, sizes)), sizes, slot))
+            return
+        above = hosts[-1].buffer if hosts else self.store.buffer
+        self.tiers = (*self.tiers, copies_with(_units_of(above, sizes)))
 
     @property
     def remote(self) -> RemoteCopies:
         from weft.memory.tiers.remote_tier import RemoteCopies
 
-        return next(copies for copies in self.tiers if isinstance(copies, RemoteCopies))
+        return next(copies for copies in self._lasting if isinstance(copies, RemoteCopies))
+
+    @property
+    def _lasting(self) -> list[Any]:
+        """The copies of tiers, without the memory that they pass through."""
+        return [getattr(tier, "inner", tier) for tier in self.tiers]
 
     def add_area(self, size_bytes: int) -> None:
         """Allocate host memory for prefixes that arrive from other engines, or depart to them."""
@@ -259,12 +280,12 @@ class Runner:
 
     def area_units(self, level: int) -> Callable[[str, int], memoryview]:
         """Return what finds the bytes of a unit of host memory, by its kind and index."""
-        memory, sizes = self.tiers[level].buffer.numpy().data, self.store.unit_bytes
-        return lambda kind, unit: memory[unit * sizes[Kind(kind)] : (unit + 1) * sizes[Kind(kind)]]
+        units = _units_of(self.tiers[level].buffer, self.store.unit_bytes)
+        return lambda kind, unit: units(Kind(kind), unit)
 
     @property
     def disk(self) -> DiskFile:
-        file: DiskFile = next(tier.file for tier in self.tiers if hasattr(tier, "file"))
+        file: DiskFile = next(copies.file for copies in self._lasting if hasattr(copies, "file"))
         return file
 
     @property
@@ -296,6 +317,12 @@ class Runner:
             for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
+
+
+def _units_of(buffer: Tensor, sizes: Mapping[Kind, int]) -> UnitViews:
+    """Return what finds the bytes of a unit in host memory."""
+    memory = buffer.numpy().data
+    return lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]]
 
 
 def fly(

@@ -68,6 +68,8 @@ def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[C
             # As in the engine, the rate of a disk is measured by its first loads.
             known = rates.host if name == "host" else None
             links.append(TierLink(len(links), name, upper, lower, known))
+            if name == "host":
+                links[-1].demotion.copy_pays = links[-1].rates.copy_pays
             upper = lower
     if not links:
         return None
@@ -77,4 +79,5 @@ def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[C
         "disk": {Direction.LOAD: rates.disk_read, Direction.SAVE: rates.disk_write},
     }
     device: Any = TimedCopies({(link.level, way): each[link.name][way] for link in links for way in Direction})
+    ledger.tiers.clock = lambda: float(device.now)
     return Copier(ledger.tiers, cast(CopyingDevice, device)), device

@@ -69,6 +69,7 @@ class ArrivalsLink(TierLink):
 
     def __init__(self, level: int, upper: Cache, lower: Cache, tenancy: Tenancy) -> None:
         super().__init__(level, "arrivals", upper, lower, None)
+        self.transient = True
         lower.trie.trusted = False
         self.tenancy = tenancy
         self.paged = Kind.PAGE in lower.arena.unit_bytes

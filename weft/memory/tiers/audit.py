@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import zip_longest
 
 from weft.base.grid import first_window_cell
 from weft.memory.cache import Cache
@@ -15,14 +14,12 @@ from weft.memory.trie import Node, path
 
 def audit_tiers(tiers: Tiers) -> None:
     """Check that every unit below the device has exactly the owners that its trie and the copies in flight imply."""
-    for link, below in zip_longest(tiers.chain, tiers.chain[1:]):
-        _audit(link, below)
-    if tiers.arrivals is not None:
-        _audit(tiers.arrivals, None)
+    for link in tiers.links:
+        _audit(link, [each for each in tiers.links if each.upper is link.lower])
 
 
-def _audit(link: TierLink, below: TierLink | None) -> None:
-    """Check the lower tier of a link; `below` is the link from there on."""
+def _audit(link: TierLink, below: list[TierLink]) -> None:
+    """Check the lower tier of a link; `below` are the links from there on."""
     tier, name = link.lower, link.name
     counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in tier.arena.unit_bytes}
     for node in tier.trie.nodes.values():
@@ -30,9 +27,9 @@ def _audit(link: TierLink, below: TierLink | None) -> None:
     held = [*link.saves.held(lower=True), *link.loads.held(lower=True)]
     held += link.own_units()
     pinned = [*link.saves.lower_pins(), *link.loads.lower_pins(), *link.own_pins()]
-    if below is not None:
-        held += [*below.saves.held(lower=False), *below.loads.held(lower=False)]
-        pinned += below.loads.upper_pins()
+    for each in below:
+        held += [*each.saves.held(lower=False), *each.loads.held(lower=False)]
+        pinned += each.loads.upper_pins()
     if link.restoring is not None:
         held += link.restoring.held()
     for kind, unit in held:

@@ -2,14 +2,16 @@
 
 While memory is free, nothing is copied. When less than a reserve is free, the next candidates for eviction are copied
 in the order in which they would go, until the reserve can be freed without losing anything. States that nothing has
-wanted, and those of a class that is seldom wanted, are not worth a copy.
+wanted are not worth a copy, nor those of a class that is seldom wanted, unless copies cost less than what they save.
 
-A tier that outlives the process also gets what was kept, while the engine has nothing else to do and when it closes.
+A tier that outlives the process also gets what was kept, while the engine has nothing else to do and when it closes. If
+there are two, a file and a remote store, the second gets what was saved to the first, as long as memory still has it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from weft.memory.cache import Cache
 from weft.memory.captures import Origin
@@ -36,6 +38,10 @@ class Demotion:
         # Bytes of candidates whose copies are under way.
         self.under_way_bytes = 0
         self.unworthy = 0
+        # Whether a copy pays for a point that is seldom wanted: its chance, the tokens that it saves, and its bytes.
+        self.copy_pays: Callable[[float, int, int], bool] = lambda chance, tokens, size_bytes: False
+        # Whether another tier decides what is saved, and when.
+        self.follows = False
         arena = upper.arena
         self.least_bytes = min(LEAST_BYTES, int(LEAST_SHARE * arena.slabs * arena.slab_bytes))
         self._demand = 0.0
@@ -69,12 +75,19 @@ class Demotion:
             if victim is None:
                 return False
             node = victim.node if isinstance(victim, ResumePoint) else victim
-            if self.saves.has(node) or not self._is_worth(victim):
+            if self._has(node) or not self._is_worth(victim):
                 valuation.stage(victim)
                 continue
             self._begin(node, victim)
             return True
         return False
+
+    def _has(self, node: Node) -> bool:
+        """Return whether the tier below has a path; the one after it may lack it."""
+        has = self.saves.has(node)
+        if has:
+            self.saves.saved(node.key)
+        return has
 
     def _begin(self, node: Node, victim: Candidate) -> None:
         size = self.upper.valuation.reach_bytes(victim)
@@ -92,7 +105,9 @@ class Demotion:
             return True
         if victim.origin is Origin.CANDIDATE:
             return False
-        if self.upper.valuation.popularity.chance(victim.kind) >= SELDOM:
+        valuation = self.upper.valuation
+        chance = valuation.popularity.chance(victim.kind)
+        if chance >= SELDOM or self.copy_pays(chance, valuation.reach_tokens(victim), valuation.reach_bytes(victim)):
             return True
         # By path: all of its points share most of what is copied.
         tried = path(victim.node)[0].key[0] % TRIAL == 0
@@ -118,7 +133,10 @@ class Demotion:
         while self._kept:
             key, _ = self._kept.popitem()
             node = self.upper.trie.nodes.get(key)
-            if node is None or self.saves.has(node):
+            if node is None:
+                self.saves.dropped += self.follows
+                continue
+            if self._has(node):
                 continue
             if node.resume is None and self.upper.point_bytes:
                 continue

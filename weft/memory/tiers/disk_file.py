@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from weft.base.errors import InvalidOption
+from weft.base.errors import InvalidOption, OptionError
 from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_format import (
     BLOCK,
@@ -79,7 +79,9 @@ class FileBlocks:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise InvalidOption("disk", f"{path} is in use by another server; pass another path") from error
+            raise InvalidOption(
+                "disk", f"{path} is in use by another process; stop it, or pass another path"
+            ) from error
         if found.st_size < size_bytes:
             try:
                 os.posix_fallocate(self._file, 0, size_bytes)
@@ -148,18 +150,18 @@ def open_file(path: Path, layout: DiskLayout) -> DiskFile:
 def open_existing(path: Path) -> DiskFile:
     """Open a file of any model, as it is, for inspection."""
     if not path.is_file():
-        raise InvalidOption("file", f"{path} does not exist; pass the path that --disk named")
+        raise OptionError(f"{path} does not exist; pass the path that --disk named")
     blocks = FileBlocks(path, 0)
     try:
         block = memoryview(mmap.mmap(-1, BLOCK))
         blocks.read(0, block)
         layout = read_layout(block)
         if layout is None:
-            raise InvalidOption("file", f"{path} is no disk tier of this version")
+            raise OptionError(f"{path} is no disk tier of this version; pass the path that --disk named")
         return DiskFile(blocks, layout, str(path))
     except OSError as error:
         blocks.close()
-        raise InvalidOption("file", f"{path} cannot be read: {error.strerror}") from error
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except BaseException:
         blocks.close()
         raise
@@ -215,7 +217,8 @@ class DiskFile:
         return np.concatenate(parts)
 
     def reread(self) -> None:
-        """Read the headers again, after units were written without a tier."""
+        """Read the headers again, after units were written or erased without a tier."""
+        self.damaged = 0
         self.rows = self._recover()
         self.__dict__.pop("found", None)
 

@@ -41,6 +41,8 @@ class Erasing:
         self._unmarked: list[Unit] = []
         self._marked: deque[Unit] = deque()
         self._part: ErasedPart | None = None
+        # Bytes of units that are marked, or about to be.
+        self._known_bytes = 0
         # Whether units that were evicted shortly before, and still have headers, are to be overwritten too.
         self._evicted_too = False
         # Marking or overwriting has failed. The next drop tries it again, and so does the end of the process. The next
@@ -59,7 +61,7 @@ class Erasing:
     @property
     def left_bytes(self) -> int:
         """Bytes of units that are not overwritten yet."""
-        return sum(self._arena.unit_bytes[Kind(kind)] for kind, _ in self.held())
+        return self._known_bytes + self._sum(self._unmarked)
 
     @contextmanager
     def taking_freed(self) -> Iterator[None]:
@@ -78,7 +80,9 @@ class Erasing:
 
     def resume(self, units: Iterable[tuple[Kind, int]]) -> None:
         """Take over units that an earlier process had marked, and that the arena has claimed."""
-        self._marked += [(kind.value, unit) for kind, unit in units]
+        found = [(kind.value, unit) for kind, unit in units]
+        self._known_bytes += self._sum(found)
+        self._marked += found
 
     def next_part(self, most_bytes: int) -> ErasedPart | None:
         """Return what the next plan marks or overwrites: at least one unit, beyond it no more than `most_bytes`."""
@@ -87,6 +91,7 @@ class Erasing:
         if self._unmarked or self._evicted_too:
             # All marks before any zeros: they are small, and from then on a restart finds nothing of the drop.
             self._part = ErasedPart(doomed=tuple(self._unmarked), evicted_too=self._evicted_too)
+            self._known_bytes += self._sum(self._unmarked)
             self._unmarked.clear()
             self._evicted_too = False
             return self._part
@@ -101,11 +106,15 @@ class Erasing:
     def _bytes(self, unit: Unit) -> int:
         return self._arena.unit_bytes[Kind(unit[0])]
 
+    def _sum(self, units: Iterable[Unit]) -> int:
+        return sum(map(self._bytes, units))
+
     def landed(self, part: ErasedPart) -> None:
         """Free what was overwritten."""
         assert part is self._part
         self._part = None
         self._marked += part.doomed
+        self._known_bytes -= part.size_bytes
         known = len(self._arena.freed)
         for kind, unit in part.erased:
             self._arena.release(Kind(kind), unit)
@@ -118,6 +127,7 @@ class Erasing:
         self._part = None
         self.failed = True
         self._evicted_too = part.evicted_too
+        self._known_bytes -= self._sum(part.doomed)
         self._unmarked += part.doomed
         self._marked.extendleft(part.erased)
 

@@ -30,7 +30,8 @@ CHUNK_BYTES = 64 << 20
 class TierLink:
     """`level` counts links from the device down: copies of link 0 are between the device and the tier below it.
 
-    `labelled`: the lower tier outlives the process, and plans say what each unit is.
+    `labelled`: the lower tier outlives the process, and plans say what each unit is. `transient`: what the lower tier
+    has is on its way to a request.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class TierLink:
         self.restoring: Restoring | None = None
         # Asks what a remote store has; its objects are dropped, not overwritten.
         self.discovery: Discovery | None = None
+        self.transient = False
         self.loaded_tokens = 0
         self.failures = 0
         self.seconds = dict.fromkeys(Direction, 0.0)
@@ -84,7 +86,7 @@ class TierLink:
     def plan_save(self, idle: bool = False) -> CopyPlan | None:
         """Return the next copies to the lower tier: of what is evicted next, and if `idle`, of what was kept."""
         more = self.demotion.demote
-        if idle:
+        if idle or self.demotion.follows:
             more = self.demotion.write_behind if self.writes_behind else lambda: False
         plan = self.saves.plan(more)
         return None if plan is None else replace(plan, level=self.level)

@@ -31,15 +31,19 @@ class Load:
     """One resume point on its way up.
 
     cells: [0, first) were in the upper tier   [first, next) are planned   [next, end) are still to be copied
+
+    `left_bytes` have not landed, and `began` is when its first request began to wait.
     """
 
     __slots__ = (
+        "began",
         "broken",
         "end",
         "first",
         "hits",
         "in_flight",
         "keys",
+        "left_bytes",
         "next",
         "origin",
         "planned",
@@ -61,6 +65,8 @@ class Load:
         self.planned = False
         self.broken = False
         self.in_flight = 0
+        self.left_bytes = 0
+        self.began = 0.0
         self.waiters: set[int] = set()
 
 
@@ -109,10 +115,20 @@ class Loads:
 
     # requests -------------------------------------------------------------------------------------------------------
 
-    def awaited_by(self, waiter: int) -> bool:
-        return any(waiter in load.waiters for load in self._active.values())
+    def awaited_by(self, waiter: int) -> Load | None:
+        """Return the load that a request waits for, if it does."""
+        return next((load for load in self._active.values() if waiter in load.waiters), None)
 
-    def begin(self, waiter: int, keys: list[Key], matched: int, source: Node) -> None:
+    def bytes_up_to(self, load: Load) -> int:
+        """Return the bytes that are to land until a load has ended: its own, and those of loads that began before."""
+        size = 0
+        for each in self._active.values():
+            size += each.left_bytes
+            if each is load:
+                break
+        return size
+
+    def begin(self, waiter: int, keys: list[Key], matched: int, source: Node, now: float = 0.0) -> None:
         """Load the path to `source`, of which the upper tier has `matched` cells, or join a load of it."""
         load = self._active.get(source.key)
         if load is None:
@@ -121,6 +137,7 @@ class Loads:
             if tip is not None:
                 self.upper.trie.pin(tip)
             load = Load(keys[: source.depth], first, source, tip, PointUnits(*self.lower.pin(source)))
+            load.left_bytes, load.began = self.size_bytes(first, load.end), now
             self._active[source.key] = load
         load.waiters.add(waiter)
 
@@ -221,6 +238,7 @@ class Loads:
         """Publish the oldest flight in the upper tier."""
         load, batch = self._flights.popleft()
         load.in_flight -= 1
+        load.left_bytes -= batch.size_bytes
         self._in_flight_bytes -= batch.size_bytes
         for cell in batch.cells:
             if load.broken:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from time import monotonic
 from typing import Any
 
 from weft.base.copies import CopyPlan
@@ -21,7 +22,7 @@ from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.link import TierLink
-from weft.memory.tiers.rates import load_pays
+from weft.memory.tiers.load_choice import FoundPrefix, LoadChoice
 from weft.memory.trie import Node
 
 # A request whose loaded prefix was evicted again before it could start is computed after this many loads of a link.
@@ -40,27 +41,11 @@ IN_TIER = {
 LEAST_SECONDS_TO_ASK = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPrefix:
-    """Where more of a prompt lies, and what bringing it costs. Seconds are None until the rates are measured."""
-
-    level: int
-    node: Node
-    tokens: int  # that a request could resume at
-    load_bytes: int  # over all links
-    load_seconds: float | None  # with what is queued before it
-    compute_seconds: float | None
-
-    @property
-    def pays(self) -> bool:
-        return load_pays(self.load_seconds, self.compute_seconds)
-
-
 class Tiers:
     """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue.
 
-    Links of the chain join neighbours. Arrivals, the last link if there are any, lie below the device and beside the
-    chain.
+    Links of the chain join neighbours. A file and a remote store have the same upper tier, the last one in memory.
+    Arrivals, the last link if there are any, lie below the device and beside the chain.
     """
 
     def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
@@ -74,9 +59,16 @@ class Tiers:
             link.writes_behind = self.chain[-1].saves.labelled
             link.saves.tenant_of = link.loads.tenant_of = tenancy.of
         for link, below in pairwise(self.chain):
+            # Two tiers that outlive the process lie side by side below memory: what the first has, the second gets.
+            below.demotion.follows = below.upper is link.upper
             if link.writes_behind:
                 link.saves.saved = below.demotion.kept
+        self.choice = LoadChoice(self.links, self.upper.cell)
         self.slower = 0
+        self.given_up = 0
+        self.clock: Callable[[], float] = monotonic
+        # By level: when copies landed last.
+        self._progress: dict[int, float] = {}
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
         self._tried: dict[tuple[int, int], int] = {}
         self._brought: dict[tuple[int, int], tuple[int, int]] = {}
@@ -145,8 +137,8 @@ class Tiers:
 
     def landed(self, plan: CopyPlan, seconds: float) -> None:
         """Publish what a plan has copied."""
-        link = self.links[plan.level]
-        link.landed(plan, seconds)
+        self._progress[plan.level] = self.clock()
+        self.links[plan.level].landed(plan, seconds)
 
     def failed(self, plan: CopyPlan) -> None:
         """Give up what a plan could not copy."""
@@ -160,28 +152,8 @@ class Tiers:
     # requests -------------------------------------------------------------------------------------------------------
 
     def find(self, keys: list[Key], limit: int, match: Miss) -> list[FoundPrefix]:
-        """Return where more of a prompt lies than `match`, deepest first; of two tiers with as much, the nearer one."""
-        found: list[FoundPrefix] = []
-        best = match.cached
-        for link in self.links:
-            node = link.deepest(keys, limit)
-            if node is not None and node.depth * self.upper.cell > best:
-                best = node.depth * self.upper.cell
-                found.append(self._source(link.level, keys, node, match))
-        return found[::-1]
-
-    def _source(self, level: int, keys: list[Key], node: Node, match: Miss) -> FoundPrefix:
-        size, seconds = 0, 0.0
-        known = True
-        above = (self.links[level],) if level >= len(self.chain) else self.links[: level + 1]
-        for link in above:
-            here = link.load_bytes(keys, node)
-            taken = link.rates.load_seconds(here + link.loads.queued_bytes)
-            known = known and taken is not None
-            size, seconds = size + here, seconds + (taken or 0.0)
-        tokens = node.depth * self.upper.cell
-        compute = self.links[0].rates.compute_seconds(tokens - match.cached)
-        return FoundPrefix(level, node, tokens, size, seconds if known else None, compute)
+        """Return where more of a prompt lies than `match`, what saves most first."""
+        return self.choice.find(keys, limit, match)
 
     def known_cells(self, keys: list[Key]) -> int:
         """Return how many cells of a prefix need not be sent here: a request can have their pages on the device.
@@ -202,7 +174,7 @@ class Tiers:
 
         `tenant` returns the digest of its tenant, for a store that is asked whether it has more.
         """
-        if any(link.loads.awaited_by(waiter) for link in self.links):
+        if self._awaits(waiter, match):
             return True
         if tenant is not None and self._asks(waiter, keys, limit, match, tenant):
             return True
@@ -210,6 +182,21 @@ class Tiers:
             if self._tried.get((waiter, source.level), 0) < MOST_LOADS and source.pays:
                 self._begin(waiter, keys, source, match)
                 return True
+        return False
+
+    def _awaits(self, waiter: int, match: Miss) -> bool:
+        """Return whether a request waits for a load. It gives one up if computing what is left is faster by now."""
+        for link in self.links:
+            load = link.loads.awaited_by(waiter)
+            if load is None:
+                continue
+            silent = self.clock() - max(load.began, self._progress.get(link.level, load.began))
+            if not self.choice.is_late(link, load, match.cached, silent):
+                return True
+            link.loads.leave(waiter)
+            # Its rate may look better in a moment, but this request starts now.
+            self._tried[waiter, link.level] = MOST_LOADS
+            self.given_up += 1
         return False
 
     def _asks(self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes]) -> bool:
@@ -238,7 +225,7 @@ class Tiers:
     def _begin(self, waiter: int, keys: list[Key], source: FoundPrefix, match: Miss) -> None:
         link, place = self.links[source.level], (waiter, source.level)
         above = link.upper.trie.deepest(keys[: source.node.depth])
-        link.loads.begin(waiter, keys, 0 if above is None else above.depth, source.node)
+        link.loads.begin(waiter, keys, 0 if above is None else above.depth, source.node, self.clock())
         self._tried[place] = self._tried.get(place, 0) + 1
         # A second load continues where the first one ended early.
         cached = self._has(link.upper, keys, match)
@@ -255,7 +242,9 @@ class Tiers:
             silent = self.discovery is not None and self.discovery.silent(keys)
             return replace(miss, reason=Reason.REMOTE_SILENT) if silent and miss.tokens_lost else miss
         slower = not any(source.pays for source in found)
-        self.slower += slower
+        if slower:
+            self.slower += 1
+            self.links[found[0].level].rates.declined()
         return replace(miss, reason=Reason.LOAD_SLOWER if slower else IN_TIER[self.links[found[0].level].name])
 
     def leave(self, waiter: int, cached: int = 0) -> dict[str, int]:
