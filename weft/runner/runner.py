@@ -28,6 +28,7 @@ from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
@@ -186,16 +187,18 @@ class Runner:
         """Allocate host memory for what the device evicts."""
         self.tiers = (HostMemory(self.store, size_bytes),)
 
-    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes) -> None:
+    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
         """Open the file for what host memory evicts; on a CPU, the store is host memory."""
         from weft.memory.tiers.disk_file import open_file
-        from weft.memory.tiers.disk_format import DiskLayout
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
         above = self.tiers[-1].buffer if self.tiers else self.store.buffer
         memory, sizes = above.numpy().data, self.store.unit_bytes
-        file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes))
+        file = open_file(path, DiskLayout.of(fingerprint, sizes, size_bytes, part))
+        if part.rank:
+            # The first rank's file decides what is there. A drop that was interrupted ends here.
+            file.erase(file.doomed)
         copies = DiskCopies(file, lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]])
         self.tiers = (*self.tiers, copies)
 

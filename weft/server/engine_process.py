@@ -164,7 +164,6 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
     from weft.engine.loop import Engine
     from weft.loading import load
     from weft.memory.capacity import longest_alone
-    from weft.runner.runner import Runner
 
     loaded = load(options, progress, identify=transfer is not None)
     loaded = loaded if transfer is None else with_areas(loaded, transfer)
@@ -173,10 +172,7 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
         loaded.others.on_death = _end_with_rank
     runner = loaded.runner(options.threads, progress)
     drafter = loaded.draft_model(runner, options.threads)
-    joined = None
-    if transfer is not None:
-        assert isinstance(runner, Runner), "ranks cannot send or receive prefixes"
-        joined = join(loaded, runner, transfer)
+    joined = None if transfer is None else join(loaded, runner, transfer)
     transport = None if joined is None else joined.transport
     engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter, transport=transport)
     folder = _folder(options)
@@ -192,6 +188,7 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
         settings=asdict(config)
         | {
             "folder": str(folder),
+            "tensor_parallel": options.tensor_parallel,
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
         }
