@@ -1,4 +1,4 @@
-"""Prefill and decode engines that are tensor-parallel groups: each rank sends its own part, and answers stay the same."""
+"""Prefill and decode engines that are tensor-parallel groups: each rank sends its part, and answers are the same."""
 
 from __future__ import annotations
 
@@ -115,9 +115,7 @@ def assert_nothing_is_left(pair: EnginePair) -> None:
 async def answers_of_servers(folder: Path) -> list[list[int]]:
     """The answers of a fleet whose members are engine processes with two ranks each."""
     roles = ("prefill", "decode")
-    members = [
-        (role, ProcessBackend(options_of(folder), progress=False, transfer=settings_of(role))) for role in roles
-    ]
+    members = [(role, ProcessBackend(options_of(folder), progress=False, transfer=settings_of(role))) for role in roles]
     fleet = FleetBackend(members, chooser=LeastOpen(), check_seconds=0.05)
     found = []
     async with started(fleet):

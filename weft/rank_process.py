@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weft.base.errors import ModelError, OptionError
@@ -48,7 +49,7 @@ def run_rank(channel: Channel) -> int:
 
     begin: LoadPart = channel.receive(LoadPart)
     logging.basicConfig(level=begin.log_level, format=f"%(levelname)s %(name)s: rank {begin.rank}: %(message)s")
-    threading.Thread(target=_end_with_first, args=(channel.connection,), daemon=True).start()
+    lifeline = Lifeline(channel.connection)
     try:
         part = load_part(begin.options, begin.rank, begin.ranks, begin.identify)
         channel.send(PartLoaded())
@@ -56,6 +57,8 @@ def run_rank(channel: Channel) -> int:
         runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
     except (OptionError, ModelError) as error:
         return _refuse(channel, error)
+    # What was saved is durable before the process ends.
+    lifeline.before_end = runner.close
     reporter = RankReporter(channel, runner, begin.rank)
     channel.send(PartJoined())
     return _execute(channel, part, runner, reporter)
@@ -97,12 +100,20 @@ def _refuse(channel: Channel, error: Exception) -> int:
     return 1
 
 
-def _end_with_first(connection: socket.socket) -> None:
-    """End the process as soon as the first rank has ended, even while loading or during a step."""
-    hangup = select.poll()
-    hangup.register(connection, 0)
-    hangup.poll()
-    os._exit(0)
+class Lifeline:
+    """Ends the process as soon as the first rank has ended, even while loading or during a step."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.before_end: Callable[[], None] = lambda: None
+        self._connection = connection
+        threading.Thread(target=self._watch, name="weft-first-rank", daemon=True).start()
+
+    def _watch(self) -> None:
+        hangup = select.poll()
+        hangup.register(self._connection, 0)
+        hangup.poll()
+        self.before_end()
+        os._exit(0)
 
 
 def main() -> None:
