@@ -1,4 +1,4 @@
-"""Start-up and memory of a model that is cut over ranks, against one process: `weft.LLM` on a CPU until it is ready.
+"""Start-up and memory of a model that is cut over ranks, against one process: an engine process until it is ready.
 
     python -m benchmarks.rank_start [FOLDER] [--ranks 2] [--repeats 3] [--layers 16]
 
@@ -27,11 +27,13 @@ MODEL = "lfm2-1.2b"
 IDLE = "import sys, weft.loading; print('ready', flush=True); sys.stdin.read()"
 LOADING = """
 import sys
-from weft import LLM
-options = {"memory": "64MiB", "max_length": 1024, "device": "cpu", "progress": False}
-with LLM(sys.argv[1], tensor_parallel=int(sys.argv[2]), **options):
-    print("ready", flush=True)
-    sys.stdin.read()
+from weft.base.options import Options
+from weft.server.engine_process import load_engine
+options = {"memory": "64MiB", "max_length": 1024, "device": "cpu"}
+engine, _ = load_engine(Options(model=sys.argv[1], tensor_parallel=int(sys.argv[2]), **options), False)
+print("ready", flush=True)
+sys.stdin.read()
+engine.close()
 """
 
 
@@ -116,7 +118,8 @@ def write_checkpoint(folder: Path, layers: int) -> Path:
 def measure(folder: Path, ranks: int, repeats: int) -> None:
     for file in folder.glob("*.safetensors"):
         file.read_bytes()
-    idle = min(start(IDLE).resident_bytes[0] for _ in range(2))
+    idle = min((start(IDLE) for _ in range(2)), key=lambda each: each.seconds)
+    print(f"imports alone: {idle.seconds:.2f} s, {idle.cpu_seconds:.2f} s of CPU time", flush=True)
     best: dict[int, MeasuredStart] = {}
     for _ in range(repeats):
         for count in (1, ranks):
@@ -126,8 +129,8 @@ def measure(folder: Path, ranks: int, repeats: int) -> None:
             )
             best[count] = min(found, best.get(count, found), key=lambda each: each.seconds)
     alone, cut = best[1], best[ranks]
-    memory = alone.resident_bytes[0] - idle
-    shares = ", ".join(f"{(each - idle) / memory:.2f}" for each in cut.resident_bytes)
+    memory = alone.resident_bytes[0] - idle.resident_bytes[0]
+    shares = ", ".join(f"{(each - idle.resident_bytes[0]) / memory:.2f}" for each in cut.resident_bytes)
     weights = ", ".join(f"{share:.3f}" for share in weight_shares(folder, ranks))
     print(f"start-up with {ranks} ranks / alone: {cut.seconds / alone.seconds:.2f} ({cut.seconds:.2f} s)")
     print(f"CPU time with {ranks} ranks / alone: {cut.cpu_seconds / alone.cpu_seconds:.2f}")

@@ -122,8 +122,9 @@ def test_a_model_that_cannot_be_cut_is_refused_before_any_process_starts(folder,
 
 
 def test_a_rank_that_cannot_load_is_reported_with_its_number(folder):
-    others = RankProcesses(Options(model=str(folder / "absent"), tensor_parallel=2))
+    others = RankProcesses(2)
     try:
+        others.load(Options(model=str(folder / "absent"), tensor_parallel=2))
         with pytest.raises(ModelError, match=r"rank 1: .*absent"):
             others.join(make_engine("llama").config, 0, 1)
     finally:

@@ -241,20 +241,25 @@ def use_gpu_of(rank: int, ranks: int, device: str) -> None:
     use_gpu(rank)
 
 
-def load(options: Options, progress: bool = True, identify: bool = False) -> Loaded:
+def load(
+    options: Options, progress: bool = True, identify: bool = False, others: RankProcesses | None = None
+) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    With `identify`, its fingerprint is computed even without a file.
+    With `identify`, its fingerprint is computed even without a file. `others` are the processes of the other ranks, if
+    they have been started already.
     """
     if options.tensor_parallel == 1:
         return load_model_of(options, progress, None, identify)
-    # Before any process starts: shapes that cannot be cut are refused from the configuration alone.
-    check_shapes(options)
-    others = RankProcesses(options, identify=identify)
     try:
+        # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
+        check_shapes(options)
+        others = others or RankProcesses(options.tensor_parallel)
+        others.load(options, identify)
         return load_model_of(options, progress, others, identify)
     except BaseException:
-        others.close()
+        if others is not None:
+            others.close()
         raise
 
 

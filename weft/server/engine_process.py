@@ -160,12 +160,16 @@ def _end_with_rank(failure: str) -> None:
 
 def load_engine(options: Options, progress: bool, transfer: TransferSettings | None = None) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
+    from weft.runner.ranks.processes import RankProcesses
+
+    # First, so that all ranks import their libraries at the same time.
+    others = RankProcesses(options.tensor_parallel) if options.tensor_parallel > 1 else None
     from weft.apart import join, with_areas
     from weft.engine.loop import Engine
     from weft.loading import load
     from weft.memory.capacity import longest_alone
 
-    loaded = load(options, progress, identify=transfer is not None)
+    loaded = load(options, progress, identify=transfer is not None, others=others)
     loaded = loaded if transfer is None else with_areas(loaded, transfer)
     config, model = loaded.config, loaded.model
     if loaded.others is not None:

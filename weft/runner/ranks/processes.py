@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,9 @@ COPY_SECONDS = 1e-3
 class RankProcesses:
     """The other ranks of a group as processes. `close` ends them, and waits until they have ended."""
 
-    def __init__(self, options: Options, program: Sequence[str] = PROGRAM, identify: bool = False) -> None:
-        """Start all processes; they load their parts at once, and with `identify` compute their fingerprints."""
-        self.ranks = options.tensor_parallel
+    def __init__(self, ranks: int, program: Sequence[str] = PROGRAM) -> None:
+        """Start all processes. They import what they need, and wait for `load`."""
+        self.ranks = ranks
         self.failure: str | None = None
         self.processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
@@ -68,15 +69,14 @@ class RankProcesses:
         self._settled = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="weft-ranks-"))
         self.meeting = self._folder / "meeting"
-        plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         try:
-            for rank in range(1, self.ranks):
-                self._start(rank, plain, program, identify)
+            for _ in range(1, self.ranks):
+                self._start(program)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, rank: int, options: Options, program: Sequence[str], identify: bool) -> None:
+    def _start(self, program: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -90,8 +90,15 @@ class RankProcesses:
             )
         self.processes.append(process)
         self.channels.append(Channel(ours))
-        level = log.getEffectiveLevel()
-        self.channels[-1].send(LoadPart(options, rank, self.ranks, str(self.meeting), level, identify))
+
+    def load(self, options: Options, identify: bool = False) -> None:
+        """Let all ranks load their parts, and with `identify` compute their fingerprints even without a file."""
+        plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
+        where = (self.ranks, str(self.meeting), log.getEffectiveLevel(), identify)
+        for rank in range(1, self.ranks):
+            # One that has ended by now is found by `join`.
+            with suppress(ChannelClosed):
+                self.channels[rank - 1].send(LoadPart(plain, rank, *where))
 
     def join(self, config: EngineConfig, draft_room: int, threads: int) -> None:
         """Wait until all ranks have loaded their parts, and let them join; raises what their loading raised."""
