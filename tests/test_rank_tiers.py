@@ -7,16 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.engines import TINY, tokens
+from tests.engines import TINY, model_of, spec_of, tokens
 from tests.oracle import Oracle
 from tests.test_disk_tier import save_all
 from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
-from weft.memory.tiers.disk_file import open_existing
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_file import DiskFile, open_existing
 from weft.memory.tiers.disk_format import ModelPart
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
+from weft.runner.runner import Runner
 
 OPTIONS = {"memory": "16MiB", "max_length": 512, "threads": 1, "device": "cpu", "dtype": "float32", "progress": False}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
@@ -65,6 +67,26 @@ def test_two_ranks_answer_from_their_files_and_compute_what_is_damaged_in_one(tm
         assert answers(llm) == (cold, [192, 128])
     with pytest.raises(InvalidOption, match=r"tier holds units of rank 0 of 2, but this server needs"):
         LLM(str(folder), **disk, **OPTIONS)
+
+
+def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opened(tmp_path):
+    path, part = tmp_path / "tier.rank1", ModelPart(1, 2)
+
+    def opened() -> DiskFile:
+        runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
+        runner.add_disk(path, 1 << 20, b"f" * 32, part)
+        return runner.disk
+
+    file = opened()
+    file.doom([(Kind.PAGE, 0)])
+    file.close()
+    file = open_existing(path)
+    assert file.doomed == [(Kind.PAGE, 0)]
+    file.close()
+    opened().close()
+    file = open_existing(path)
+    assert file.doomed == []
+    file.close()
 
 
 # Copies of the group --------------------------------------------------------------------------------------------------

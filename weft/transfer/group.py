@@ -69,8 +69,10 @@ class GroupTransport:
             end.wake = self._ring
 
     def _ring(self) -> None:
-        self._happened.set()
-        self.wake()
+        # Once until the next poll: a bell that rings anyway need not ring again.
+        if not self._happened.is_set():
+            self._happened.set()
+            self.wake()
 
     @property
     def send_seconds(self) -> float:
