@@ -20,7 +20,7 @@ from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, decode
+from weft.memory.tiers.disk_format import BLOCK, ENTRY, WHOLE, DiskLayout, ModelPart, decode, read_layout
 
 
 def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:
@@ -52,6 +52,41 @@ def fresh() -> tuple[DiskFile, FlakyBlocks]:
 
 def write(file: DiskFile, kind: Kind, unit: int, key: bytes) -> None:
     file.write([(header(kind, unit, key), memoryview(content(key, kind)))])
+
+
+def test_a_window_page_of_another_position_is_not_read():
+    file, _ = fresh()
+    file.write(
+        [(replace(header(Kind.WINDOW, 1, b"k" * 32), position=128), memoryview(content(b"k" * 32, Kind.WINDOW)))]
+    )
+    into = memoryview(bytearray(UNIT_BYTES[Kind.WINDOW]))
+    file.read(Kind.WINDOW, 1, b"k" * 32, into, position=128)
+    with pytest.raises(DamagedUnit, match="belongs at token 128, not 192"):
+        file.read(Kind.WINDOW, 1, b"k" * 32, into, position=192)
+
+
+@pytest.mark.parametrize(
+    ("made", "opened", "message"),
+    [
+        (ModelPart(0, 2), WHOLE, "holds units of rank 0 of 2, but this server needs those of a whole model"),
+        (WHOLE, ModelPart(0, 2), "holds units of a whole model, but this server needs those of rank 0 of 2"),
+        (ModelPart(1, 2), ModelPart(1, 4), "holds units of rank 1 of 2, but this server needs those of rank 1 of 4"),
+    ],
+)
+def test_a_file_of_another_parallel_shape_is_refused_by_name(made, opened, message):
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    assert DiskFile(blocks, replace(LAYOUT, part=made)).layout.part == made
+    DiskFile(blocks, replace(LAYOUT, part=made))
+    with pytest.raises(InvalidOption, match=message):
+        DiskFile(blocks, replace(LAYOUT, part=opened))
+
+
+def test_a_damaged_shape_is_no_superblock():
+    block = bytearray(replace(LAYOUT, part=ModelPart(1, 2)).encode())
+    assert read_layout(block) == replace(LAYOUT, part=ModelPart(1, 2))
+    # The first byte behind the fields of a whole model.
+    block[len(LAYOUT.encode().rstrip(b"\0"))] ^= 4
+    assert read_layout(block) is None
 
 
 class Writer:

@@ -41,6 +41,17 @@ def test_gpus_are_given_out_one_each():
         divide(Options(), 4, gpus=lambda: ["0", "1", "2"])
 
 
+def test_a_replica_with_ranks_has_a_gpu_for_each_or_shares_its_threads_among_them():
+    found = divide(Options(tensor_parallel=2), 2, gpus=lambda: ["0", "1", "2", "3", "4"])
+    assert [dict(each.variables)["CUDA_VISIBLE_DEVICES"] for each in found] == ["0,1", "2,3"]
+    with pytest.raises(InvalidOption, match="replicas is 3 of 2 GPUs each but 5 GPUs are visible; pass at most 2"):
+        divide(Options(tensor_parallel=2), 3, gpus=lambda: ["0", "1", "2", "3", "4"])
+    machine = {"gpus": list, "cores": lambda: list(range(8)), "usable": lambda: 8}
+    [alone, _] = divide(Options(device="cpu"), 2, **machine)
+    [cut, _] = divide(Options(device="cpu", tensor_parallel=2), 2, **machine)
+    assert cut.options.threads == max(1, alone.options.threads // 2)
+
+
 def test_cores_threads_and_memory_are_divided_on_a_cpu():
     machine = {"gpus": lambda: ["0"], "cores": lambda: [0, 1, 4, 5, 6], "usable": lambda: 5}
     found = divide(Options(device="cpu", disk="cells", disk_size="1GiB"), 2, **machine)

@@ -36,6 +36,14 @@ def member_of(role: dict) -> FakeMember:
     return FakeMember(fake_info(exact=False, **role))
 
 
+def shaped(role: dict, ranks: int) -> dict:
+    """The facts of a role whose engine has this many ranks."""
+    found = role | {"tensor_parallel": ranks}
+    if "transfer" in role:
+        found["transfer"] = role["transfer"] | {"further_ports": [7000 + rank for rank in range(1, ranks)]}
+    return found
+
+
 def long_request(seed: int = 0, count: int = 3) -> Request:
     prompt = np.random.default_rng(seed).integers(0, 50, 200).astype(np.int32)
     return Request(prompt, SamplingParams(max_tokens=count, temperature=0.0))
@@ -53,9 +61,9 @@ def finish_prefills(member: FakeMember, finish: FinishReason = FinishReason.LENG
 
 
 class Apart:
-    def __init__(self, prefillers: int = 1, decoders: int = 1, chooser=None) -> None:
-        self.prefillers = [member_of(PREFILL) for _ in range(prefillers)]
-        self.decoders = [member_of(DECODE) for _ in range(decoders)]
+    def __init__(self, prefillers: int = 1, decoders: int = 1, chooser=None, roles=None) -> None:
+        members = [member_of(role) for role in roles or [PREFILL] * prefillers + [DECODE] * decoders]
+        self.prefillers, self.decoders = members[:prefillers], members[prefillers:]
         named = [(f"p{i}", each) for i, each in enumerate(self.prefillers)]
         named += [(f"d{i}", each) for i, each in enumerate(self.decoders)]
         self.choice = chooser or CountedChoice()
@@ -364,6 +372,32 @@ async def test_decode_engines_drop_after_the_prefill_engines_that_could_send_it_
         assert [len(each.inbox) for each in found.decoders] == [1, 1]
         await found.step(*found.decoders)
         assert (await dropping)["dropped_tokens"] == {"device": 4 * 64}
+
+
+@in_loop
+async def test_prompts_go_to_prefill_engines_of_the_same_shape_and_a_mismatch_is_logged_once_by_name(caplog):
+    roles = [shaped(PREFILL, 1), shaped(PREFILL, 2), shaped(DECODE, 2)]
+    async with apart(prefillers=2, roles=roles) as found:
+        (other, same), [decoder] = found.prefillers, found.decoders
+        for seed in range(2):
+            reading = await found.submit(long_request(seed))
+            await found.step(same, generate=False)
+            assert (len(other.sent), len(same.accepted)) == (0, seed + 1)
+            finish_prefills(same)
+            await turns()
+            for _ in range(4):
+                await found.step(decoder)
+            await reading
+        assert len(decoder.accepted) == 2
+    [record] = [each for each in caplog.records if each.levelname == "WARNING"]
+    complaint = "prefill engine p0 has --tensor-parallel 1 and cannot send prefixes to d0, which has 2"
+    assert record.getMessage().startswith(complaint)
+
+
+def test_every_rank_of_a_decode_engine_has_a_port():
+    backend = SimpleNamespace(info=fake_info(exact=False, **shaped(DECODE, 3)), host="there")
+    place = destination_of(SimpleNamespace(backend=backend))
+    assert place == Destination("there", 7000, further_ports=(7001, 7002))
 
 
 @pytest.mark.parametrize(

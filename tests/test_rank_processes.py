@@ -18,10 +18,32 @@ import pytest
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
 from weft import LLM, SamplingParams
+from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
 from weft.base.plan import Captures, Plan, Sampling
-from weft.runner.ranks.channel import Channel, ChannelClosed, Launch, ToRank, decode_plan, encode_plan
+from weft.base.transfers import (
+    Granted,
+    Offer,
+    Offered,
+    ReceivingEnded,
+    SendingEnded,
+    StagedUnit,
+    UnitReceived,
+    UnitsSent,
+)
+from weft.memory.kinds import Kind
+from weft.runner.ranks.channel import (
+    Channel,
+    ChannelClosed,
+    CopyUnits,
+    FromRank,
+    Happened,
+    Launch,
+    ToRank,
+    decode_plan,
+    encode_plan,
+)
 from weft.runner.ranks.processes import RankProcesses
 from weft.server.process_backend import ProcessBackend
 
@@ -36,8 +58,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def pair(folder):
-    with LLM(str(folder), tensor_parallel=2, **OPTIONS) as llm:
+def pair(folder, tmp_path):
+    # With a tier, which a group that has lost a rank must close too.
+    with LLM(str(folder), tensor_parallel=2, disk=str(tmp_path / "tier"), disk_size="16MiB", **OPTIONS) as llm:
         yield llm
 
 
@@ -99,8 +122,9 @@ def test_a_model_that_cannot_be_cut_is_refused_before_any_process_starts(folder,
 
 
 def test_a_rank_that_cannot_load_is_reported_with_its_number(folder):
-    others = RankProcesses(Options(model=str(folder / "absent"), tensor_parallel=2))
+    others = RankProcesses(2)
     try:
+        others.load(Options(model=str(folder / "absent"), tensor_parallel=2))
         with pytest.raises(ModelError, match=r"rank 1: .*absent"):
             others.join(make_engine("llama").config, 0, 1)
     finally:
@@ -134,6 +158,35 @@ def test_a_plan_arrives_as_it_was_sent(monkeypatch):
         ours.send(Launch(encode_plan(plan)))
         assert same(plan, decode_plan(theirs.receive(ToRank).plan))
     assert len(plans) > 4
+
+
+PAGE = StagedUnit(1, "page", 5, b"k" * 32, None, 64, b"t" * 16)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Granted(1, 2, 3, True),
+        UnitsSent(1, (PAGE,)),
+        SendingEnded(1, None),
+        SendingEnded(1, "why"),
+        Offered(1, Offer((b"k" * 32,), b"t" * 16, b"g" * 16)),
+        UnitReceived(1, 2),
+        ReceivingEnded(1),
+    ],
+)
+def test_an_event_of_a_transport_arrives_as_it_was_sent(event):
+    ours, theirs = map(Channel, socket.socketpair())
+    ours.send(Happened.of(event))
+    assert theirs.receive(FromRank).event == event
+
+
+def test_copies_arrive_as_they_were_sent():
+    label = UnitLabel(b"k" * 32, None, 64, "regular", b"t" * 16)
+    plan = CopyPlan(3, Direction.LOAD, (UnitCopy(Kind.PAGE, 1, 2),), 100, True, (label,), ((Kind.STATE, 4),), level=1)
+    ours, theirs = map(Channel, socket.socketpair())
+    ours.send(CopyUnits(8, plan))
+    assert theirs.receive(ToRank) == CopyUnits(8, plan)
 
 
 @pytest.mark.parametrize("data", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x01\xc1", b"\x00\x00", b""])

@@ -66,6 +66,15 @@ def test_a_file_is_read_by_its_argument_or_by_the_environment(tmp_path, monkeypa
         ({"gpus": 2}, "gpus must be a number from 0 to 1"),
         ({"gpus": 1, "options": {"device": "cpu"}}, "gpus is 1 but options.device is cpu"),
         ({"gpus": 0.5}, "set memory_fraction to 0.5 or less"),
+        ({"gpus": 1, "options": {"tensor_parallel": 2}}, "gpus is 1 but must be 2, one for each rank"),
+        ({"gpus": 3, "options": {"tensor_parallel": 2}}, "gpus must be a number from 0 to 2"),
+        ({"options": {"role": "prefill"}}, "options.role is not set by replica: with the section prefill"),
+        ({"options": {"prefill_replicas": 1}}, "options.prefill_replicas must be at the top level"),
+        ({"options": {"arrivals": "1GiB"}}, "options.arrivals needs the section prefill"),
+        ({"prefill": {"replicas": 1}}, "prefill.secret_file must name a file with a secret"),
+        ({"prefill": {"replicas": 0, "secret_file": "x"}}, "prefill.replicas must be an integer from 1"),
+        ({"prefill": {"secret_file": "x"}, "options": {"cache": False}}, "prefill cannot be combined with no cache"),
+        ({"prefill": {"secret_file": "x"}, "options": {"in_process": True}}, "prefill cannot be combined with in_proc"),
         ({"ingress": {"replicas": 17}}, "ingress.replicas must be an integer from 1 to 16"),
     ],
 )
@@ -95,7 +104,9 @@ def test_a_file_that_is_no_plain_small_yaml_is_refused(tmp_path, text, complaint
 def test_every_option_of_weft_serve_has_an_effect_or_is_refused():
     known = {each.name for options in (Options, FrontOptions) for each in fields(options)}
     others = {each.name for each in fields(ServeOptions)} - known - ELSEWHERE.keys()
-    assert others == {"engine_timeout", "in_process"}, "an option that weft.ray must honour, or refuse by its name"
+    assert others == {"engine_timeout", "in_process", "arrivals"}, (
+        "an option that weft.ray must honour, or refuse by its name"
+    )
 
 
 def test_an_engine_gets_its_device_and_threads_by_its_resources_and_a_seed_of_its_own():
@@ -106,6 +117,30 @@ def test_an_engine_gets_its_device_and_threads_by_its_resources_and_a_seed_of_it
     assert parse({"gpus": 1}).engine_options("a").device == "cuda"
     assert parse({"options": {"device": "cuda"}}).gpus_per_replica == 1
     assert parse({"cpus": 3, "options": {"threads": 2}}).engine_options("a").threads == 2
+
+
+def test_the_ranks_of_a_replica_have_a_gpu_each_or_share_its_cpus():
+    cut = parse({"options": {"device": "cuda", "tensor_parallel": 2}})
+    assert (cut.gpus_per_replica, cut.engine_options("a").tensor_parallel) == (2, 2)
+    assert parse({"cpus": 4, "options": {"tensor_parallel": 2}}).engine_options("a").threads == 2
+    assert parse({"options": {"tensor_parallel": 2}}).engine_options("a").threads == 1
+
+
+def test_replicas_have_roles_and_one_secret_if_there_are_prefill_engines(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("s" * 64)
+    path.chmod(0o600)
+    settings = parse({"prefill": {"secret_file": str(path)}, "options": {"arrivals": "32MiB"}})
+    assert parse(settings.plain()) == settings
+    found = [settings.transfer(role, "10.0.0.1") for role in ("prefill", "decode")]
+    assert [(each.role, each.arrivals, each.host) for each in found] == [
+        ("prefill", "32MiB", "10.0.0.1"),
+        ("decode", "32MiB", "10.0.0.1"),
+    ]
+    assert found[0].secret == found[1].secret
+    assert parse({}).transfer("decode", "10.0.0.1") is None
+    with pytest.raises(OptionError, match=r"prefill.secret_file"):
+        parse({"prefill": {"secret_file": str(tmp_path / "absent")}}).transfer("decode", "10.0.0.1")
 
 
 def test_the_version_follows_the_engines_options_only():
@@ -135,6 +170,20 @@ def test_deployments_get_what_the_settings_say():
     assert deployed._deployment_config.graceful_shutdown_timeout_s > 7
     assert deployed._deployment_config.autoscaling_config.min_replicas == 2
     assert found.max_ongoing_requests > 1024
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_prefill_engines_are_a_deployment_of_their_own_that_does_not_scale():
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
+    from weft.ray.deployments import application
+
+    prefill = {"replicas": 3, "secret_file": "x"}
+    found = application(parse({"prefill": prefill, "autoscaling": {"min": 2}}))._bound_deployment
+    _, _, decode, pool = (getattr(each, "_bound_deployment", None) for each in found.init_args)
+    assert (decode.name, pool.name) == ("engine", "prefill")
+    assert (decode.init_args[2:], pool.init_args[2:]) == ((), ("prefill",))
+    assert pool._deployment_config.num_replicas == 3
+    assert pool._deployment_config.autoscaling_config is None
 
 
 # scaling --------------------------------------------------------------------------------------------------------------

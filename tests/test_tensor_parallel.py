@@ -225,8 +225,7 @@ def test_quantised_experts_are_cut_at_their_blocks_only():
     "other",
     [
         {"exact": True},
-        {"disk": "file", "disk_size": "1GiB"},
-        {"host_memory": "1GiB"},
+        {"remote": "s3://bucket"},
         {"draft": "mtp"},
         {"draft": "owner/small"},
     ],

@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import PAGE_BYTES, auto_share, memory_bytes
-from weft.base.transfers import TransferSettings
+from weft.base.transfers import TransferSettings, Transport
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.departures import SHARE, area_bytes
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
+from weft.transfer.group import GroupTransport
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
 if TYPE_CHECKING:
-    from weft.loading import Loaded
+    from weft.loading import Loaded, LoadedPart
+    from weft.runner.ranks.leading import LeadingRunner
     from weft.runner.runner import Runner
 
 # Room for the units of the next chunk while those of the last one are sent.
@@ -32,7 +34,7 @@ LEAST_CELLS = 16
 class JoinedTransfers:
     """The transport of an engine, and what routers must know of it."""
 
-    transport: TcpTransport
+    transport: Transport
     facts: dict[str, Any]
 
 
@@ -50,27 +52,62 @@ def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
         return replace(loaded, config=replace(loaded.config, departures_bytes=staging_bytes(loaded.spec)))
     size = memory_bytes(settings.arrivals, "arrivals") or 0
     if not size:
-        size = min(AUTO_ARRIVALS_BYTES, free_bytes() // 4) // (auto_share(settings.arrivals) or 1)
+        # Ranks share the machine's memory.
+        ranks = 1 if loaded.others is None else loaded.others.ranks
+        size = min(AUTO_ARRIVALS_BYTES, free_bytes() // 4) // (auto_share(settings.arrivals) or 1) // ranks
     least = 2 * area_bytes(loaded.spec, LEAST_CELLS)
     if size < least:
         raise InvalidOption("arrivals", f"is {size} bytes but must be at least {least} for this model; pass more")
     return replace(loaded, config=replace(loaded.config, arrivals_bytes=size - size % PAGE_BYTES))
 
 
-def join(loaded: Loaded, runner: Runner, settings: TransferSettings) -> JoinedTransfers:
-    """Return the transport of an engine whose runner has the areas for its role; a decode engine binds its port."""
-    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(loaded.spec).items() if kind is not Kind.TAIL}
-    contract = Contract(loaded.fingerprint, sizes, loaded.config.form if loaded.config.exact else "")
+def join(loaded: Loaded, runner: Runner | LeadingRunner, settings: TransferSettings) -> JoinedTransfers:
+    """Return the transport of an engine whose runner has the areas for its role; a decode engine binds its ports."""
+    from weft.runner.ranks.leading import LeadingRunner, rank_ends
+
+    transport: Transport
+    if isinstance(runner, LeadingRunner):
+        others = runner.others
+        ends = rank_ends(others)
+        own, port = transport_of(contract_of(loaded, others.ranks), runner.runner, settings)
+        transport, ports = GroupTransport([own, *ends]), [port, *others.join_transfers(settings)]
+    else:
+        transport, port = transport_of(contract_of(loaded), runner, settings)
+        ports = [port]
+    facts: dict[str, Any] = {"role": settings.role}
+    if settings.role == "decode":
+        door = {"port": ports[0], "further_ports": ports[1:], "secure": settings.certfile is not None}
+        facts["transfer"] = door | {"host": settings.reached_at}
+    return JoinedTransfers(transport, facts)
+
+
+def rank_transport(part: LoadedPart, runner: Runner, settings: TransferSettings) -> tuple[TcpTransport, int | None]:
+    """Return the transport of a rank other than the first, and the port on which it receives its part of prefixes."""
+    port = settings.port and settings.port + part.rank
+    contract = Contract(part.fingerprint, unit_sizes(runner.spec), "", part.rank, part.ranks)
+    return transport_of(contract, runner, replace(settings, port=port))
+
+
+def contract_of(loaded: Loaded, ranks: int = 1) -> Contract:
+    form = loaded.config.form if loaded.config.exact else ""
+    return Contract(loaded.fingerprint, unit_sizes(loaded.spec), form, 0, ranks)
+
+
+def unit_sizes(spec: MemorySpec) -> dict[Kind, int]:
+    return {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+
+
+def transport_of(contract: Contract, runner: Runner, settings: TransferSettings) -> tuple[TcpTransport, int | None]:
+    """Return the transport of one process; of a decode engine also the port on which it receives prefixes."""
     units = runner.area_units(len(runner.tiers) - 1)
     if settings.role == "prefill":
-        return JoinedTransfers(TcpTransport(contract, settings.secret, Memories(staged=units)), {"role": settings.role})
+        return TcpTransport(contract, settings.secret, Memories(staged=units)), None
     tls = None
     if settings.certfile is not None:
         tls = TlsFiles(settings.certfile, settings.keyfile, settings.password_file)
     listener = _bound(settings.host, settings.port)
     transport = TcpTransport(contract, settings.secret, Memories(arrived=units), TransferDoor(listener, tls))
-    door = {"port": listener.getsockname()[1], "secure": tls is not None, "host": settings.reached_at}
-    return JoinedTransfers(transport, {"role": settings.role, "transfer": door})
+    return transport, listener.getsockname()[1]
 
 
 def _bound(host: str, port: int) -> socket.socket:

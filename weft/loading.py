@@ -26,7 +26,9 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.disk_format import WHOLE, ModelPart
 from weft.models.config import Config, read_config, shown, text_part
+from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
@@ -37,7 +39,8 @@ from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.exact import ExactRunner
 from weft.runner.head import HeadRunner, HiddenStates
 from weft.runner.ranks.group import ProcessRanks
-from weft.runner.ranks.processes import LeadingRunner, RankProcesses
+from weft.runner.ranks.leading import LeadingRunner
+from weft.runner.ranks.processes import RankProcesses
 from weft.runner.ranks.runner import RankRunner
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
@@ -98,14 +101,7 @@ class Loaded:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress)
-            if self.config.host_bytes:
-                runner.add_host_memory(self.config.host_bytes)
-            if self.disk is not None:
-                runner.add_disk(self.disk, self.config.disk_bytes, self.fingerprint)
-            if self.remote is not None:
-                runner.add_remote(self.remote, self.fingerprint)
-            for size in filter(None, (self.config.arrivals_bytes, self.config.departures_bytes)):
-                runner.add_area(size)
+            add_tiers(runner, self.config, self.disk, self.fingerprint, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -116,8 +112,12 @@ class Loaded:
     def _leading_runner(self, others: RankProcesses, threads: int) -> LeadingRunner:
         try:
             others.join(self.config, self.spec.draft_room, threads)
-            part = LoadedPart(self.model, self.chosen.operations, self.device, 0, others.ranks)
-            return LeadingRunner(part.runner(str(others.meeting), self.config, self.spec.draft_room, threads), others)
+            part = LoadedPart(
+                self.model, self.chosen.operations, self.device, 0, others.ranks, self.fingerprint, self.disk
+            )
+            runner = part.runner(str(others.meeting), self.config, self.spec.draft_room, threads)
+            others.await_joined()
+            return LeadingRunner(runner, others)
         except BaseException:
             others.close()
             raise
@@ -177,25 +177,54 @@ class LoadedPart:
     device: str
     rank: int
     ranks: int
+    fingerprint: bytes = b""  # of the part, if there is a file or a role
+    disk: Path | None = None  # file of the group's disk tier
 
     def runner(self, meeting: str, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
-        """Join the group and return the device that executes its plans on this rank."""
+        """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
         spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
         group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
         threads = threads or max(1, available_cores() // self.ranks)
         sizes = (spec, config.memory_bytes, config.max_sequences)
         on_cpu = threads if self.device == "cpu" else None
-        return RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
+        runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
+        add_tiers(runner, config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
+        return runner
 
 
-def load_part(options: Options, rank: int, ranks: int) -> LoadedPart:
+def add_tiers(
+    runner: Runner,
+    config: EngineConfig,
+    disk: Path | None,
+    fingerprint: bytes,
+    remote: str | None = None,
+    part: ModelPart = WHOLE,
+) -> None:
+    """Give a runner the memory below the device that a configuration asks for, for its part of the model."""
+    if config.host_bytes:
+        runner.add_host_memory(config.host_bytes)
+    if disk is not None:
+        runner.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
+    if remote is not None:
+        runner.add_remote(remote, fingerprint)
+    for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
+        runner.add_area(size)
+
+
+def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -> LoadedPart:
     """Load the part of a rank other than the first, which loads its own with `load`."""
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     use_gpu_of(rank, ranks, device)
     shard = shard_of(options, rank)
-    model, _ = load_model(folder, dtype, device, False, options.weights, options.seed, spare_bytes(ranks), shard=shard)
-    return LoadedPart(model, choose(device, dtype, model.memories).operations, device, rank, ranks)
+    spare = spare_bytes(ranks)
+    model, config = load_model(folder, dtype, device, False, options.weights, options.seed, spare, shard=shard)
+    operations = choose(device, dtype, model.memories).operations
+    found = b""
+    if identify or options.disk is not None:
+        found = fingerprint(model, config, MemorySpec(model.memories(operations)), shard)
+    disk = None if options.disk is None else Path(options.disk)
+    return LoadedPart(model, operations, device, rank, ranks, found, disk)
 
 
 def spare_bytes(ranks: int) -> int:
@@ -212,20 +241,25 @@ def use_gpu_of(rank: int, ranks: int, device: str) -> None:
     use_gpu(rank)
 
 
-def load(options: Options, progress: bool = True, identify: bool = False) -> Loaded:
+def load(
+    options: Options, progress: bool = True, identify: bool = False, others: RankProcesses | None = None
+) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    With `identify`, its fingerprint is computed even without a file.
+    With `identify`, its fingerprint is computed even without a file. `others` are the processes of the other ranks, if
+    they have been started already.
     """
     if options.tensor_parallel == 1:
         return load_model_of(options, progress, None, identify)
-    # Before any process starts: shapes that cannot be cut are refused from the configuration alone.
-    check_shapes(options)
-    others = RankProcesses(options)
     try:
-        return load_model_of(options, progress, others)
+        # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
+        check_shapes(options)
+        others = others or RankProcesses(options.tensor_parallel)
+        others.load(options, identify)
+        return load_model_of(options, progress, others, identify)
     except BaseException:
-        others.close()
+        if others is not None:
+            others.close()
         raise
 
 
@@ -297,10 +331,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
     if options.disk is None and options.remote is None and not identify:
         return loaded
-    from weft.models.fingerprint import fingerprint
-
     disk = None if options.disk is None else Path(options.disk)
-    return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec))
+    return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
 
 
 def load_drafter(
@@ -448,11 +480,11 @@ def facts_of(
     return SizingFacts(
         device=kind,
         room="" if room is None else str(room),
-        # Ranks on a CPU share its memory.
+        # Ranks share the memory of the machine.
         free_bytes=free_bytes(device) // ranks if room is None else room.arena,
         model_length=Config(config).context,
         longest=lambda memory: longest_alone(spec, memory - share(memory)),
         least_bytes=least_bytes(spec) + (0 if draft is None else least_bytes(draft)),
-        free_host_bytes=0 if device == "cpu" else free_bytes(),
+        free_host_bytes=0 if device == "cpu" else free_bytes() // ranks,
         draft_bytes=share,
     )

@@ -13,19 +13,31 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from weft.base.errors import ModelError, OptionError
+from weft.base.transfers import TransferSettings
 from weft.runner.ranks.channel import (
     Channel,
     ChannelClosed,
+    CopyUnits,
     Join,
+    JoinTransfers,
     Launch,
     LoadPart,
+    PartJoined,
     PartLoaded,
     PartUnloadable,
     ToRank,
+    TransferCall,
     decode_plan,
 )
+
+if TYPE_CHECKING:
+    from weft.loading import LoadedPart
+    from weft.runner.ranks.reporting import RankReporter
+    from weft.runner.ranks.runner import RankRunner
 
 log = logging.getLogger("weft")
 
@@ -33,32 +45,75 @@ log = logging.getLogger("weft")
 def run_rank(channel: Channel) -> int:
     """Load a part, join the group and execute plans until the first rank ends; return the process's exit code."""
     from weft.loading import load_part
+    from weft.runner.ranks.reporting import RankReporter
 
     begin: LoadPart = channel.receive(LoadPart)
     logging.basicConfig(level=begin.log_level, format=f"%(levelname)s %(name)s: rank {begin.rank}: %(message)s")
-    threading.Thread(target=_end_with_first, args=(channel.connection,), daemon=True).start()
+    lifeline = Lifeline(channel.connection)
     try:
-        part = load_part(begin.options, begin.rank, begin.ranks)
+        part = load_part(begin.options, begin.rank, begin.ranks, begin.identify)
+        channel.send(PartLoaded())
+        join: Join = channel.receive(Join)
+        runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
     except (OptionError, ModelError) as error:
-        channel.send(PartUnloadable(str(error), isinstance(error, OptionError)))
-        return 1
-    channel.send(PartLoaded())
-    join: Join = channel.receive(Join)
-    runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
+        return _refuse(channel, error)
+    # What was saved is durable before the process ends.
+    lifeline.before_end = runner.close
+    reporter = RankReporter(channel, runner, begin.rank)
+    channel.send(PartJoined())
+    return _execute(channel, part, runner, reporter)
+
+
+def _execute(channel: Channel, part: LoadedPart, runner: RankRunner, reporter: RankReporter) -> int:
+    """Do what the first rank sends, in order."""
     while True:
-        try:
-            message: Launch = channel.receive(ToRank)
-        except ChannelClosed:
-            return 0
-        runner.launch(decode_plan(message.plan))
+        message: ToRank = channel.receive(ToRank)
+        if isinstance(message, Launch):
+            runner.launch(decode_plan(message.plan))
+        elif isinstance(message, CopyUnits):
+            reporter.begin(message)
+        elif isinstance(message, TransferCall):
+            assert reporter.transport is not None
+            message.apply(reporter.transport)
+        elif isinstance(message, JoinTransfers):
+            try:
+                channel.send(PartJoined(_join_transfers(part, runner, reporter, message.settings)))
+            except OptionError as error:
+                return _refuse(channel, error)
 
 
-def _end_with_first(connection: socket.socket) -> None:
-    """End the process as soon as the first rank has ended, even while loading or during a step."""
-    hangup = select.poll()
-    hangup.register(connection, 0)
-    hangup.poll()
-    os._exit(0)
+def _join_transfers(
+    part: LoadedPart, runner: RankRunner, reporter: RankReporter, settings: TransferSettings
+) -> int | None:
+    """Send or receive this rank's part of prefixes; return the port on which it receives them."""
+    from weft.apart import rank_transport
+
+    transport, port = rank_transport(part, runner, settings)
+    reporter.attach(transport)
+    return port
+
+
+def _refuse(channel: Channel, error: Exception) -> int:
+    """Report why this rank cannot take part, and wait until the first rank has ended the group."""
+    channel.send(PartUnloadable(str(error), isinstance(error, OptionError)))
+    channel.receive(ToRank)
+    return 1
+
+
+class Lifeline:
+    """Ends the process as soon as the first rank has ended, even while loading or during a step."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.before_end: Callable[[], None] = lambda: None
+        self._connection = connection
+        threading.Thread(target=self._watch, name="weft-first-rank", daemon=True).start()
+
+    def _watch(self) -> None:
+        hangup = select.poll()
+        hangup.register(self._connection, 0)
+        hangup.poll()
+        self.before_end()
+        os._exit(0)
 
 
 def main() -> None:

@@ -188,10 +188,9 @@ def check_ranks(options: Options) -> None:
             )
         return
     drafter = draft_of(options) in ("mtp", "model")
-    given = {"exact": options.exact, "disk": options.disk, "host_memory": options.host_memory, "draft": drafter}
-    given["remote"] = options.remote
+    given = {"exact": options.exact, "draft": drafter, "remote": options.remote}
     for name, value in given.items():
-        if value not in (False, None, "off"):
+        if value not in (False, None):
             raise InvalidOption(
                 "tensor_parallel", f"must be 1 with {name}, got {ranks}: it is not supported for a model cut over ranks"
             )

@@ -13,11 +13,12 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a decode engine receives prefixes."""
+    """Where a decode engine receives prefixes. Further ranks of it have ports of their own, in order."""
 
     host: str
     port: int
     secure: bool = False
+    further_ports: tuple[int, ...] = ()
 
 
 ROLES = ("both", "prefill", "decode")
@@ -27,9 +28,9 @@ ROLES = ("both", "prefill", "decode")
 class TransferSettings:
     """The role of an engine, and how it sends or receives prefixes.
 
-    A decode engine receives them at `host` and `port` (0: any free port), in host memory of the size `arrivals`. With a
-    certificate, connections are encrypted. `reached_at` is the host to send them to, if that is not where routers find
-    the engine.
+    A decode engine receives them at `host` and `port` (0: any free port), in host memory of the size `arrivals`; its
+    further ranks use the ports after that. With a certificate, connections are encrypted. `reached_at` is the host to
+    send them to, if that is not where routers find the engine.
     """
 
     role: str
@@ -45,10 +46,14 @@ class TransferSettings:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A prefix to be sent: the salted keys of its cells, from the root down, and the digest of its tenant."""
+    """A prefix to be sent: the salted keys of its cells, from the root down, and the digest of its tenant.
+
+    With several ranks, each sends its own part; `group` is the same in the offers of all, and of no other prefix.
+    """
 
     keys: tuple[bytes, ...]
     tenant: bytes
+    group: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

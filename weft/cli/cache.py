@@ -118,6 +118,8 @@ def export(file: DiskFile, options: CacheOptions) -> int:
     if len(letters) < LEAST_LETTERS or len(letters) % 2 or not set(letters) <= set("0123456789abcdef"):
         raise InvalidOption("prefix", f"must be {LEAST_LETTERS} to 64 hexadecimal letters of a cell's key")
     assert options.export_to is not None
+    if file.layout.part.ranks > 1:
+        raise InvalidOption("export_to", f"needs the file of a whole model; this one holds {file.layout.part}")
     return export_prefix(file, bytes.fromhex(letters), Path(options.export_to))
 
 
@@ -130,6 +132,7 @@ def summary(file: DiskFile) -> dict[str, Any]:
         sizes[header.tenant.hex()] += header.size
     return {
         "fingerprint": file.layout.fingerprint.hex(),
+        "part": str(file.layout.part),
         "file_bytes": file.layout.size_bytes,
         "used_bytes": sum(sizes.values()),
         "units": dict(kinds),
@@ -173,7 +176,7 @@ def drop(file: DiskFile, tenant: str) -> int:
 def shown(report: dict[str, Any]) -> str:
     units = ", ".join(f"{count} {kind}s" for kind, count in report["units"].items()) or "no units"
     lines = [
-        f"model    {report['fingerprint'][:16]}",
+        f"model    {report['fingerprint'][:16]}, {report['part']}",
         f"file     {report['file_bytes'] / 2**20:.0f} MiB, {report['used_bytes'] / 2**20:.1f} MiB in use",
         f"units    {units}",
         f"damaged  {report['damaged_headers']} headers",

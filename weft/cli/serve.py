@@ -202,9 +202,8 @@ class ServeOptions(FrontOptions, Options):
         asked = "prefill_replicas" if self.prefill_replicas else "role" if self.role != "both" else None
         if asked is None:
             return
-        for other, given in (("--tensor-parallel", self.tensor_parallel > 1), ("--no-cache", not self.cache)):
-            if given:
-                raise InvalidOption(asked, f"cannot be combined with {other}: its engines do not exchange prefixes")
+        if not self.cache:
+            raise InvalidOption(asked, "cannot be combined with --no-cache: its engines do not exchange prefixes")
         if self.in_process:
             raise InvalidOption(asked, "needs engine processes; do not pass --in-process with it")
 

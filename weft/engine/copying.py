@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
-from weft.base.errors import CopyFailed
+from weft.base.errors import CopyFailed, EngineStopped
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.arrivals import ArrivalsLink
@@ -127,6 +127,15 @@ class Copier:
 
     def close(self) -> None:
         """Save what outlives the process, newest first and for a limited time, and release the tiers below."""
+        try:
+            self._save_last()
+        except EngineStopped as error:
+            log.warning("what was not saved yet is lost: %s", error)
+        finally:
+            self.tiers.close()
+            self._device.close()
+
+    def _save_last(self) -> None:
         until = perf_counter() + CLOSING_SECONDS
         for link in self.tiers.links:
             link.saves.erasing.retry()
@@ -137,8 +146,6 @@ class Copier:
             # The next process continues, from the marks in the file.
             link.saves.erasing.stop()
         self.finish()
-        self.tiers.close()
-        self._device.close()
 
     def _land_oldest(self, flights: deque[tuple[CopyPlan, Any]], wait: bool) -> bool:
         plan, ticket = flights[0]

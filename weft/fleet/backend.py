@@ -19,7 +19,14 @@ from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import LEFT, Member, MemberState
-from weft.fleet.pairing import PrefillLeg, answers_requests, destination_of, prefills_for_others, prefix_request
+from weft.fleet.pairing import (
+    PrefillLeg,
+    PrefillPool,
+    answers_requests,
+    destination_of,
+    prefills_for_others,
+    prefix_request,
+)
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
 from weft.fleet.warm_up import WarmUp
@@ -69,6 +76,7 @@ class FleetBackend:
         self._draining = False
         self._streams: set[FleetStream] = set()
         self._numbers = itertools.count()
+        self._pool = PrefillPool()
         self._emptied = asyncio.Event()
         self._admitted = asyncio.Event()
         self._failed = asyncio.Event()
@@ -273,7 +281,7 @@ class FleetBackend:
 
     async def _begin_leg(self, stream: FleetStream, member: Member) -> PrefillLeg | None:
         """Let a prefill engine compute the prompt of a request, if that pays and one accepts it."""
-        prefillers = [each for each in self.members if each.takes_requests and prefills_for_others(each)]
+        prefillers = self._pool.fitting(self.members, member)
         destination, request = destination_of(member), stream.request
         if not prefillers or destination is None or request.params.prompt_logprobs is not None:
             return None

@@ -41,18 +41,27 @@ def divide(
 ) -> list[Replica]:
     """Return what each of `count` replicas gets."""
     found = [] if options.device == "cpu" else gpus()
+    ranks = options.tensor_parallel
     if found:
-        if count > len(found):
-            raise InvalidOption("replicas", f"is {count} but {len(found)} GPUs are visible; pass at most {len(found)}")
-        return [Replica(_own(options, i, count, gpu=True), variables=((VISIBLE, found[i]),)) for i in range(count)]
+        if count * ranks > len(found):
+            each = "" if ranks == 1 else f" of {ranks} GPUs each"
+            raise InvalidOption(
+                "replicas",
+                f"is {count}{each} but {len(found)} GPUs are visible; pass at most {len(found) // ranks}",
+            )
+        shares = [",".join(found[place * ranks : (place + 1) * ranks]) for place in range(count)]
+        return [Replica(_own(options, i, count, gpu=True), variables=((VISIBLE, shares[i]),)) for i in range(count)]
     most = usable()
     if count > most:
         raise InvalidOption("replicas", f"is {count} but {most} cores are usable; pass at most {most}")
     numbers = cores()
-    each = len(numbers) // count
-    own = replace(options, threads=options.threads or min(most // count, available_cores()))
+    each_has = len(numbers) // count
+    # `threads` are those of each rank.
+    threads = max(1, min(most // count, available_cores()) // ranks)
+    own = replace(options, threads=options.threads or threads)
     return [
-        Replica(_own(own, place, count), tuple(numbers[place * each : (place + 1) * each])) for place in range(count)
+        Replica(_own(own, place, count), tuple(numbers[place * each_has : (place + 1) * each_has]))
+        for place in range(count)
     ]
 
 

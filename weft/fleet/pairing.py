@@ -5,6 +5,7 @@ Whatever happens on it, the request goes on to the member that answers it, which
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,8 @@ from weft.engine.request import Request
 from weft.fleet.choosing import Chooser
 from weft.fleet.member import LEFT, Member
 from weft.server.output_stream import OutputStream
+
+log = logging.getLogger("weft")
 
 # Prefill engines that a prompt is tried on.
 MOST_LEGS = 2
@@ -42,7 +45,36 @@ def destination_of(member: Member) -> Destination | None:
     if not isinstance(door, dict):
         return None
     host = door.get("host") or getattr(member.backend, "host", LOCAL_HOST)
-    return Destination(str(host), int(door["port"]), bool(door["secure"]))
+    further = tuple(int(port) for port in door.get("further_ports", ()))
+    return Destination(str(host), int(door["port"]), bool(door["secure"]), further)
+
+
+def ranks_of(member: Member) -> int:
+    return int(member.backend.info.settings.get("tensor_parallel", 1))
+
+
+class PrefillPool:
+    """Finds prefill engines whose prefixes fit a member. A mismatch is logged once for each pair of engines."""
+
+    def __init__(self) -> None:
+        self._refused: set[tuple[str, int, str, int]] = set()
+
+    def fitting(self, members: list[Member], member: Member) -> list[Member]:
+        """Return the prefill engines that take requests and have as many tensor-parallel ranks as `member`."""
+        found = (each for each in members if each.takes_requests and prefills_for_others(each))
+        return [each for each in found if self._fits(each, member)]
+
+    def _fits(self, prefiller: Member, member: Member) -> bool:
+        theirs, ours = ranks_of(prefiller), ranks_of(member)
+        pair = (prefiller.name, theirs, member.name, ours)
+        if theirs != ours and pair not in self._refused:
+            self._refused.add(pair)
+            log.warning(
+                "prefill engine %s has --tensor-parallel %d and cannot send prefixes to %s, which has %d; start both "
+                "with the same number",
+                *pair,
+            )
+        return theirs == ours
 
 
 def prefix_request(request: Request, destination: Destination) -> Request:

@@ -13,7 +13,7 @@ from weft.ray.members import MemberList
 from weft.ray.replica import EngineReplica
 from weft.ray.settings import Autoscaling, FleetSettings, parse
 
-MEMBERS, ENGINE, INGRESS = "members", "engine", "ingress"
+MEMBERS, ENGINE, PREFILL, INGRESS = "members", "engine", "prefill", "ingress"
 POLICY = "weft.ray.scaling:wanted_replicas"
 # Calls of an ingress that are no generation: metrics, health, tokens.
 OTHER_CALLS = 64
@@ -28,7 +28,9 @@ HEALTH_TIMEOUT_SECONDS = 60.0
 class EngineDeployment:
     """What Ray Serve sees of a replica. Requests do not pass through it."""
 
-    async def __init__(self, settings: Mapping[str, Any], members: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, settings: Mapping[str, Any], members: Any, role: str = "decode"
+    ) -> None:
         from ray import serve
         from ray.util import get_node_ip_address
 
@@ -39,7 +41,7 @@ class EngineDeployment:
         async def announce(announcement: dict[str, Any]) -> None:
             await members.announce.remote(announcement)
 
-        self._replica = EngineReplica(parsed, name, get_node_ip_address(), announce)
+        self._replica = EngineReplica(parsed, name, get_node_ip_address(), announce, role)
         await self._replica.start()
 
     def check_health(self) -> None:
@@ -55,7 +57,7 @@ class EngineDeployment:
 class IngressDeployment:
     """The class that Ray Serve wraps around the ASGI application; keeps the other deployments in its application."""
 
-    def __init__(self, settings: Mapping[str, Any], members: Any, engine: Any) -> None:
+    def __init__(self, settings: Mapping[str, Any], members: Any, *engines: Any) -> None:
         set_up_logs(parse(settings).serve_options)
 
 
@@ -87,15 +89,10 @@ def application(settings: FleetSettings) -> Any:
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
     ).bind()
-    engine = serve.deployment(
-        EngineDeployment,
-        name=ENGINE,
-        **scale_of(settings),
-        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus_per_replica},
-        graceful_shutdown_timeout_s=grace,
-        logging_config=QUIET,
-        health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
-    ).bind(plain, members)
+    engines = [deploy_engine(settings, ENGINE, scale_of(settings)).bind(plain, members)]
+    if settings.prefill is not None:
+        pool = deploy_engine(settings, PREFILL, {"num_replicas": settings.prefill.replicas})
+        engines.append(pool.bind(plain, members, "prefill"))
     ingress = serve.deployment(
         serve.ingress(IngressApp(plain, members_of_this_application))(IngressDeployment),
         name=INGRESS,
@@ -106,7 +103,22 @@ def application(settings: FleetSettings) -> Any:
         graceful_shutdown_timeout_s=grace,
         logging_config=QUIET,
     )
-    return ingress.bind(plain, members, engine)
+    return ingress.bind(plain, members, *engines)
+
+
+def deploy_engine(settings: FleetSettings, name: str, scale: Mapping[str, Any]) -> Any:
+    """Return the deployment of engines with one role, an object of Ray Serve."""
+    from ray import serve
+
+    return serve.deployment(
+        EngineDeployment,
+        name=name,
+        **scale,
+        ray_actor_options={"num_cpus": settings.cpus, "num_gpus": settings.gpus_per_replica},
+        graceful_shutdown_timeout_s=settings.serve_options.drain_seconds + MARGIN_SECONDS,
+        logging_config=QUIET,
+        health_check_timeout_s=HEALTH_TIMEOUT_SECONDS,
+    )
 
 
 def scale_of(settings: FleetSettings) -> dict[str, Any]:

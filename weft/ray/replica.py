@@ -31,10 +31,11 @@ Announce = Callable[[dict[str, Any]], Awaitable[Any]]
 class EngineReplica:
     """One engine of the fleet. `announce` sends an announcement to the list of replicas.
 
-    The secret is the replica's own, and only the list and those who read it get it.
+    The secret is the replica's own, and only the list and those who read it get it. `role` counts if the fleet has
+    prefill engines.
     """
 
-    def __init__(self, settings: FleetSettings, name: str, host: str, announce: Announce) -> None:
+    def __init__(self, settings: FleetSettings, name: str, host: str, announce: Announce, role: str = "decode") -> None:
         self._settings = settings
         self._announce = announce
         options, given = settings.engine_options(name), settings.serve_options
@@ -49,6 +50,7 @@ class EngineReplica:
                 max_open=most,
                 patience_seconds=patience,
                 log_format=log_format(given),
+                transfer=settings.transfer(role, host),
             )
         )
         self._announcement = Announcement(name, host, 0, secrets.token_hex(32), settings.version)

@@ -16,7 +16,9 @@ from weft import __version__
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
+from weft.base.transfers import TransferSettings
 from weft.cli.serve import ServeOptions
+from weft.fleet.handshake import read_secret
 from weft.server.logs import LogFormat
 
 VARIABLE = "WEFT_FLEET"
@@ -36,10 +38,9 @@ ELSEWHERE = dict.fromkeys(
     "kv_events": "is not supported on Ray, where a new replica has no address of its own",
     "fleet_listen": "is not needed: replicas and ingress find each other through Ray",
     "fleet_secret": "is not needed: every replica makes its own secret",
-    **dict.fromkeys(
-        ("role", "prefill_replicas", "arrivals", "transfer_listen"),
-        "is not supported on Ray, whose replicas all compute prompts and answers",
-    ),
+    "role": "is not set by replica: with the section prefill at the top level, replicas get their roles",
+    "prefill_replicas": "must be at the top level of the settings, as prefill.replicas",
+    "transfer_listen": "is not needed: replicas receive prefixes on any free port of their machine's address",
 }
 _ENGINE = tuple(each.name for each in fields(Options))
 
@@ -94,8 +95,24 @@ class IngressSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSettings:
+    """Replicas that compute prompts for the others, and the file with the secret that all of them share."""
+
+    secret_file: str = ""
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        number("prefill.replicas", self.replicas, 1, MAX_REPLICAS, whole=True)
+        if not self.secret_file:
+            raise InvalidOption("prefill.secret_file", "must name a file with a secret, the same on every machine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSettings:
-    """What `weft.ray` deploys. `options` are those of `weft serve`; `gpus` defaults to 1 with the device cuda."""
+    """What `weft.ray` deploys. `options` are those of `weft serve`; `gpus` defaults to one for each rank with cuda.
+
+    With `prefill`, the other replicas are decode engines, and `replicas` and `autoscaling` are theirs.
+    """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     replicas: int = 1
@@ -103,18 +120,34 @@ class FleetSettings:
     cpus: float = 1.0
     gpus: float | None = None
     ingress: IngressSettings = field(default_factory=IngressSettings)
+    prefill: PrefillSettings | None = None
 
     def __post_init__(self) -> None:
         number("replicas", self.replicas, 1, MAX_REPLICAS, whole=True)
         number("cpus", self.cpus, 0, 1024)
+        options = self.serve_options
         if self.gpus is not None:
-            number("gpus", self.gpus, 0, 1)
-        self._check_gpus(self.serve_options.memory_fraction)
+            number("gpus", self.gpus, 0, options.tensor_parallel)
+        self._check_gpus(options.memory_fraction, options.tensor_parallel)
+        self._check_prefill(options)
 
-    def _check_gpus(self, memory_fraction: float) -> None:
+    def _check_prefill(self, options: ServeOptions) -> None:
+        if self.prefill is None:
+            if "arrivals" in self.options:
+                raise InvalidOption("arrivals", "needs the section prefill, whose replicas send prefixes to the others")
+            return
+        if options.in_process or not options.cache:
+            what = "in_process" if options.in_process else "no cache"
+            raise InvalidOption("prefill", f"cannot be combined with {what}: engine processes exchange cached prefixes")
+
+    def _check_gpus(self, memory_fraction: float, ranks: int) -> None:
         gpus, device = self.gpus_per_replica, self.options.get("device", "auto")
         if device != "auto" and bool(gpus) != (device == "cuda"):
             raise InvalidOption("gpus", f"is {gpus:g} but options.device is {device}; change one of them")
+        if ranks > 1 and gpus not in (0, ranks):
+            raise InvalidOption(
+                "gpus", f"is {gpus:g} but must be {ranks}, one for each rank of options.tensor_parallel"
+            )
         if 0 < gpus < 1 and gpus < memory_fraction:
             raise InvalidOption(
                 "gpus",
@@ -130,7 +163,14 @@ class FleetSettings:
     def gpus_per_replica(self) -> float:
         if self.gpus is not None:
             return self.gpus
-        return 1.0 if self.options.get("device") == "cuda" else 0.0
+        return float(self.options.get("tensor_parallel", 1)) if self.options.get("device") == "cuda" else 0.0
+
+    def transfer(self, role: str, host: str) -> TransferSettings | None:
+        """Return how a replica with this role on this host exchanges prefixes. Reads the secret."""
+        if self.prefill is None:
+            return None
+        secret = read_secret("prefill.secret_file", self.prefill.secret_file)
+        return TransferSettings(role, secret, self.serve_options.arrivals, host)
 
     def engine_options(self, replica: str) -> Options:
         """Return the options of one engine: its device by its resources, and a seed of its own.
@@ -144,7 +184,7 @@ class FleetSettings:
             values["seed"] += int.from_bytes(sha256(replica.encode()).digest()[:4], "big")
         values["device"] = "cuda" if self.gpus_per_replica else "cpu"
         if values["device"] == "cpu":
-            values["threads"] = given.threads or max(1, int(self.cpus))
+            values["threads"] = given.threads or max(1, int(self.cpus) // given.tensor_parallel)
         return Options(**values)
 
     @property
@@ -223,7 +263,7 @@ def parse(given: Any) -> FleetSettings:
     values = _checked("", given, FleetSettings)
     if "replicas" in values and "autoscaling" in values:
         raise InvalidOption("replicas", "and autoscaling exclude each other; omit one of them")
-    for name, kind in (("autoscaling", Autoscaling), ("ingress", IngressSettings)):
+    for name, kind in (("autoscaling", Autoscaling), ("ingress", IngressSettings), ("prefill", PrefillSettings)):
         if name in values:
             values[name] = kind(**_checked(f"{name}.", values[name], kind))
     options = values.get("options", {})

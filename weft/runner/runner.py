@@ -29,6 +29,7 @@ from weft.kernels.upload import upload
 from weft.memory.device.store import Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
@@ -224,14 +225,16 @@ class Runner:
         """Allocate host memory for what the device evicts."""
         self.tiers = (HostMemory(self.store, size_bytes),)
 
-    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes) -> None:
+    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
         """Open the file for what memory evicts."""
         from weft.memory.tiers.disk_file import open_file
-        from weft.memory.tiers.disk_format import DiskLayout
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes))
+        file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
+        if part.rank:
+            # The first rank's file decides what is there. A drop that was interrupted ends here.
+            file.erase(file.doomed)
         found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
         log.info("disk: %s, %d MiB, %s", path, file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))

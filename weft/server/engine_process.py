@@ -160,23 +160,23 @@ def _end_with_rank(failure: str) -> None:
 
 def load_engine(options: Options, progress: bool, transfer: TransferSettings | None = None) -> tuple[Engine, ModelInfo]:
     """Load a model and return its engine and facts. Everything with tensors is imported here."""
+    from weft.runner.ranks.processes import RankProcesses
+
+    # First, so that all ranks import their libraries at the same time.
+    others = RankProcesses(options.tensor_parallel) if options.tensor_parallel > 1 else None
     from weft.apart import join, with_areas
     from weft.engine.loop import Engine
     from weft.loading import load
     from weft.memory.capacity import longest_alone
-    from weft.runner.runner import Runner
 
-    loaded = load(options, progress, identify=transfer is not None)
+    loaded = load(options, progress, identify=transfer is not None, others=others)
     loaded = loaded if transfer is None else with_areas(loaded, transfer)
     config, model = loaded.config, loaded.model
     if loaded.others is not None:
         loaded.others.on_death = _end_with_rank
     runner = loaded.runner(options.threads, progress)
     drafter = loaded.draft_model(runner, options.threads)
-    joined = None
-    if transfer is not None:
-        assert isinstance(runner, Runner), "ranks cannot send or receive prefixes"
-        joined = join(loaded, runner, transfer)
+    joined = None if transfer is None else join(loaded, runner, transfer)
     transport = None if joined is None else joined.transport
     engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter, transport=transport)
     folder = _folder(options)
@@ -192,6 +192,7 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
         settings=asdict(config)
         | {
             "folder": str(folder),
+            "tensor_parallel": options.tensor_parallel,
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
         }

@@ -17,9 +17,10 @@ from weft.base.errors import WeftError
 from weft.base.transfers import Offer
 from weft.memory.kinds import Kind
 
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4
 KEY_BYTES = 32
+GROUP_BYTES = 16
 # A prefix of four million tokens.
 MAX_CELLS = 1 << 16
 MAX_OFFER_BYTES = KEY_BYTES * MAX_CELLS + (1 << 16)
@@ -47,10 +48,12 @@ class OfferMessage(TransferMessage, tag="offer"):
     version: int
     fingerprint: Annotated[bytes, Meta(max_length=32)]
     form: Annotated[str, Meta(max_length=4000)]
+    rank: Annotated[int, Meta(ge=0, le=1 << 16)]
     ranks: Annotated[int, Meta(ge=1, le=1 << 16)]
     unit_bytes: Annotated[dict[str, Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=8)]
     keys: Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_CELLS)]
     tenant: Annotated[bytes, Meta(max_length=16)]
+    group: Annotated[bytes, Meta(max_length=GROUP_BYTES)]
 
 
 class UnitMessage(TransferMessage, tag="unit"):
@@ -108,17 +111,18 @@ def read_from_receiver(body: bytes) -> FromReceiver:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What two engines must have in common, so that a unit of one means the same to the other."""
+    """What two engines, or two ranks of them, must have in common, so that a unit means the same to both."""
 
     fingerprint: bytes
     unit_bytes: Mapping[Kind, int]
     form: str = ""
+    rank: int = 0
     ranks: int = 1
 
     def offer(self, offer: Offer) -> OfferMessage:
         sizes = {kind.value: size for kind, size in self.unit_bytes.items()}
-        keys = b"".join(offer.keys)
-        return OfferMessage(VERSION, self.fingerprint, self.form, self.ranks, sizes, keys, offer.tenant)
+        own = (VERSION, self.fingerprint, self.form, self.rank, self.ranks, sizes)
+        return OfferMessage(*own, b"".join(offer.keys), offer.tenant, offer.group)
 
     def accept(self, message: OfferMessage) -> Offer:
         """Return the offer of a message. Raises, with the name of what differs, if its units mean something else."""
@@ -126,6 +130,7 @@ class Contract:
         compared = {
             "version of the transfer protocol": (message.version, VERSION),
             "number of tensor-parallel ranks": (message.ranks, self.ranks),
+            "rank": (message.rank, self.rank),
             "size of units": (message.unit_bytes, sizes),
             "model (configuration, weights, dtypes or layout)": (message.fingerprint, self.fingerprint),
             "form of exact answers": (message.form, self.form),
@@ -136,5 +141,8 @@ class Contract:
                 raise TransferError(f"the prefill engine has another {name}{shown}"[:MAX_REASON])
         if not message.keys or len(message.keys) % KEY_BYTES:
             raise TransferError(f"keys must have {KEY_BYTES} bytes each")
+        if len(message.group) != (GROUP_BYTES if self.ranks > 1 else 0):
+            raise TransferError(f"the offers of {self.ranks} ranks have no group of {GROUP_BYTES} bytes in common")
         starts = range(0, len(message.keys), KEY_BYTES)
-        return Offer(tuple(message.keys[start : start + KEY_BYTES] for start in starts), message.tenant)
+        keys = tuple(message.keys[start : start + KEY_BYTES] for start in starts)
+        return Offer(keys, message.tenant, message.group)

@@ -194,6 +194,12 @@ class DiskFile:
         theirs = read_layout(block)
         if theirs is None:
             raise InvalidOption("disk", f"{name} is no disk tier of this version; delete it or pass another path")
+        if theirs.part != self.layout.part:
+            raise InvalidOption(
+                "disk",
+                f"{name} holds units of {theirs.part}, but this server needs those of {self.layout.part}; pass the "
+                "--tensor-parallel that it was made with, delete the files, or pass another path",
+            )
         if theirs.fingerprint != self.layout.fingerprint:
             raise InvalidOption("disk", f"{name} belongs to another model; delete it or pass another path")
         if theirs != self.layout:
@@ -258,8 +264,12 @@ class DiskFile:
         for header in headers:
             self._blocks.write(self.layout.entry_of(header.kind, header.unit), header.encode())
 
-    def read(self, kind: Kind, unit: int, key: bytes, into: memoryview) -> None:
-        """Read a unit; raises `DamagedUnit` if it is not the whole unit of this key."""
+    def read(self, kind: Kind, unit: int, key: bytes, into: memoryview, position: int | None = None) -> None:
+        """Read a unit; raises `DamagedUnit` if it is not the whole unit of this key, and of this position if given.
+
+        The window pages of a resume point have one key. After a crash, files of several ranks may differ in their
+        order.
+        """
         entry = memoryview(mmap.mmap(-1, ENTRY))
         place = self.layout.entry_of(kind, unit)
         staged = self._buffer(kind)
@@ -271,9 +281,13 @@ class DiskFile:
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
         header = self.layout.header_at(entry, place)
         size = self.layout.unit_bytes[kind]
-        if header is None or header.key != key or header.kind is not kind or header.checksum != checksum(staged[:size]):
+        whole = header is not None and header.checksum == checksum(staged[:size])
+        if header is None or not whole or (header.kind, header.key) != (kind, key):
             self.damaged += 1
             raise DamagedUnit(f"a {kind} on disk is not what its header says")
+        if position is not None and header.position != position:
+            self.damaged += 1
+            raise DamagedUnit(f"a {kind} on disk belongs at token {header.position}, not {position}")
         into[:] = staged[:size]
 
     def is_whole(self, header: UnitHeader) -> bool:

@@ -1,6 +1,6 @@
 """The format of the disk tier's file: a superblock, one contiguous region of headers, then units in slabs.
 
-    0            superblock: which model, which sizes
+    0            superblock: which model, or which rank's part of it, and which sizes
     4096         headers, one entry of 256 bytes for each place at which a unit may begin; zeros where there is none
     payload      units; the unit `i` of a kind begins at byte `i * padded[kind]`
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ _ENTRY = struct.Struct("<4sHBBQQ32s32s16sQQ")
 # magic, version, bytes of an entry, fingerprint, slab bytes, slabs, payload bytes of a page, window page and state
 _SUPER = struct.Struct("<8sII32sQQQQQ")
 _SUM = struct.Struct("<Q")
+# Behind the checksum of the superblock, zeros for a whole model: rank, ranks, checksum of both and of what is before.
+_PART = struct.Struct("<II")
 # The same entry, for NumPy.
 ENTRY_TYPE = np.dtype(
     [
@@ -108,16 +111,41 @@ def decode(entry: bytes | memoryview) -> UnitHeader | None:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Whose units a file holds: those of a whole model, or of one rank."""
+
+    rank: int = 0
+    ranks: int = 1
+
+    def path(self, given: Path) -> Path:
+        """Return the path of this part's file; the first rank's is the given one.
+
+        >>> str(ModelPart(0, 2).path(Path("tier"))), str(ModelPart(1, 2).path(Path("tier")))
+        ('tier', 'tier.rank1')
+        """
+        return given.with_name(f"{given.name}.rank{self.rank}") if self.rank else given
+
+    def __str__(self) -> str:
+        return "a whole model" if self.ranks == 1 else f"rank {self.rank} of {self.ranks}"
+
+
+WHOLE = ModelPart()
+
+
+@dataclass(frozen=True, slots=True)
 class DiskLayout:
-    """Where everything lies in a file for one model. `unit_bytes` are the bytes of units in memory."""
+    """Where everything lies in a file for one model or part. `unit_bytes` are the bytes of units in memory."""
 
     fingerprint: bytes
     unit_bytes: Mapping[Kind, int]
     slab_bytes: int
     slabs: int
+    part: ModelPart = WHOLE
 
     @classmethod
-    def of(cls, fingerprint: bytes, unit_bytes: Mapping[Kind, int], size_bytes: int) -> DiskLayout:
+    def of(
+        cls, fingerprint: bytes, unit_bytes: Mapping[Kind, int], size_bytes: int, part: ModelPart = WHOLE
+    ) -> DiskLayout:
         """Return the layout of a file of up to `size_bytes`."""
         kept = {kind: unit_bytes[kind] for kind in KINDS if kind in unit_bytes}
         padded = {kind: _blocks(size) for kind, size in kept.items()}
@@ -125,7 +153,7 @@ class DiskLayout:
         # Headers take at most this share of a slab.
         with_headers = slab_bytes + -(-slab_bytes // min(padded.values())) * ENTRY
         slabs = max(0, (size_bytes - 2 * BLOCK) // with_headers)
-        return cls(fingerprint, kept, slab_bytes, slabs)
+        return cls(fingerprint, kept, slab_bytes, slabs, part)
 
     @property
     def padded(self) -> dict[Kind, int]:
@@ -154,7 +182,11 @@ class DiskLayout:
     def encode(self) -> bytes:
         sizes = [self.unit_bytes.get(kind, 0) for kind in KINDS]
         body = _SUPER.pack(SUPER_MAGIC, VERSION, ENTRY, self.fingerprint, self.slab_bytes, self.slabs, *sizes)
-        return (body + _SUM.pack(checksum(body))).ljust(BLOCK, b"\0")
+        body += _SUM.pack(checksum(body))
+        if self.part != WHOLE:
+            body += _PART.pack(self.part.rank, self.part.ranks)
+            body += _SUM.pack(checksum(body))
+        return body.ljust(BLOCK, b"\0")
 
     def doomed_entry(self, kind: Kind, unit: int) -> bytes:
         """Return the header of a unit that is to be overwritten. It says nothing about whose it was."""
@@ -199,7 +231,20 @@ def read_layout(block: bytes | memoryview) -> DiskLayout | None:
     magic, version, entry, fingerprint, slab_bytes, slabs, *sizes = _SUPER.unpack(body)
     if magic != SUPER_MAGIC or version != VERSION or entry != ENTRY:
         return None
-    return DiskLayout(fingerprint, {k: s for k, s in zip(KINDS, sizes, strict=True) if s}, slab_bytes, slabs)
+    part = _read_part(block)
+    if part is None:
+        return None
+    return DiskLayout(fingerprint, {k: s for k, s in zip(KINDS, sizes, strict=True) if s}, slab_bytes, slabs, part)
+
+
+def _read_part(block: bytes | memoryview) -> ModelPart | None:
+    first = _SUPER.size + _SUM.size
+    end = first + _PART.size
+    if not any(block[first : end + _SUM.size]):
+        return WHOLE
+    if _SUM.unpack_from(block, end)[0] != checksum(bytes(block[:end])):
+        return None
+    return ModelPart(*_PART.unpack_from(block, first))
 
 
 def _blocks(size: int) -> int:

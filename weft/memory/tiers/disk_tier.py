@@ -109,7 +109,7 @@ class DiskCopies:
     def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:
         began = perf_counter()
         for (kind, upper, lower), label in units:
-            self.file.read(Kind(kind), lower, label.key, self._units(Kind(kind), upper))
+            self.file.read(Kind(kind), lower, label.key, self._units(Kind(kind), upper), label.position)
         return perf_counter() - began
 
 

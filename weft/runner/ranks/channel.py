@@ -6,6 +6,8 @@ Decoding runs no code and is bounded in size. A plan travels as its numbers; the
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -14,9 +16,25 @@ import msgspec
 import numpy as np
 
 from weft.base.config import EngineConfig
+from weft.base.copies import CopyPlan
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.plan import Captures, Plan, Sampling
+from weft.base.transfers import (
+    Destination,
+    Granted,
+    Offer,
+    Offered,
+    ReceivingEnded,
+    ReservedUnit,
+    SendingEnded,
+    StagedUnit,
+    TransferEvent,
+    TransferSettings,
+    Transport,
+    UnitReceived,
+    UnitsSent,
+)
 
 HEADER_BYTES = 4
 # A plan has the page tables of all rows and, with grammars, a mask over the vocabulary for each.
@@ -36,14 +54,21 @@ class RankMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Base of all messages: the fields in order, after the tag."""
 
 
+# To a rank -----------------------------------------------------------------------------------------------------------
+
+
 class LoadPart(RankMessage, tag="load"):
-    """The first message to a rank: what to load, and where to meet the others."""
+    """The first message to a rank: what to load, and where to meet the others.
+
+    `identify`: compute the fingerprint of the part even without a file.
+    """
 
     options: Options
     rank: int
     ranks: int
     meeting: str
     log_level: int
+    identify: bool
 
 
 class Join(RankMessage, tag="join"):
@@ -60,19 +85,152 @@ class Launch(RankMessage, tag="launch"):
     plan: list[Any]
 
 
+class CopyUnits(RankMessage, tag="copy"):
+    """Copy this rank's part of units between tiers; `ticket` is the number to report it with."""
+
+    ticket: int
+    plan: CopyPlan
+
+
+class JoinTransfers(RankMessage, tag="transfers"):
+    """Send or receive this rank's part of prefixes."""
+
+    settings: TransferSettings
+
+
+class TransferCall(RankMessage):
+    """Base of the calls to a rank's transport."""
+
+    def apply(self, transport: Transport) -> None:
+        raise NotImplementedError
+
+
+class OpenTransfer(TransferCall, tag="open"):
+    transfer: int
+    destination: Destination
+    offer: Offer
+
+    def apply(self, transport: Transport) -> None:
+        transport.open(self.transfer, self.destination, self.offer)
+
+
+class SendUnits(TransferCall, tag="send"):
+    transfer: int
+    units: Sequence[StagedUnit]
+
+    def apply(self, transport: Transport) -> None:
+        transport.send(self.transfer, self.units)
+
+
+class FinishTransfer(TransferCall, tag="finish"):
+    transfer: int
+
+    def apply(self, transport: Transport) -> None:
+        transport.finish(self.transfer)
+
+
+class AbandonTransfer(TransferCall, tag="abandon"):
+    transfer: int
+
+    def apply(self, transport: Transport) -> None:
+        transport.abandon(self.transfer)
+
+
+class GrantUnits(TransferCall, tag="grant"):
+    transfer: int
+    first: int
+    end: int
+    point: bool
+    units: Sequence[ReservedUnit]
+
+    def apply(self, transport: Transport) -> None:
+        transport.grant(self.transfer, self.first, self.end, self.point, self.units)
+
+
+class EndTransfer(TransferCall, tag="end"):
+    """Confirm a transfer, or refuse it for a reason."""
+
+    transfer: int
+    reason: str | None
+
+    def apply(self, transport: Transport) -> None:
+        if self.reason is None:
+            transport.confirm(self.transfer)
+        else:
+            transport.refuse(self.transfer, self.reason)
+
+
+class CloseTransfers(TransferCall, tag="close"):
+    def apply(self, transport: Transport) -> None:
+        transport.close()
+
+
+AnyCall = OpenTransfer | SendUnits | FinishTransfer | AbandonTransfer | GrantUnits | EndTransfer | CloseTransfers
+ToRank = LoadPart | Join | Launch | CopyUnits | JoinTransfers | AnyCall
+
+
+# From a rank ---------------------------------------------------------------------------------------------------------
+
+
 class PartLoaded(RankMessage, tag="loaded"):
     """A rank has loaded its part."""
 
 
 class PartUnloadable(RankMessage, tag="unloadable"):
-    """A rank cannot load its part. `option`: because of an option, not of the model."""
+    """A rank cannot load its part, or give it memory. `option`: because of an option, not of the model."""
 
     message: str
     option: bool
 
 
-ToRank = LoadPart | Join | Launch
-FromRank = PartLoaded | PartUnloadable
+class PartJoined(RankMessage, tag="joined"):
+    """A rank has joined the group, or its transfers; `port` is where it receives prefixes."""
+
+    port: int | None = None
+
+
+class CopyEnded(RankMessage, tag="copied"):
+    """The copies of a ticket have taken this long, or failed."""
+
+    ticket: int
+    seconds: float
+    error: str | None = None
+
+
+class Happened(RankMessage, tag="happened"):
+    """One event of a rank's transport. MessagePack's decoder needs a field for each kind."""
+
+    granted: Granted | None = None
+    sent: UnitsSent | None = None
+    sending_ended: SendingEnded | None = None
+    offered: Offered | None = None
+    received: UnitReceived | None = None
+    receiving_ended: ReceivingEnded | None = None
+
+    @classmethod
+    def of(cls, event: TransferEvent) -> Happened:
+        values: dict[str, Any] = {EVENT_FIELDS[type(event)]: event}
+        return cls(**values)
+
+    @property
+    def event(self) -> TransferEvent:
+        found = [value for name in EVENT_FIELDS.values() if (value := getattr(self, name)) is not None]
+        if len(found) != 1:
+            raise ChannelClosed(f"a report must have one event, got {len(found)}")
+        event: TransferEvent = found[0]
+        return event
+
+
+EVENT_FIELDS: dict[type[Any], str] = {
+    Granted: "granted",
+    UnitsSent: "sent",
+    SendingEnded: "sending_ended",
+    Offered: "offered",
+    UnitReceived: "received",
+    ReceivingEnded: "receiving_ended",
+}
+Answer = PartLoaded | PartUnloadable | PartJoined
+FromRank = Answer | CopyEnded | Happened
 
 
 class Channel:
@@ -80,12 +238,15 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self._sending = threading.Lock()
 
     def send(self, message: RankMessage) -> None:
+        """Send a message. Any thread may call it."""
         body = msgspec.msgpack.encode(message)
         assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
         try:
-            self.connection.sendall(len(body).to_bytes(HEADER_BYTES, "big") + body)
+            with self._sending:
+                self.connection.sendall(len(body).to_bytes(HEADER_BYTES, "big") + body)
         except OSError as error:
             raise ChannelClosed(f"the process at the other end has ended: {error}") from error
 

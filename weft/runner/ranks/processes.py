@@ -1,4 +1,4 @@
-"""The first rank's view of a tensor-parallel group: it starts the other ranks, and sends them its plans.
+"""The first rank's view of a tensor-parallel group: it starts the other ranks, sends them its plans and hears them.
 
 Each of them is `python -m weft.rank_process FD`, with one end of a socket pair as file descriptor FD. It ends when the
 other end closes. The death of any rank ends the group: no rank can compute without the others.
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,49 +24,59 @@ from weft.base.child_processes import child_environment
 from weft.base.config import EngineConfig
 from weft.base.errors import EngineStopped, ModelError, OptionError
 from weft.base.options import Options
-from weft.base.plan import Landing, Plan
+from weft.base.transfers import TransferEvent, TransferSettings
 from weft.runner.ranks.channel import (
+    Answer,
     Channel,
     ChannelClosed,
+    CopyEnded,
     FromRank,
+    Happened,
     Join,
-    Launch,
+    JoinTransfers,
     LoadPart,
+    PartJoined,
     PartLoaded,
     PartUnloadable,
-    encode_plan,
+    RankMessage,
 )
-from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
 
 PROGRAM = (sys.executable, "-P", "-m", "weft.rank_process")
 GOODBYE_SECONDS = 10.0
+# How long an engine with nothing else to do waits for a copy of another rank at a time.
+COPY_SECONDS = 1e-3
 
 
 class RankProcesses:
     """The other ranks of a group as processes. `close` ends them, and waits until they have ended."""
 
-    def __init__(self, options: Options, program: Sequence[str] = PROGRAM) -> None:
-        """Start all processes; they load their parts at once."""
-        self.ranks = options.tensor_parallel
+    def __init__(self, ranks: int, program: Sequence[str] = PROGRAM) -> None:
+        """Start all processes. They import what they need, and wait for `load`."""
+        self.ranks = ranks
         self.failure: str | None = None
         self.processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
         # Called with the failure, once, from a thread.
         self.on_death: Callable[[str], None] = lambda failure: None
+        # Called with a rank and an event of its transport, from a thread.
+        self.on_event: Callable[[int, TransferEvent], None] = lambda rank, event: None
+        # Guards what the ranks have reported, and is notified of it.
+        self._news = threading.Condition()
+        self._answers: dict[int, Answer] = {}
+        self._copies: dict[int, list[CopyEnded]] = {}
         self._settled = threading.Event()
         self._folder = Path(tempfile.mkdtemp(prefix="weft-ranks-"))
         self.meeting = self._folder / "meeting"
-        plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         try:
-            for rank in range(1, self.ranks):
-                self._start(rank, plain, program)
+            for _ in range(1, self.ranks):
+                self._start(program)
         except BaseException:
             self.close()
             raise
 
-    def _start(self, rank: int, options: Options, program: Sequence[str]) -> None:
+    def _start(self, program: Sequence[str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -79,7 +90,15 @@ class RankProcesses:
             )
         self.processes.append(process)
         self.channels.append(Channel(ours))
-        self.channels[-1].send(LoadPart(options, rank, self.ranks, str(self.meeting), log.getEffectiveLevel()))
+
+    def load(self, options: Options, identify: bool = False) -> None:
+        """Let all ranks load their parts, and with `identify` compute their fingerprints even without a file."""
+        plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
+        where = (self.ranks, str(self.meeting), log.getEffectiveLevel(), identify)
+        for rank in range(1, self.ranks):
+            # One that has ended by now is found by `join`.
+            with suppress(ChannelClosed):
+                self.channels[rank - 1].send(LoadPart(plain, rank, *where))
 
     def join(self, config: EngineConfig, draft_room: int, threads: int) -> None:
         """Wait until all ranks have loaded their parts, and let them join; raises what their loading raised."""
@@ -88,39 +107,94 @@ class RankProcesses:
                 found: FromRank = channel.receive(FromRank)
             except ChannelClosed as error:
                 raise ModelError(f"{self._described(rank)} while it loaded the model; see its log") from error
-            if isinstance(found, PartUnloadable):
-                raise (OptionError if found.option else ModelError)(f"rank {rank}: {found.message}")
+            _check(rank, found)
             assert isinstance(found, PartLoaded)
-        threading.Thread(target=self._watch, name="weft-ranks", daemon=True).start()
+        threading.Thread(target=self._listen, name="weft-ranks", daemon=True).start()
         self.send(Join(config, draft_room, threads))
 
-    def send(self, message: Join | Launch) -> None:
+    def await_joined(self) -> None:
+        """Wait until all ranks have joined and have their memory; raises what that raised on a rank."""
+        self._await_answers()
+
+    def join_transfers(self, settings: TransferSettings) -> list[int | None]:
+        """Let all ranks send or receive their parts of prefixes; return where each of them receives them."""
+        self.send(JoinTransfers(settings))
+        return [found.port for found in self._await_answers()]
+
+    def _await_answers(self) -> list[PartJoined]:
+        with self._news:
+            self._news.wait_for(lambda: self.failure is not None or len(self._answers) == len(self.channels))
+            if self.failure is not None:
+                raise EngineStopped(self.failure)
+            answers = [self._answers.pop(rank) for rank in range(1, self.ranks)]
+        for rank, found in enumerate(answers, 1):
+            _check(rank, found)
+        return [found for found in answers if isinstance(found, PartJoined)]
+
+    def send(self, message: RankMessage) -> None:
+        for rank in range(1, self.ranks):
+            self.send_to(rank, message)
+
+    def send_to(self, rank: int, message: RankMessage) -> None:
         try:
-            for channel in self.channels:
-                channel.send(message)
+            self.channels[rank - 1].send(message)
         except ChannelClosed as error:
             raise self.stopped(error) from error
+
+    def copied(self, ticket: int, wait: bool) -> list[CopyEnded] | None:
+        """Return how the copies of a ticket have ended on all ranks, or None if they are under way on one."""
+        with self._news:
+            found = self._copies.setdefault(ticket, [])
+            if wait and len(found) < len(self.channels):
+                self._news.wait(COPY_SECONDS)
+            if self.failure is not None:
+                raise EngineStopped(self.failure)
+            return self._copies.pop(ticket) if len(found) == len(self.channels) else None
 
     def stopped(self, error: Exception) -> Exception:
         """Return why a call has failed with this error: the death of a rank if there was one, else the error itself."""
         self._settled.wait(GOODBYE_SECONDS)
         return error if self.failure is None else EngineStopped(self.failure)
 
-    def _watch(self) -> None:
-        """Wait for the end of any rank, and then end the others, which wait for it."""
-        hangup = select.poll()
+    def _listen(self) -> None:
+        """Take what the ranks report, until one of them ends."""
+        ready = select.poll()
         numbers = {channel.connection.fileno(): rank for rank, channel in enumerate(self.channels, 1)}
         for number in numbers:
-            hangup.register(number, 0)
-        rank = numbers[hangup.poll()[0][0]]
+            ready.register(number, select.POLLIN)
+        while True:
+            for number, _ in ready.poll():
+                rank = numbers[number]
+                try:
+                    self._hear(rank, self.channels[rank - 1].receive(FromRank))
+                except ChannelClosed:
+                    self._bury(rank)
+                    return
+
+    def _hear(self, rank: int, message: FromRank) -> None:
+        if isinstance(message, Happened):
+            self.on_event(rank, message.event)
+            return
+        with self._news:
+            if isinstance(message, CopyEnded):
+                self._copies.setdefault(message.ticket, []).append(message)
+            else:
+                self._answers[rank] = message
+            self._news.notify_all()
+
+    def _bury(self, rank: int) -> None:
+        """End the ranks that wait for one that has ended."""
         if self._settled.is_set():
             return
-        self.failure = f"{self._described(rank)}; its group cannot continue without it and has stopped"
+        failure = f"{self._described(rank)}; its group cannot continue without it and has stopped"
         for process in self.processes:
             process.kill()
-        log.error("%s", self.failure)
+        log.error("%s", failure)
+        with self._news:
+            self.failure = failure
+            self._news.notify_all()
         self._settled.set()
-        self.on_death(self.failure)
+        self.on_death(failure)
 
     def _described(self, rank: int) -> str:
         process = self.processes[rank - 1]
@@ -147,27 +221,6 @@ class RankProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class LeadingRunner:
-    """The device of an engine with several ranks: every plan goes to all of them, and the first one's results count."""
-
-    def __init__(self, runner: Runner, others: RankProcesses) -> None:
-        self.runner = runner
-        self.others = others
-
-    def launch(self, plan: Plan) -> Any:
-        if self.others.failure is not None:
-            raise EngineStopped(self.others.failure)
-        self.others.send(Launch(encode_plan(plan)))
-        try:
-            return self.runner.launch(plan)
-        except RuntimeError as error:
-            # Connections to a rank that has ended close.
-            raise self.others.stopped(error) from error
-
-    def land(self, flight: Any) -> Landing:
-        return self.runner.land(flight)
-
-    def close(self) -> None:
-        """End the other ranks."""
-        self.others.close()
-        self.runner.close()
+def _check(rank: int, found: FromRank) -> None:
+    if isinstance(found, PartUnloadable):
+        raise (OptionError if found.option else ModelError)(f"rank {rank}: {found.message}")

@@ -1,0 +1,160 @@
+"""Tiers of a model that is cut over ranks: every rank copies its own part, and a copy counts when all have made it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.engines import TINY, model_of, spec_of, tokens
+from tests.oracle import Oracle
+from tests.test_disk_tier import save_all
+from weft import LLM, SamplingParams
+from weft.base.copies import CopyPlan, Direction
+from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk_file import DiskFile, open_existing
+from weft.memory.tiers.disk_format import ModelPart
+from weft.runner.ranks.channel import CopyEnded, CopyUnits
+from weft.runner.ranks.leading import LeadingRunner
+from weft.runner.runner import Runner
+
+OPTIONS = {"memory": "16MiB", "max_length": 512, "threads": 1, "device": "cpu", "dtype": "float32", "progress": False}
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+PROMPTS = [tokens(200, 1), tokens(140, 2)]
+
+
+def answers(llm: LLM) -> tuple[list[list[int]], list[int]]:
+    """The tokens of all prompts, and how many tokens of each were loaded."""
+    found = [llm.generate([prompt], GREEDY, progress=False)[0] for prompt in PROMPTS]
+    return [each.token_ids for each in found], [each.loaded_tokens for each in found]
+
+
+def evict_all(llm: LLM) -> None:
+    """Let the device evict everything, once it is saved."""
+    save_all(llm.engine)
+    llm.engine.ledger.cache.clear()
+
+
+def damage(path: Path) -> None:
+    """Change a byte in every block of a file's units."""
+    file = open_existing(path)
+    first = file.layout.payload_offset
+    file.close()
+    damaged = bytearray(path.read_bytes())
+    for place in range(first + 1000, len(damaged), 4096):
+        damaged[place] ^= 1
+    path.write_bytes(damaged)
+
+
+def test_two_ranks_answer_from_their_files_and_compute_what_is_damaged_in_one(tmp_path):
+    folder, path = Oracle(TINY["falcon_h1"]).save(tmp_path / "model"), tmp_path / "tier"
+    with LLM(str(folder), **OPTIONS) as llm:
+        cold, _ = answers(llm)
+    disk = {"disk": str(path), "disk_size": "16MiB"}
+    with LLM(str(folder), tensor_parallel=2, **disk, **OPTIONS) as llm:
+        assert answers(llm) == (cold, [0, 0])
+        evict_all(llm)
+        assert answers(llm) == (cold, [192, 128])
+    # The first rank's units are whole, but none counts without the second one's.
+    damage(ModelPart(1, 2).path(path))
+    with LLM(str(folder), tensor_parallel=2, **disk, **OPTIONS) as llm:
+        assert answers(llm) == (cold, [0, 0])
+        [link] = llm.engine.ledger.tiers.links
+        assert link.failures == 2
+        evict_all(llm)
+        assert answers(llm) == (cold, [192, 128])
+    with pytest.raises(InvalidOption, match=r"tier holds units of rank 0 of 2, but this server needs"):
+        LLM(str(folder), **disk, **OPTIONS)
+
+
+def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opened(tmp_path):
+    path, part = tmp_path / "tier.rank1", ModelPart(1, 2)
+
+    def opened() -> DiskFile:
+        runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
+        runner.add_disk(path, 1 << 20, b"f" * 32, part)
+        return runner.disk
+
+    file = opened()
+    file.doom([(Kind.PAGE, 0)])
+    file.close()
+    file = open_existing(path)
+    assert file.doomed == [(Kind.PAGE, 0)]
+    file.close()
+    opened().close()
+    file = open_existing(path)
+    assert file.doomed == []
+    file.close()
+
+
+# Copies of the group --------------------------------------------------------------------------------------------------
+
+
+class FakeOthers:
+    """Other ranks whose reports a test sets."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.sent: list[object] = []
+        self.reports: list[CopyEnded] | None = None
+
+    def send(self, message: object) -> None:
+        self.sent.append(message)
+
+    def copied(self, ticket: int, wait: bool) -> list[CopyEnded] | None:
+        return self.reports
+
+
+class FakeOwn:
+    """A first rank whose copies end as a test says."""
+
+    def __init__(self) -> None:
+        self.result: float | CopyFailed | None = None
+
+    def copy(self, plan: CopyPlan) -> str:
+        return "flight"
+
+    def copied(self, flight: str, wait: bool) -> float | None:
+        assert flight == "flight"
+        if isinstance(self.result, CopyFailed):
+            raise self.result
+        return self.result
+
+
+@pytest.fixture
+def group() -> SimpleNamespace:
+    own, others = FakeOwn(), FakeOthers()
+    device = LeadingRunner(own, others)
+    return SimpleNamespace(own=own, others=others, device=device, plan=CopyPlan(7, Direction.SAVE, (), 0, level=1))
+
+
+def test_a_copy_has_landed_when_all_ranks_have_made_it(group):
+    flight = group.device.copy(group.plan)
+    assert group.others.sent == [CopyUnits(0, group.plan)]
+    assert group.device.copied(flight, wait=False) is None
+    group.own.result = 0.5
+    assert group.device.copied(flight, wait=False) is None
+    group.own.result, group.others.reports = None, [CopyEnded(0, 0.75)]
+    assert group.device.copied(flight, wait=False) is None
+    group.own.result = 0.5
+    assert group.device.copied(flight, wait=False) == 0.75
+
+
+def test_a_copy_that_failed_on_one_rank_has_failed_but_only_when_no_rank_copies_any_more(group):
+    flight = group.device.copy(group.plan)
+    group.own.result = CopyFailed("here")
+    assert group.device.copied(flight, wait=False) is None
+    group.others.reports = [CopyEnded(0, 0.1)]
+    with pytest.raises(CopyFailed, match="here"):
+        group.device.copied(flight, wait=False)
+    group.own.result, group.others.reports = 0.5, [CopyEnded(0, 0.0, "rank 1: there")]
+    with pytest.raises(CopyFailed, match="rank 1: there"):
+        group.device.copied(flight, wait=False)
+
+
+def test_a_group_without_one_of_its_ranks_copies_nothing(group):
+    group.others.failure = "rank 1 has ended"
+    with pytest.raises(EngineStopped, match="rank 1 has ended"):
+        group.device.copy(group.plan)
