@@ -37,7 +37,7 @@ ELSEWHERE = dict.fromkeys(
     "fleet_listen": "is not needed: replicas and ingress find each other through Ray",
     "fleet_secret": "is not needed: every replica makes its own secret",
     **dict.fromkeys(
-        ("role", "prefill_replicas", "arrivals", "transfer_listen"),
+        ("role", "prefill_replicas", "arrivals", "transfer", "transfer_listen"),
         "is not supported on Ray, whose replicas all compute prompts and answers",
     ),
 }

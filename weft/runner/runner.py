@@ -224,9 +224,14 @@ class Runner:
         """Allocate host memory for prefixes that arrive from other engines, or depart to them."""
         self.tiers = (*self.tiers, HostMemory(self.store, size_bytes))
 
+    def area(self, level: int) -> memoryview:
+        """Return the bytes of an area of host memory."""
+        memory: memoryview = self.tiers[level].buffer.numpy().data
+        return memory
+
     def area_units(self, level: int) -> Callable[[str, int], memoryview]:
         """Return what finds the bytes of a unit of host memory, by its kind and index."""
-        memory, sizes = self.tiers[level].buffer.numpy().data, self.store.unit_bytes
+        memory, sizes = self.area(level), self.store.unit_bytes
         return lambda kind, unit: memory[unit * sizes[Kind(kind)] : (unit + 1) * sizes[Kind(kind)]]
 
     @property

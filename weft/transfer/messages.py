@@ -1,7 +1,8 @@
 """The messages of a transfer: typed, tagged, every field bounded. Decoding runs no code.
 
 A frame is a length of four bytes and one MessagePack message, as everywhere in the fleet. A unit is a message with its
-header, followed by its bytes; the receiver has checked the header, and so the size, before it reads them.
+header, followed by its bytes; the receiver has checked the header, and so the size, before it reads them. If units are
+pulled, the message has the address of the bytes instead.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from weft.base.errors import WeftError
 from weft.base.transfers import Offer
 from weft.memory.kinds import Kind
 
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 4
 KEY_BYTES = 32
 # A prefix of four million tokens.
 MAX_CELLS = 1 << 16
-MAX_OFFER_BYTES = KEY_BYTES * MAX_CELLS + (1 << 16)
+# What a carrier says about itself: NIXL's description of an agent with one area has about 500 bytes.
+MAX_METADATA_BYTES = 1 << 16
+MAX_OFFER_BYTES = KEY_BYTES * MAX_CELLS + MAX_METADATA_BYTES + (1 << 16)
 MAX_MESSAGE_BYTES = 1 << 12
 MAX_REASON = 1000
 
@@ -41,6 +44,16 @@ class TransferMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     """Base of all messages: the fields in order, after the tag."""
 
 
+class Introduction(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Where a receiver can read staged units: the sender's agent, and its description for the receiver's carrier.
+
+    A name stands for one registration of memory; it is never used again.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    metadata: Annotated[bytes, Meta(max_length=MAX_METADATA_BYTES)]
+
+
 class OfferMessage(TransferMessage, tag="offer"):
     """The first message of a sender: what its units are made of, and the keys of the prefix, one after the other."""
 
@@ -51,10 +64,18 @@ class OfferMessage(TransferMessage, tag="offer"):
     unit_bytes: Annotated[dict[str, Annotated[int, Meta(ge=1, le=1 << 40)]], Meta(max_length=8)]
     keys: Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_CELLS)]
     tenant: Annotated[bytes, Meta(max_length=16)]
+    introduction: Introduction | None = None
 
 
 class UnitMessage(TransferMessage, tag="unit"):
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+
+
+class ReadyMessage(TransferMessage, tag="ready"):
+    """A unit may be read at this address, until it was taken or the connection has ended."""
+
+    header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+    address: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class FinishMessage(TransferMessage, tag="finish"):
@@ -65,10 +86,23 @@ class PulseMessage(TransferMessage, tag="pulse"):
     """The sender is alive, and computes."""
 
 
+class WayMessage(TransferMessage, tag="way"):
+    """The answer to an offer that comes before the first grant: units are pulled, or a reason why they are not."""
+
+    pulls: bool
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+
+
 class GrantMessage(TransferMessage, tag="grant"):
     first: Cells
     end: Cells
     point: bool
+
+
+class TakenMessage(TransferMessage, tag="taken"):
+    """A unit was read: its memory at the sender may be used again."""
+
+    place: Annotated[int, Meta(ge=0, le=2 * MAX_CELLS)]
 
 
 class ConfirmMessage(TransferMessage, tag="confirm"):
@@ -79,8 +113,8 @@ class RefuseMessage(TransferMessage, tag="refuse"):
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
-FromSender = OfferMessage | UnitMessage | FinishMessage | PulseMessage
-FromReceiver = GrantMessage | ConfirmMessage | RefuseMessage
+FromSender = OfferMessage | UnitMessage | ReadyMessage | FinishMessage | PulseMessage
+FromReceiver = WayMessage | GrantMessage | TakenMessage | ConfirmMessage | RefuseMessage
 _from_sender = msgspec.msgpack.Decoder(FromSender)
 _from_receiver = msgspec.msgpack.Decoder(FromReceiver)
 
@@ -115,10 +149,11 @@ class Contract:
     form: str = ""
     ranks: int = 1
 
-    def offer(self, offer: Offer) -> OfferMessage:
+    def offer(self, offer: Offer, introduction: Introduction | None = None) -> OfferMessage:
         sizes = {kind.value: size for kind, size in self.unit_bytes.items()}
         keys = b"".join(offer.keys)
-        return OfferMessage(VERSION, self.fingerprint, self.form, self.ranks, sizes, keys, offer.tenant)
+        same = (VERSION, self.fingerprint, self.form, self.ranks, sizes)
+        return OfferMessage(*same, keys, offer.tenant, introduction)
 
     def accept(self, message: OfferMessage) -> Offer:
         """Return the offer of a message. Raises, with the name of what differs, if its units mean something else."""
