@@ -19,6 +19,8 @@ class FakeCarrier:
 
     def __init__(self, held: bool = False) -> None:
         self.held = held
+        # Whether reads can be made impossible.
+        self.retires = True
         self.name = f"fake {next(_names)}"
         self.log: list[str] = []
         self.attending = 0
@@ -60,9 +62,10 @@ class FakeCarrier:
         with self._lock:
             self.attending -= 1
 
-    def retire(self, name: str) -> None:
+    def retire(self, name: str) -> bool:
         self.log.append(f"retired {name}")
         self.name = f"fake {next(_names)}"
+        return self.retires
 
     def close(self) -> None:
         while self._reads:

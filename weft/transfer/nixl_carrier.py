@@ -6,8 +6,9 @@ NIXL 1.5 does not do decides how reads end here:
 - Removing a remote agent, or releasing a read, does not stop a read that is under way: it may write later.
 - Deregistering memory does not stop a peer that reads it over TCP or shared memory.
 
-So a read is over when NIXL reports it done or its peer disconnected, and memory is taken away from a peer that may
-still use it by closing the whole agent and opening another one.
+So a read is over when NIXL reports it done or its peer disconnected. To take memory away from a read that does not end,
+or from a peer that may still read, the whole agent is closed and another one opened. Over shared memory a peer reads
+without the help of this process, and that does not stop it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from weft.transfer.pulling import address_of
 log = logging.getLogger("weft")
 
 BACKEND = "UCX"
+# The variable that names the transports that UCX may use.
+TRANSPORTS = "UCX_TLS"
 # More than there are transfers, so that a peer in use is never the oldest.
 MOST_PEERS = 128
 # Pauses between two looks at NIXL: while reads are under way here, and while peers may read here.
@@ -63,13 +66,16 @@ class Read:
 
 
 class NixlCarrier:
-    """Implements `Carrier` for one area of host memory. `local`: peers are on this machine only."""
+    """Implements `Carrier` for one area of host memory. `local`: all peers are on this machine.
+
+    Then UCX uses shared memory only, and opens no ports, unless `UCX_TLS` says otherwise.
+    """
 
     def __init__(self, area: memoryview, local: bool = False) -> None:
         self._nixl = load_nixl()
         self._area = area
         self._address = address_of(area)
-        self._local = local
+        self._shared_memory = local and TRANSPORTS not in os.environ
         self._introduction: Introduction | None = None
         self._agent: Any = None
         # What each peer's name stands for; the most recent ones last.
@@ -111,12 +117,15 @@ class NixlCarrier:
         with self._changed:
             self._attending -= 1
 
-    def retire(self, name: str) -> None:
+    def retire(self, name: str) -> bool:
+        if self._shared_memory:
+            return False
         try:
             self._ask(lambda: self._retire(name), None)
         except TransferError:
             # It is being closed, which is as good when it is done.
             self._thread.join()
+        return True
 
     def close(self) -> None:
         with self._changed:
@@ -181,7 +190,7 @@ class NixlCarrier:
         nixl, name = self._nixl, f"weft-{secrets.token_hex(12)}"
         try:
             agent = nixl.nixl_agent(name, nixl.nixl_agent_config(enable_prog_thread=False, backends=[]))
-            agent.create_backend(BACKEND, self._parameters())
+            self._create_backend(agent)
             agent.register_memory([(self._address, len(self._area), 0, "")], "DRAM", [BACKEND])
             metadata = agent.get_agent_metadata()
         except Exception as error:
@@ -190,11 +199,16 @@ class NixlCarrier:
             raise TransferError(f"NIXL's metadata have {len(metadata)} bytes; the limit is {MAX_METADATA_BYTES}")
         self._agent, self._introduction = agent, Introduction(name, metadata)
 
-    def _parameters(self) -> dict[str, str]:
-        # Its ports authenticate no peer: those of engines on one machine are not for other machines.
-        if self._local and "UCX_NET_DEVICES" not in os.environ:
-            return {"ucx_devices": "lo"}
-        return {}
+    def _create_backend(self, agent: Any) -> None:
+        if not self._shared_memory:
+            agent.create_backend(BACKEND)
+            return
+        os.environ[TRANSPORTS] = "sm"
+        try:
+            # Otherwise UCX insists on a transport that notices the death of peers. Reads of a dead process fail anyway.
+            agent.create_backend(BACKEND, {"ucx_error_handling_mode": "none"})
+        finally:
+            del os.environ[TRANSPORTS]
 
     def _shut(self, reason: str) -> None:
         """Close the agent, after which nothing is read here or written here; end all reads."""
@@ -301,7 +315,7 @@ class NixlCarrier:
         elif state != "PROC":
             self._restart(error or f"a read is in the state {state}")
         elif monotonic() > read.deadline:
-            self._restart(f"a read has not ended in {PATIENCE_SECONDS:.0f} s")
+            self._restart(f"a read has not ended in {PATIENCE_SECONDS:g} s")
 
     def _end(self, read: Read, error: str | None) -> None:
         self._reads.remove(read)

@@ -49,8 +49,9 @@ class Carrier(Protocol):
 
     def leave(self) -> None: ...
 
-    def retire(self, name: str) -> None:
-        """Make reads under an introduction impossible. Return when the registered area can be used again."""
+    def retire(self, name: str) -> bool:
+        """Make reads under an introduction impossible; return False if that cannot be done."""
+        ...
 
     def close(self) -> None:
         """End all reads and threads."""

@@ -181,8 +181,8 @@ class Outgoer:
         assert connection is not None
         if pull.untaken:
             connection.hang_up()
-            if not connection.hears_end(SETTLE_SECONDS):
-                pull.carrier.retire(pull.introduction.name)
+            while not connection.hears_end(SETTLE_SECONDS) and not pull.carrier.retire(pull.introduction.name):
+                log.warning("the receiver at %s does not end its reads", self._destination.host)
         pull.carrier.leave()
 
     def _send(self) -> None:
