@@ -23,6 +23,7 @@ class FakeCarrier:
         self.retires = True
         self.name = f"fake {next(_names)}"
         self.log: list[str] = []
+        self.met: list[str] = []
         self.attending = 0
         self._reads: list[tuple[int, memoryview, Callable[[str | None], None]]] = []
         self._lock = threading.Lock()
@@ -36,6 +37,7 @@ class FakeCarrier:
         return Introduction(self.name, METADATA)
 
     def meet(self, introduction: Introduction) -> None:
+        self.met.append(introduction.name)
         if introduction.metadata != METADATA:
             raise TransferError("the metadata are not those of a peer")
 
