@@ -6,6 +6,8 @@ the prefill to the confirmation that all has arrived with the time that sending 
 Gaps: the time between two tokens of answers that run while long prompts arrive. It compares a prefill and a decode
 engine with two engines that do both, on the same cores. With a GPU, both engines of a pair share it, and weights are
 random: `python -m benchmarks.apart --device cuda --model nemotron-nano-9b-v2 --tokens 8192 --chunk 2048`.
+
+Rate: how fast memory of one process arrives in another one, over TCP and read by NIXL, without engines.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.replicas import answered, random_request, running
+from benchmarks.transfer_rate import measure
 from weft.base.cores import core_numbers
 from weft.base.options import Options
-from weft.base.transfers import TransferSettings
+from weft.base.transfers import WAYS, TransferSettings
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import Member
@@ -47,7 +50,7 @@ def options_of(asked: argparse.Namespace, chunk: int) -> Options:
 
 
 def engine(asked: argparse.Namespace, role: str, place: int, chunk: int) -> ProcessBackend:
-    transfer = None if role == "both" else TransferSettings(role, SECRET, asked.arrivals)
+    transfer = None if role == "both" else TransferSettings(role, SECRET, asked.arrivals, way=asked.transfer)
     cores = () if asked.device == "cuda" else core_numbers()[place : place + 1]
     return ProcessBackend(options_of(asked, chunk), progress=False, cores=cores, transfer=transfer)
 
@@ -105,6 +108,17 @@ async def gaps(asked: argparse.Namespace, roles: Sequence[str]) -> list[float]:
     return sorted(found)
 
 
+def rates(asked: argparse.Namespace) -> dict[str, float]:
+    """Return the rates of transfers without engines, by their way and the size of units."""
+    found = {}
+    for unit_bytes, units in RATE_SIZES:
+        for way in ("tcp", "nixl"):
+            rate = measure(way, unit_bytes, units, asked.repeats)
+            found[f"{way}, {units} units of {unit_bytes} bytes"] = rate
+            print(f"{way}: {units} units of {unit_bytes >> 10} KiB at {rate / 2**30:.2f} GiB/s", flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=None)
@@ -112,18 +126,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1024, help="length of long prompts")
     parser.add_argument("--chunk", type=int, default=128, help="tokens of a step")
     parser.add_argument("--arrivals", default="1GiB")
+    parser.add_argument("--transfer", choices=WAYS, default="tcp", help="how prompts travel")
     parser.add_argument("--answer", type=int, default=96, help="tokens of an answer")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("hidden", "gaps"))
+    parser.add_argument("--only", choices=("hidden", "gaps", "rate"))
     parser.add_argument("--json")
     asked = parser.parse_args()
     report: dict[str, Any] = {"asked": vars(asked)}
-    if asked.only != "gaps":
+    if asked.only == "rate":
+        report["rate"] = rates(asked)
+    if asked.only in (None, "hidden"):
         report["hidden"] = found = asyncio.run(hidden(asked))
         times = ", ".join(f"{name} {1e3 * found[name]:.1f} ms" for name in ("leg", "send", "exposed"))
         print(f"{found['bytes'] / 1e6:.1f} MB: {times}; {100 * found['hidden']:.1f} % hidden", flush=True)
-    if asked.only != "hidden":
+    if asked.only in (None, "gaps"):
         for roles in (("both", "both"), ("prefill", "decode")):
             found_gaps = asyncio.run(gaps(asked, roles))
             chosen = {name: 1e3 * found_gaps[int(share * (len(found_gaps) - 1))] for name, share in QUANTILES.items()}
@@ -135,6 +152,7 @@ def main() -> None:
             json.dump(report, file, indent=1)
 
 
+RATE_SIZES = ((32 << 10, 512), (1 << 20, 64), (16 << 20, 8))
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "worst": 1.0}
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 
-from tests.bad_wire import THERE, AreaDevice, Faults, ReceivingEnd, RoundingAreaDevice, SendingEnd, Wire
+from tests.bad_wire import THERE, AreaDevice, Faults, PullingWire, ReceivingEnd, RoundingAreaDevice, SendingEnd, Wire
 from tests.workloads import Arrival, Workload, random_workload, request_of, tight_memory
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
@@ -47,7 +47,7 @@ def random_faults(random: Random) -> Faults:
     )
 
 
-def make_pair(seed: int, count: int = 8, exact: bool = False) -> Pair:
+def make_pair(seed: int, count: int = 8, exact: bool = False, pulled: bool = False) -> Pair:
     workload, random = random_workload(seed, count, cache=True, exact=exact), Random(f"apart {seed}")
     spec, longest = workload.spec, max(len(each.prompt) for each in workload.arrivals)
     cells = longest // spec.cell + 1
@@ -67,7 +67,7 @@ def make_pair(seed: int, count: int = 8, exact: bool = False) -> Pair:
         depth=random.randint(0, 1),
         paranoid=paranoid,
     )
-    wire = Wire(spec, random, random_faults(random))
+    wire = (PullingWire if pulled else Wire)(spec, random, random_faults(random))
     wire.allowed = {offer_of(each, workload) for each in workload.arrivals}
     kind = RoundingAreaDevice if exact else AreaDevice
     source = kind(workload, prefilling, [departures], random)
@@ -75,6 +75,8 @@ def make_pair(seed: int, count: int = 8, exact: bool = False) -> Pair:
     wire.source, wire.target = source.areas[-1], target.areas[-1]
     prefill = Engine(spec, source, prefilling, transport=SendingEnd(wire))
     decode = Engine(spec, target, decoding, transport=ReceivingEnd(wire))
+    assert prefill.ledger.departures is not None
+    wire.source_owners = prefill.ledger.departures.arena.owners
     assert decode.ledger.tiers is not None
     assert decode.ledger.tiers.arrivals is not None
     wire.owners = decode.ledger.tiers.arrivals.lower.arena.owners
@@ -212,8 +214,8 @@ def check_pair(pair: Pair) -> None:
     assert not tiers.arrivals.incoming
 
 
-def run_pair(seed: int, count: int = 8, exact: bool = False) -> Pair:
-    pair = make_pair(seed, count, exact)
+def run_pair(seed: int, count: int = 8, exact: bool = False, pulled: bool = False) -> Pair:
+    pair = make_pair(seed, count, exact, pulled)
     drive_pair(pair)
     check_pair(pair)
     return pair

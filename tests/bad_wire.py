@@ -33,7 +33,7 @@ from weft.base.transfers import (
 )
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_format import checksum, decode
+from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
 from weft.memory.tiers.sent_units import header_of_staged, misplaced
 
 THERE = Destination("decode", 1)
@@ -147,6 +147,7 @@ class Wire:
         self.source: dict[Kind, np.ndarray] = {}
         self.target: dict[Kind, np.ndarray] = {}
         self.owners: dict[Kind, dict[int, int]] = {}  # of the units of arrivals
+        self.source_owners: dict[Kind, dict[int, int]] = {}  # of the units of the staging area
         self.travels: dict[int, Travel] = {}
         # The offers that requests allow: keys under their own salt, and the digest of their own tenant.
         self.allowed: set[Offer] = set()
@@ -208,11 +209,22 @@ class Wire:
             travel.ended = True
             return
         place = travel.granted.pop(header.unit)
+        values = self.fetch(travel, header) if not len(values) else values
         self.target[Kind(place.kind)][place.unit] = values
         if checksum(values.tobytes()) != header.checksum:
             travel.ended = True
             return
+        self.accepted(travel, header)
         self.receive_events.append(UnitReceived(travel.number, header.unit))
+
+    def fetch(self, travel: Travel, header: UnitHeader) -> np.ndarray:
+        raise NotImplementedError("units carry their values")
+
+    def accepted(self, travel: Travel, header: UnitHeader) -> None:
+        pass
+
+    def forget(self, travel: Travel) -> None:
+        pass
 
     def _bury(self, travel: Travel) -> None:
         if self.random.random() < 0.8:
@@ -221,8 +233,50 @@ class Wire:
                 self.target[Kind(place.kind)][place.unit] = POISON
             return
         del self.travels[travel.number]
+        self.forget(travel)
         self.send_events.append(SendingEnded(travel.number, None if travel.finished else "the wire broke"))
         self.receive_events.append(ReceivingEnded(travel.number))
+
+
+class PullingWire(Wire):
+    """The same, but the receiver reads units out of the staging area, as NIXL does: later than they are announced."""
+
+    def __init__(self, spec: MemorySpec, random: Random, faults: Faults) -> None:
+        super().__init__(spec, random, faults)
+        self.announced: dict[int, list[StagedUnit]] = {}
+
+    def turn(self) -> None:
+        for units in self.announced.values():
+            for unit in units:
+                assert unit.unit in self.source_owners[Kind(unit.kind)], "a unit was freed that may still be read"
+        super().turn()
+
+    def read(self, travel: Travel) -> None:
+        """Announce a unit. Its memory may be used again when it was read."""
+        unit = travel.staged.pop(0)
+        header = header_of_staged(unit, self.source[Kind(unit.kind)][unit.unit].tobytes())
+        self.announced.setdefault(travel.number, []).append(unit)
+        for _ in range(1 + (self.random.random() < self.faults.repeated)):
+            travel.flying.append((header.encode(), np.zeros(0)))
+
+    def fetch(self, travel: Travel, header: UnitHeader) -> np.ndarray:
+        """Read the unit of a place now."""
+        unit = next(unit for unit in self.announced[travel.number] if unit.place == header.unit)
+        values = self.source[header.kind][unit.unit].copy()
+        assert checksum(values.tobytes()) == header.checksum, "a unit has changed before it was read"
+        if self.random.random() < self.faults.damaged:
+            values[self.random.randrange(len(values))] ^= np.uint64(1 << 40)
+        return values
+
+    def accepted(self, travel: Travel, header: UnitHeader) -> None:
+        """Tell the sender that a unit was taken."""
+        units = self.announced[travel.number]
+        unit = next(unit for unit in units if unit.place == header.unit)
+        units.remove(unit)
+        self.send_events.append(UnitsSent(travel.number, (unit,)))
+
+    def forget(self, travel: Travel) -> None:
+        self.announced.pop(travel.number, None)
 
 
 class SendingEnd:

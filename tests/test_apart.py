@@ -32,11 +32,18 @@ def test_answers_do_not_depend_on_what_happens_to_transfers(exact):
         run_pair(seed, exact=exact)
 
 
-def test_most_prefixes_arrive_on_a_good_wire_and_are_not_computed_again():
-    """Otherwise the test above would hold for engines that refuse all transfers."""
+@pytest.mark.parametrize("exact", [False, True])
+def test_answers_do_not_depend_on_what_happens_to_pulled_units(exact):
+    for seed in range(8):
+        run_pair(seed, exact=exact, pulled=True)
+
+
+@pytest.mark.parametrize("pulled", [False, True])
+def test_most_prefixes_arrive_on_a_good_wire_and_are_not_computed_again(pulled):
+    """Otherwise the tests above would hold for engines that refuse all transfers."""
     loaded = confirmed = 0
     for seed in range(16):
-        pair = run_pair(seed)
+        pair = run_pair(seed, pulled=pulled)
         tiers = pair.decode.ledger.tiers
         assert tiers is not None
         assert tiers.arrivals is not None

@@ -37,22 +37,33 @@ REQUESTS = int(os.environ.get("WEFT_APART_REQUESTS", "1000"))
 KILLED = 0.01
 
 
-def backend_of(role: str, **more: object) -> ProcessBackend:
-    settings = TransferSettings(role, SECRET, arrivals="16MiB")
+def backend_of(role: str, way: str = "tcp", **more: object) -> ProcessBackend:
+    settings = TransferSettings(role, SECRET, arrivals="16MiB", way=way)
     return ProcessBackend(SMALL, progress=False, transfer=settings, **more)
 
 
-def fleet_of(prefillers: int = 1, decoders: int = 1, **more: object) -> FleetBackend:
-    members = [(f"p{i}", backend_of("prefill", **more)) for i in range(prefillers)]
-    members += [(f"d{i}", backend_of("decode", **more)) for i in range(decoders)]
+def fleet_of(prefillers: int = 1, decoders: int = 1, way: str = "tcp", **more: object) -> FleetBackend:
+    members = [(f"p{i}", backend_of("prefill", way, **more)) for i in range(prefillers)]
+    members += [(f"d{i}", backend_of("decode", way, **more)) for i in range(decoders)]
     # Every prompt of more than two cells goes apart.
     return FleetBackend(members, chooser=LeastOpen(), check_seconds=0.05)
 
 
-@in_loop
-async def test_answers_over_two_processes_are_those_of_one_engine():
+def needing_nixl(way: str) -> str:
+    if way == "nixl":
+        pytest.importorskip("nixl")
+    return way
+
+
+# Units that must be pulled would not arrive in another way.
+@pytest.mark.parametrize("way", ["tcp", "nixl"])
+def test_answers_over_two_processes_are_those_of_one_engine(way):
+    asyncio.run(compare_with_one_engine(needing_nixl(way)))
+
+
+async def compare_with_one_engine(way: str) -> None:
     expected = alone(varied_requests())
-    async with started(fleet_of()) as fleet:
+    async with started(fleet_of(way=way)) as fleet:
         for request, (outputs, _) in zip(varied_requests(), expected, strict=True):
             found, _ = await collect(await fleet.submit(request))
             assert [output.token for output in found] == [output.token for output in outputs]
@@ -104,7 +115,7 @@ def answered_prompt(seed: int) -> Request:
     return Request(prompt, SamplingParams(max_tokens=random.randint(1, 4), temperature=0.0), salt=salt)
 
 
-async def killed_at_random(requests: int, seed: int) -> dict[str, int]:
+async def killed_at_random(requests: int, seed: int, way: str) -> dict[str, int]:
     """Send requests, some at a time, while processes of both roles are killed and restarted."""
     expected = [[output.token for output in outputs] for outputs, _ in alone(list(map(answered_prompt, range(200))))]
     random, counts = Random(seed), {"answered": 0, "failed": 0, "aborted": 0, "kills": 0}
@@ -124,7 +135,7 @@ async def killed_at_random(requests: int, seed: int) -> dict[str, int]:
             assert [output.token for output in found] == expected[number % 200]
             counts["answered"] += 1
 
-    async with started(fleet_of(restart=True)) as fleet:
+    async with started(fleet_of(way=way, restart=True)) as fleet:
         waiting: set[asyncio.Task[None]] = set()
         for number in range(requests):
             waiting.add(asyncio.ensure_future(one(fleet, number)))
@@ -175,10 +186,11 @@ async def assert_nothing_is_left(fleet: FleetBackend) -> None:
 
 
 @pytest.mark.slow
-def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monkeypatch):
+@pytest.mark.parametrize("way", ["tcp", "nixl"])
+def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monkeypatch, way):
     # An engine that dies this often would not be started again.
     monkeypatch.setattr(process_backend, "RESTARTS_WITHIN_SECONDS", 0.0)
-    counts = asyncio.run(killed_at_random(REQUESTS, seed=1))
+    counts = asyncio.run(killed_at_random(REQUESTS, seed=1, way=needing_nixl(way)))
     print(counts)
     assert counts["answered"] + counts["failed"] + counts["aborted"] == REQUESTS
     assert counts["kills"] >= KILLED * REQUESTS / 3
@@ -194,6 +206,7 @@ def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monke
         (["--replicas", "2", "--prefill-replicas", "1", "--no-cache"], "cannot be combined with --no-cache"),
         (["--transfer-listen", "127.0.0.1:0"], "--transfer-listen needs --role decode"),
         (["--arrivals", "much"], "--arrivals must be a size"),
+        (["--transfer", "nixl"], "--transfer is nixl, which needs --role or --prefill-replicas"),
     ],
 )
 def test_roles_that_cannot_work_are_refused_by_name(arguments, message, capsys):

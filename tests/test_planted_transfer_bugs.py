@@ -106,12 +106,41 @@ def a_damaged_unit_is_believed(patch: Patch) -> None:
     patch.setattr(bad_wire, "checksum", lambda data: 0)
 
 
+@plant
+def a_staged_unit_is_released_before_its_read_has_ended(patch: Patch) -> None:
+    announce = bad_wire.PullingWire.read
+
+    def read(self, travel):
+        unit = travel.staged[0]
+        announce(self, travel)
+        self.send_events.append(bad_wire.UnitsSent(travel.number, (unit,)))
+
+    patch.setattr(bad_wire.PullingWire, "read", read)
+    patch.setattr(bad_wire.PullingWire, "accepted", lambda self, travel, header: None)
+
+
+@plant
+def a_pulled_transfer_ends_before_its_reads(patch: Patch) -> None:
+    abandon = bad_wire.SendingEnd.abandon
+
+    def at_once(self, transfer):
+        abandon(self, transfer)
+        if transfer in self.wire.travels:
+            self.wire.send_events.append(bad_wire.SendingEnded(transfer, "abandoned"))
+
+    patch.setattr(bad_wire.SendingEnd, "abandon", at_once)
+
+
+# Bugs of transfers whose units are pulled.
+PULLED = {"a_staged_unit_is_released_before_its_read_has_ended", "a_pulled_transfer_ends_before_its_reads"}
+
+
 @pytest.mark.parametrize("sow", PLANTS, ids=lambda sow: sow.__name__)
 def test_a_planted_transfer_bug_is_caught(sow: Sow, monkeypatch: pytest.MonkeyPatch) -> None:
     sow(monkeypatch)
     for seed in (SOONEST.get(sow.__name__, 0), *range(SEEDS)):
         try:
-            run_pair(seed)
+            run_pair(seed, pulled=sow.__name__ in PULLED)
         except (AssertionError, KeyError, IndexError, ValueError):
             return
     pytest.fail(f"{SEEDS} workloads did not notice")

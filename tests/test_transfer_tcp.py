@@ -1,4 +1,7 @@
-"""Transfers over TCP between two transports in one process: what is accepted, what is refused, what ends what."""
+"""Transfers between two transports in one process: what is accepted, what is refused, what ends what.
+
+`both_ways`: the payload comes over the connection, or is pulled by a carrier that stands for NIXL.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.fake_carrier import FakeCarrier
 from tests.held_steps import wait_until
 from weft.base.transfers import (
     Destination,
@@ -29,6 +33,7 @@ from weft.memory.kinds import Kind
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
+from weft.transfer.pulling import Carriage, Carrier
 from weft.transfer.sending import ReceiverDebt
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
@@ -42,7 +47,15 @@ OFFER = Offer(KEYS, b"t" * 16)
 class End:
     """A transport with memory of its own, and the events that it has reported."""
 
-    def __init__(self, contract: Contract = CONTRACT, secret: bytes = SECRET, door: bool = False, **more) -> None:
+    def __init__(
+        self,
+        contract: Contract = CONTRACT,
+        secret: bytes = SECRET,
+        door: bool = False,
+        carrier: Carrier | None = None,
+        way: str | None = None,
+        **more,
+    ) -> None:
         self.memory = {kind: np.zeros((8, size), np.uint8) for kind, size in SIZES.items()}
         bound = None
         if door:
@@ -51,7 +64,9 @@ class End:
             bound = TransferDoor(listener, **more)
             self.place = Destination("127.0.0.1", listener.getsockname()[1])
         units = Memories(self.view, self.view)
-        self.transport = TcpTransport(contract, secret, units, bound)
+        self.carrier = carrier
+        way = way or ("tcp" if carrier is None else "nixl")
+        self.transport = TcpTransport(contract, secret, units, bound, Carriage(way, carrier))
         self.events: list[TransferEvent] = []
 
     def view(self, kind: str, unit: int) -> memoryview:
@@ -83,6 +98,20 @@ def ends():
         end.transport.close()
 
 
+@pytest.fixture(params=["tcp", "pulled"])
+def both_ways(request):
+    made: list[End] = []
+
+    def make() -> tuple[End, End]:
+        carriers = [FakeCarrier(), FakeCarrier()] if request.param == "pulled" else [None, None]
+        made.extend([End(carrier=carriers[0]), End(door=True, carrier=carriers[1])])
+        return made[-2], made[-1]
+
+    yield make
+    for end in made:
+        end.transport.close()
+
+
 def page(cell: int, unit: int, **changes) -> StagedUnit:
     parent = KEYS[cell - 1] if cell else None
     return replace(StagedUnit(cell, "page", unit, KEYS[cell], parent, 64 * (cell + 1), b"t" * 16), **changes)
@@ -92,8 +121,8 @@ def place(cell: int, unit: int) -> ReservedUnit:
     return ReservedUnit(cell, "page", unit, KEYS[cell], KEYS[cell - 1] if cell else None, 64 * (cell + 1))
 
 
-def test_granted_units_arrive_in_their_places_and_the_sender_hears_of_the_end(ends):
-    sender, receiver = ends()
+def test_granted_units_arrive_in_their_places_and_the_sender_hears_of_the_end(both_ways):
+    sender, receiver = both_ways()
     sender.memory[Kind.PAGE][5] = 7
     sender.memory[Kind.STATE][2] = 9
     sender.transport.open(4, receiver.place, OFFER)
@@ -175,8 +204,8 @@ def test_a_sender_without_the_secret_is_refused_before_its_offer_is_read(ends):
     ],
     ids=["place", "key", "parent", "position", "kind"],
 )
-def test_a_unit_that_was_not_granted_ends_the_transfer_and_writes_nothing(ends, unit):
-    sender, receiver = ends()
+def test_a_unit_that_was_not_granted_ends_the_transfer_and_writes_nothing(both_ways, unit):
+    sender, receiver = both_ways()
     sender.memory[Kind(unit.kind)][unit.unit] = 7
     sender.transport.open(1, receiver.place, OFFER)
     offered = receiver.await_event(Offered)
@@ -189,8 +218,8 @@ def test_a_unit_that_was_not_granted_ends_the_transfer_and_writes_nothing(ends, 
     assert sender.await_event(SendingEnded).error is not None
 
 
-def test_a_transfer_that_is_refused_or_abandoned_ends_on_both_sides(ends):
-    sender, receiver = ends()
+def test_a_transfer_that_is_refused_or_abandoned_ends_on_both_sides(both_ways):
+    sender, receiver = both_ways()
     sender.transport.open(1, receiver.place, OFFER)
     offered = receiver.await_event(Offered)
     receiver.transport.refuse(offered.transfer, "arrivals are full")
@@ -263,8 +292,8 @@ def test_strangers_cannot_keep_a_sender_out(ends):
         stranger.close()
 
 
-def test_no_thread_is_left_when_a_transport_is_closed(ends):
-    sender, receiver = ends()
+def test_no_thread_is_left_when_a_transport_is_closed(both_ways):
+    sender, receiver = both_ways()
     sender.transport.open(1, receiver.place, OFFER)
     receiver.await_event(Offered)
     sender.transport.close()
@@ -279,8 +308,8 @@ def test_a_transfer_to_a_host_that_is_no_name_fails():
     assert end.await_event(SendingEnded).error is not None
 
 
-def test_a_sender_that_fails_in_any_way_does_not_report_success(ends):
-    sender, receiver = ends()
+def test_a_sender_that_fails_in_any_way_does_not_report_success(both_ways):
+    sender, receiver = both_ways()
     sender.transport.open(1, receiver.place, OFFER)
     offered = receiver.await_event(Offered)
     receiver.transport.grant(offered.transfer, 0, 1, False, [place(0, 6)])

@@ -15,7 +15,9 @@ from weft.memory.tiers.departures import SHARE, area_bytes
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.group import GroupTransport
-from weft.transfer.messages import Contract
+from weft.transfer.messages import Contract, TransferError
+from weft.transfer.nixl_carrier import NixlCarrier
+from weft.transfer.pulling import Carriage
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ STAGING_BYTES = 256 << 20
 AUTO_ARRIVALS_BYTES = 4 << 30
 # A prefix of this many cells must fit into arrivals twice.
 LEAST_CELLS = 16
+# Engines that bind these are reached from this machine only.
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +103,31 @@ def unit_sizes(spec: MemorySpec) -> dict[Kind, int]:
 
 def transport_of(contract: Contract, runner: Runner, settings: TransferSettings) -> tuple[TcpTransport, int | None]:
     """Return the transport of one process; of a decode engine also the port on which it receives prefixes."""
-    units = runner.area_units(len(runner.tiers) - 1)
+    level = len(runner.tiers) - 1
+    units, carriage = runner.area_units(level), carriage_of(settings, runner.area(level))
     if settings.role == "prefill":
-        return TcpTransport(contract, settings.secret, Memories(staged=units)), None
+        return TcpTransport(contract, settings.secret, Memories(staged=units), carriage=carriage), None
     tls = None
     if settings.certfile is not None:
         tls = TlsFiles(settings.certfile, settings.keyfile, settings.password_file)
     listener = _bound(settings.host, settings.port)
-    transport = TcpTransport(contract, settings.secret, Memories(arrived=units), TransferDoor(listener, tls))
+    door = TransferDoor(listener, tls)
+    transport = TcpTransport(contract, settings.secret, Memories(arrived=units), door, carriage)
     return transport, listener.getsockname()[1]
+
+
+def carriage_of(settings: TransferSettings, area: memoryview) -> Carriage:
+    """Return how the bytes of prefixes travel from or to an area of host memory."""
+    if settings.way == "tcp":
+        return Carriage()
+    try:
+        return Carriage(settings.way, NixlCarrier(area, local=settings.host in LOCAL_HOSTS))
+    except TransferError as error:
+        if settings.way == "nixl":
+            raise InvalidOption("transfer", f"is nixl, but {error}; install weft-serve[nixl], or pass tcp") from None
+        carriage = Carriage(settings.way, None, str(error))
+        carriage.note_fallback(str(error))
+        return carriage
 
 
 def _bound(host: str, port: int) -> socket.socket:

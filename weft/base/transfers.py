@@ -22,6 +22,8 @@ class Destination:
 
 
 ROLES = ("both", "prefill", "decode")
+# How the bytes of prefixes travel: over the connection of their transfer, read by NIXL, or by NIXL if both engines can.
+WAYS = ("tcp", "nixl", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class TransferSettings:
 
     A decode engine receives them at `host` and `port` (0: any free port), in host memory of the size `arrivals`; its
     further ranks use the ports after that. With a certificate, connections are encrypted. `reached_at` is the host to
-    send them to, if that is not where routers find the engine.
+    send them to, if that is not where routers find the engine. `way` is one of `WAYS`.
     """
 
     role: str
@@ -42,6 +44,7 @@ class TransferSettings:
     keyfile: str | None = None
     password_file: str | None = None
     reached_at: str | None = None
+    way: str = "tcp"
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ GROUPS: Mapping[str, Groups] = {
     "serve": {
         **FRONT,
         "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer_listen",
+        "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer transfer_listen",
     },
     "route": {
         "replicas": "replica replicas_file fleet_secret replica_timeout",

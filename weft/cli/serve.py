@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, memory_bytes, option
-from weft.base.transfers import ROLES, TransferSettings
+from weft.base.transfers import ROLES, WAYS, TransferSettings
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
@@ -169,6 +169,12 @@ class ServeOptions(FrontOptions, Options):
         "default: any free port of the host of --fleet-listen",
         metavar="ADDRESS",
     )
+    transfer: str = option(
+        "tcp",
+        "how prompts travel between engines with roles; nixl: read over UCX, whose ports authenticate no peer, so for "
+        "private networks only (docs/security.md); auto: nixl if both engines have it and TLS is off",
+        WAYS,
+    )
     kv_events: str | None = option(
         None,
         "publish changes of the cache over ZeroMQ, in the shape of vLLM's KV events, such as tcp://127.0.0.1:5557; "
@@ -201,6 +207,8 @@ class ServeOptions(FrontOptions, Options):
             raise InvalidOption("prefill_replicas", f"{least}, got {self.prefill_replicas}")
         asked = "prefill_replicas" if self.prefill_replicas else "role" if self.role != "both" else None
         if asked is None:
+            if self.transfer != "tcp":
+                raise InvalidOption("transfer", f"is {self.transfer}, which needs --role or --prefill-replicas")
             return
         if not self.cache:
             raise InvalidOption(asked, "cannot be combined with --no-cache: its engines do not exchange prefixes")
@@ -272,7 +280,7 @@ def transfer_of(options: ServeOptions) -> TransferSettings | None:
     from weft.fleet.handshake import read_secret
 
     if options.prefill_replicas:
-        return TransferSettings("decode", secrets.token_bytes(32), options.arrivals)
+        return TransferSettings("decode", secrets.token_bytes(32), options.arrivals, way=options.transfer)
     if options.role == "both":
         return None
     assert options.fleet_listen is not None
@@ -284,7 +292,8 @@ def transfer_of(options: ServeOptions) -> TransferSettings | None:
         reached_at = None if host in (fleet_host, *ANY_HOST) else host
     files = (options.ssl_certfile, options.ssl_keyfile, options.ssl_keyfile_password_file)
     secret = read_secret("fleet_secret", options.fleet_secret)
-    return TransferSettings(options.role, secret, options.arrivals, host, port, *files, reached_at=reached_at)
+    place = (host, port, *files, reached_at)
+    return TransferSettings(options.role, secret, options.arrivals, *place, way=options.transfer)
 
 
 def place_of(options: FrontOptions) -> LaunchSettings:

@@ -281,6 +281,11 @@ class Runner:
         """Allocate host memory for prefixes that arrive from other engines, or depart to them."""
         self.tiers = (*self.tiers, HostMemory(self.store, size_bytes))
 
+    def area(self, level: int) -> memoryview:
+        """Return the bytes of an area of host memory."""
+        memory: memoryview = self.tiers[level].buffer.numpy().data
+        return memory
+
     def area_units(self, level: int) -> Callable[[str, int], memoryview]:
         """Return what finds the bytes of a unit of host memory, by its kind and index."""
         units = _units_of(self.tiers[level].buffer, self.store.unit_bytes)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from weft.base.transfers import TransferEvent
 from weft.fleet.handshake import PLAIN
 from weft.transfer.messages import HEADER_BYTES, Contract, PeerGone, TransferError
+from weft.transfer.pulling import Carriage
 
 # A peer that neither sends nor takes a byte for this long has gone.
 PATIENCE_SECONDS = 30.0
@@ -44,6 +45,7 @@ class TransferOwner(Protocol):
     contract: Contract
     secret: bytes
     memories: Memories
+    carriage: Carriage
 
     def report(self, event: TransferEvent) -> None:
         """Add an event for the engine."""
@@ -81,6 +83,7 @@ class TransferConnection:
         self._ringer.setblocking(False)
         self._closing = threading.Lock()
         self._closed = False
+        self._stopped = False
 
     # any thread -----------------------------------------------------------------------------------------------------
 
@@ -95,11 +98,23 @@ class TransferConnection:
 
     def cut(self) -> None:
         """End the connection, also in the middle of a unit."""
+        self._shut(socket.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Let the peer hear the end, and go on hearing the peer."""
+        self._shut(socket.SHUT_WR)
+
+    def stop(self) -> None:
+        """Hear no more. The peer hears the end when the connection is closed, not before."""
+        self._stopped = True
+        self._shut(socket.SHUT_RD)
+
+    def _shut(self, how: int) -> None:
         with self._closing:
             if not self._closed:
                 with suppress(OSError):
                     # Of the socket itself: TLS objects are for one thread.
-                    socket.socket.shutdown(self.stream, socket.SHUT_RDWR)
+                    socket.socket.shutdown(self.stream, how)
 
     # the connection's thread ----------------------------------------------------------------------------------------
 
@@ -175,6 +190,9 @@ class TransferConnection:
                 if left <= 0:
                     raise TransferError("the handshake takes too long")
                 self.stream.settimeout(left)
+            if self._stopped:
+                # Bytes that have arrived already would be read all the same.
+                raise PeerGone("the connection was stopped")
             try:
                 count = self.stream.recv_into(view[filled:])
             except ConnectionError as error:
@@ -182,6 +200,21 @@ class TransferConnection:
             if not count:
                 raise PeerGone("the peer has closed the connection")
             filled += count
+
+    def hears_end(self, seconds: float) -> bool:
+        """Read to the peer's end of the connection; return False if it is not known to have ended in this time."""
+        deadline, ignored = monotonic() + seconds, bytearray(1 << 12)
+        while (left := deadline - monotonic()) > 0:
+            try:
+                self.stream.settimeout(left)
+                if not self.stream.recv_into(ignored):
+                    return True
+            except ConnectionError:
+                # Its process has closed the socket, or is dead.
+                return True
+            except OSError:
+                return False
+        return False
 
     def write(self, data: bytes | memoryview) -> None:
         self.stream.sendall(data)

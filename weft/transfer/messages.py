@@ -1,7 +1,8 @@
 """The messages of a transfer: typed, tagged, every field bounded. Decoding runs no code.
 
 A frame is a length of four bytes and one MessagePack message, as everywhere in the fleet. A unit is a message with its
-header, followed by its bytes; the receiver has checked the header, and so the size, before it reads them.
+header, followed by its bytes; the receiver has checked the header, and so the size, before it reads them. If units are
+pulled, the message has the address of the bytes instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ KEY_BYTES = 32
 GROUP_BYTES = 16
 # A prefix of four million tokens.
 MAX_CELLS = 1 << 16
-MAX_OFFER_BYTES = KEY_BYTES * MAX_CELLS + (1 << 16)
+# What a carrier says about itself: NIXL's description of an agent with one area has about 500 bytes.
+MAX_METADATA_BYTES = 1 << 16
+MAX_OFFER_BYTES = KEY_BYTES * MAX_CELLS + MAX_METADATA_BYTES + (1 << 16)
 MAX_MESSAGE_BYTES = 1 << 12
 MAX_REASON = 1000
 
@@ -42,6 +45,16 @@ class TransferMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=Tru
     """Base of all messages: the fields in order, after the tag."""
 
 
+class Introduction(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Where a receiver can read staged units: the sender's agent, and its description for the receiver's carrier.
+
+    A name stands for one registration of memory; it is never used again.
+    """
+
+    name: Annotated[str, Meta(min_length=1, max_length=64)]
+    metadata: Annotated[bytes, Meta(max_length=MAX_METADATA_BYTES)]
+
+
 class OfferMessage(TransferMessage, tag="offer"):
     """The first message of a sender: what its units are made of, and the keys of the prefix, one after the other."""
 
@@ -54,10 +67,18 @@ class OfferMessage(TransferMessage, tag="offer"):
     keys: Annotated[bytes, Meta(max_length=KEY_BYTES * MAX_CELLS)]
     tenant: Annotated[bytes, Meta(max_length=16)]
     group: Annotated[bytes, Meta(max_length=GROUP_BYTES)]
+    introduction: Introduction | None = None
 
 
 class UnitMessage(TransferMessage, tag="unit"):
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+
+
+class ReadyMessage(TransferMessage, tag="ready"):
+    """A unit may be read at this address, until it was taken or the connection has ended."""
+
+    header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+    address: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class FinishMessage(TransferMessage, tag="finish"):
@@ -68,10 +89,23 @@ class PulseMessage(TransferMessage, tag="pulse"):
     """The sender is alive, and computes."""
 
 
+class WayMessage(TransferMessage, tag="way"):
+    """The answer to an offer that comes before the first grant: units are pulled, or a reason why they are not."""
+
+    pulls: bool
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
+
+
 class GrantMessage(TransferMessage, tag="grant"):
     first: Cells
     end: Cells
     point: bool
+
+
+class TakenMessage(TransferMessage, tag="taken"):
+    """A unit was read: its memory at the sender may be used again."""
+
+    place: Annotated[int, Meta(ge=0, le=2 * MAX_CELLS)]
 
 
 class ConfirmMessage(TransferMessage, tag="confirm"):
@@ -82,8 +116,8 @@ class RefuseMessage(TransferMessage, tag="refuse"):
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
-FromSender = OfferMessage | UnitMessage | FinishMessage | PulseMessage
-FromReceiver = GrantMessage | ConfirmMessage | RefuseMessage
+FromSender = OfferMessage | UnitMessage | ReadyMessage | FinishMessage | PulseMessage
+FromReceiver = WayMessage | GrantMessage | TakenMessage | ConfirmMessage | RefuseMessage
 _from_sender = msgspec.msgpack.Decoder(FromSender)
 _from_receiver = msgspec.msgpack.Decoder(FromReceiver)
 
@@ -119,10 +153,10 @@ class Contract:
     rank: int = 0
     ranks: int = 1
 
-    def offer(self, offer: Offer) -> OfferMessage:
+    def offer(self, offer: Offer, introduction: Introduction | None = None) -> OfferMessage:
         sizes = {kind.value: size for kind, size in self.unit_bytes.items()}
         own = (VERSION, self.fingerprint, self.form, self.rank, self.ranks, sizes)
-        return OfferMessage(*own, b"".join(offer.keys), offer.tenant, offer.group)
+        return OfferMessage(*own, b"".join(offer.keys), offer.tenant, offer.group, introduction)
 
     def accept(self, message: OfferMessage) -> Offer:
         """Return the offer of a message. Raises, with the name of what differs, if its units mean something else."""

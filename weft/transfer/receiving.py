@@ -1,4 +1,8 @@
-"""The receiver's end of a transfer: lets the peer prove itself, and reads granted units into their places."""
+"""The receiver's end of a transfer: lets the peer prove itself, and reads granted units into their places.
+
+Units come over the connection, or a carrier reads them out of the sender's memory. The connection is closed, and so the
+sender hears the end, when no read writes any more.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import Any
 from weft.base.errors import WeftError
 from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
 from weft.fleet.handshake import MAX_BYTES, ReplicaSide
-from weft.memory.tiers.disk_format import checksum, decode
+from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
 from weft.memory.tiers.sent_units import misplaced
 from weft.transfer.connection import TransferConnection, TransferOwner
 from weft.transfer.messages import (
@@ -23,12 +27,16 @@ from weft.transfer.messages import (
     GrantMessage,
     OfferMessage,
     PeerGone,
+    ReadyMessage,
     RefuseMessage,
+    TakenMessage,
     TransferError,
     UnitMessage,
+    WayMessage,
     framed,
     read_from_sender,
 )
+from weft.transfer.pulling import NotPulled, Readings
 
 log = logging.getLogger("weft")
 
@@ -48,6 +56,15 @@ class Ending:
     """An order to a connection: end the transfer, because all is published, or for a reason."""
 
     reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEnded:
+    """An order to a connection: a unit was read, or was not because of an error."""
+
+    header: UnitHeader
+    view: memoryview
+    error: str | None
 
 
 class Incomer:
@@ -74,6 +91,9 @@ class Incomer:
         self._offered = False
         self._granted: dict[int, ReservedUnit] = {}
         self._confirmed = False
+        # The agent to read from, if units are pulled.
+        self._peer: str | None = None
+        self._readings = Readings()
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"weft-receive-{self.number}", daemon=True).start()
@@ -82,7 +102,7 @@ class Incomer:
         self._connection.put(order)
 
     def abandon(self) -> None:
-        self._connection.cut()
+        self._connection.stop()
 
     def close(self) -> None:
         """Give up a connection that was not started."""
@@ -101,6 +121,7 @@ class Incomer:
             elif not self._confirmed:
                 log.warning("a prefix was not received: %s", reason)
         finally:
+            self._readings.wait()
             self._connection.close()
             self._owner.gone(self.number, sending=False)
             if self._offered:
@@ -123,16 +144,32 @@ class Incomer:
             raise TransferError("the first message must be an offer")
         try:
             offer = self._owner.contract.accept(message)
+            way = self._choose_way(message)
         except TransferError as error:
             connection.write(framed(RefuseMessage(str(error)[:MAX_REASON])))
             raise
+        connection.write(framed(way))
         self._offered = True
         self._owner.report(Offered(self.number, offer))
         connection.serve(self._act, self._hear, MAX_MESSAGE_BYTES)
 
-    def _act(self, order: Granting | Ending) -> None:
+    def _choose_way(self, message: OfferMessage) -> WayMessage:
+        """Choose how units travel. Raises if they must be pulled and cannot be."""
+        carriage = self._owner.carriage
+        try:
+            self._peer = carriage.meet(message.introduction)
+        except NotPulled as error:
+            if carriage.strict:
+                raise TransferError(f"--transfer is nixl on the decode engine, but: {error}") from error
+            carriage.note_fallback(str(error))
+            return WayMessage(False, str(error)[:MAX_REASON])
+        return WayMessage(True)
+
+    def _act(self, order: Granting | Ending | ReadEnded) -> None:
         connection = self._connection
-        if isinstance(order, Granting):
+        if isinstance(order, ReadEnded):
+            self._take_read(order)
+        elif isinstance(order, Granting):
             self._granted |= {unit.place: unit for unit in order.units}
             connection.write(framed(GrantMessage(order.first, order.end, order.point)))
         elif order.reason is None:
@@ -147,9 +184,15 @@ class Incomer:
         if isinstance(message, OfferMessage):
             raise TransferError("a connection has one offer")
         if isinstance(message, UnitMessage):
-            self._take_unit(message.header)
+            header, view = self._take_place(message.header)
+            self._connection.read_into(view)
+            self._verify(header, view)
+            self._owner.report(UnitReceived(self.number, header.unit))
+        elif isinstance(message, ReadyMessage):
+            self._read(message)
 
-    def _take_unit(self, entry: bytes) -> None:
+    def _take_place(self, entry: bytes) -> tuple[UnitHeader, memoryview]:
+        """Return the header of a unit, and the memory that was granted for it."""
         header = decode(entry)
         if header is None:
             raise TransferError("the header of a unit is damaged")
@@ -158,8 +201,33 @@ class Incomer:
             raise TransferError(wrong)
         place, units = self._granted.pop(header.unit), self._owner.memories.arrived
         assert units is not None
-        view = units(place.kind, place.unit)
-        self._connection.read_into(view)
+        return header, units(place.kind, place.unit)
+
+    def _verify(self, header: UnitHeader, view: memoryview) -> None:
         if checksum(view) != header.checksum:
             raise TransferError(f"the unit of place {header.unit} is damaged")
-        self._owner.report(UnitReceived(self.number, header.unit))
+
+    # pulled units ---------------------------------------------------------------------------------------------------
+
+    def _read(self, message: ReadyMessage) -> None:
+        """Begin to read a unit."""
+        carrier = self._owner.carriage.carrier
+        if self._peer is None or carrier is None:
+            raise TransferError("a unit is to be pulled, which was not agreed")
+        header, view = self._take_place(message.header)
+
+        def ended(error: str | None) -> None:
+            self._readings.end()
+            self._connection.put(ReadEnded(header, view, error))
+
+        self._readings.begin()
+        carrier.read(self._peer, message.address, view, ended)
+
+    def _take_read(self, order: ReadEnded) -> None:
+        if order.error is not None:
+            assert self._peer is not None
+            self._owner.carriage.note_failure(self._peer, order.error)
+            raise TransferError(f"the unit of place {order.header.unit} was not read: {order.error}")
+        self._verify(order.header, order.view)
+        self._connection.write(framed(TakenMessage(order.header.unit)))
+        self._owner.report(UnitReceived(self.number, order.header.unit))

@@ -1,10 +1,15 @@
-"""The sender's end of a transfer: connects, proves itself, offers a prefix, and sends the units that are granted."""
+"""The sender's end of a transfer: connects, proves itself, offers a prefix, and sends the units that are granted.
+
+If the receiver pulls them, a unit is sent when the receiver has taken it. A sender that ends earlier waits until the
+receiver has closed the connection, which it does after its last read.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
 import threading
+from dataclasses import dataclass, field
 from hashlib import sha256
 from time import monotonic, perf_counter
 from typing import Any
@@ -28,18 +33,26 @@ from weft.transfer.messages import (
     ConfirmMessage,
     FinishMessage,
     GrantMessage,
+    Introduction,
     PulseMessage,
+    ReadyMessage,
+    RefuseMessage,
+    TakenMessage,
     TransferError,
     UnitMessage,
+    WayMessage,
     framed,
     read_from_receiver,
 )
+from weft.transfer.pulling import Carrier, NotPulled, address_of
 
 log = logging.getLogger("weft")
 
 CONNECT_SECONDS = 10.0
-# An order to a connection: everything was sent.
-FINISH = object()
+# How long a sender waits for the end of a receiver that may still read. Then it makes reads impossible.
+SETTLE_SECONDS = 10.0
+# Orders to a connection: everything was sent; the transfer is to end.
+FINISH, ABANDON = object(), object()
 ABANDONED = "the transfer was abandoned"
 
 
@@ -48,13 +61,14 @@ class Confirmed(Exception):
 
 
 class ReceiverDebt:
-    """Since when the receiver owes an answer: to the offer, the next grant of `cells` cells, or the confirmation.
+    """Since when the receiver owes an answer: to the offer, the next grant, the next unit to take, or the confirmation.
 
     While the sender computes what was granted, the receiver owes nothing. A grant of nothing new is no answer.
     """
 
     def __init__(self, cells: int) -> None:
         self.since: float | None = None
+        self._reading_since: float | None = None
         self._cells = cells
         self._granted = -1
 
@@ -70,9 +84,32 @@ class ReceiverDebt:
         if cell + 1 == self._granted < self._cells:
             self.begin()
 
+    def ready(self) -> None:
+        """Note that a unit may be read."""
+        if self._reading_since is None:
+            self._reading_since = monotonic()
+
+    def taken(self, left: int) -> None:
+        """Note that a unit was read, and that `left` others may be."""
+        now = monotonic()
+        self._reading_since = now if left else None
+        if self.since is not None:
+            self.since = now
+
     @property
     def overdue(self) -> bool:
-        return self.since is not None and monotonic() - self.since > PATIENCE_SECONDS - PULSE_SECONDS
+        begun = [since for since in (self.since, self._reading_since) if since is not None]
+        return bool(begun) and monotonic() - min(begun) > PATIENCE_SECONDS - PULSE_SECONDS
+
+
+@dataclass(slots=True)
+class Pull:
+    """The sender's part of a transfer whose units are read by the receiver."""
+
+    carrier: Carrier
+    introduction: Introduction
+    # Units that may be read, by place, and since when.
+    untaken: dict[int, tuple[StagedUnit, int, float]] = field(default_factory=dict)
 
 
 class Outgoer:
@@ -88,6 +125,11 @@ class Outgoer:
         self._lock = threading.Lock()
         self._abandoned = False
         self._debt = ReceiverDebt(len(offer.keys))
+        self._offered: Pull | None = None
+        # The same, once the receiver has agreed.
+        self._pull: Pull | None = None
+        self._way_known = False
+        self._taken_at = 0.0
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"weft-send-{self.number}", daemon=True).start()
@@ -102,7 +144,12 @@ class Outgoer:
     def abandon(self) -> None:
         with self._lock:
             self._abandoned = True
-            if self._connection is not None:
+            if self._pull is not None:
+                assert self._connection is not None
+                # The receiver closes its end when it reads no more.
+                self._connection.hang_up()
+                self._connection.put(ABANDON)
+            elif self._connection is not None:
                 self._connection.cut()
 
     def _run(self) -> None:
@@ -120,10 +167,23 @@ class Outgoer:
         except Exception:
             log.exception("a prefix was not sent to %s:%d", self._destination.host, self._destination.port)
         finally:
+            self._settle()
             if self._connection is not None:
                 self._connection.close()
             self._owner.gone(self.number, sending=True)
             self._owner.report(SendingEnded(self.number, error))
+
+    def _settle(self) -> None:
+        """Return when the receiver can read no staged unit any more."""
+        pull, connection = self._pull, self._connection
+        if pull is None:
+            return
+        assert connection is not None
+        if pull.untaken:
+            connection.hang_up()
+            while not connection.hears_end(SETTLE_SECONDS) and not pull.carrier.retire(pull.introduction.name):
+                log.warning("the receiver at %s does not end its reads", self._destination.host)
+        pull.carrier.leave()
 
     def _send(self) -> None:
         stream = self._connect()
@@ -135,9 +195,22 @@ class Outgoer:
             if self._abandoned:
                 raise TransferError(ABANDONED)
         self._authenticate(connection)
-        connection.write(framed(self._owner.contract.offer(self._offer)))
+        connection.write(framed(self._owner.contract.offer(self._offer, self._introduce())))
         self._debt.begin()
         connection.serve(self._act, self._hear, MAX_MESSAGE_BYTES, self._pulse)
+
+    def _introduce(self) -> Introduction | None:
+        carriage = self._owner.carriage
+        try:
+            introduction = carriage.introduce(self._destination.secure)
+        except NotPulled as error:
+            if carriage.strict:
+                raise
+            carriage.note_fallback(str(error))
+            return None
+        assert carriage.carrier is not None
+        self._offered = Pull(carriage.carrier, introduction)
+        return introduction
 
     def _connect(self) -> socket.socket:
         there = self._destination
@@ -165,6 +238,8 @@ class Outgoer:
 
     def _act(self, order: Any) -> None:
         assert self._connection is not None
+        if order is ABANDON:
+            raise TransferError(ABANDONED)
         if order is FINISH:
             self._connection.write(framed(FinishMessage()))
             self._debt.begin()
@@ -173,22 +248,66 @@ class Outgoer:
         units = self._owner.memories.staged
         assert units is not None
         payload = units(order.kind, order.unit)
+        header = header_of_staged(order, payload).encode()
+        if self._pull is not None:
+            self._pull.untaken[order.place] = (order, len(payload), perf_counter())
+            self._debt.ready()
+            self._connection.write(framed(ReadyMessage(header, address_of(payload))))
+            return
         began = perf_counter()
-        self._connection.write(framed(UnitMessage(header_of_staged(order, payload).encode())))
+        self._connection.write(framed(UnitMessage(header)))
         self._connection.write(payload)
-        self._owner.note_sent(len(payload), perf_counter() - began)
-        self._owner.report(UnitsSent(self.number, (order,)))
-        if order.kind == Kind.PAGE:
-            self._debt.sent_page(order.place)
+        self._sent(order, len(payload), perf_counter() - began)
+
+    def _sent(self, unit: StagedUnit, size_bytes: int, seconds: float) -> None:
+        self._owner.note_sent(size_bytes, seconds)
+        self._owner.report(UnitsSent(self.number, (unit,)))
+        if unit.kind == Kind.PAGE:
+            self._debt.sent_page(unit.place)
 
     def _hear(self, body: bytes) -> None:
-        message = read_from_receiver(body)
-        if isinstance(message, ConfirmMessage):
-            raise Confirmed
-        if not isinstance(message, GrantMessage):
-            raise TransferError(f"refused: {message.reason}")
-        self._debt.granted(message.end)
-        self._owner.report(Granted(self.number, message.first, message.end, message.point))
+        match read_from_receiver(body):
+            case ConfirmMessage():
+                if self._pull is not None and self._pull.untaken:
+                    raise TransferError("the receiver has confirmed units that it has not taken")
+                raise Confirmed
+            case RefuseMessage(reason):
+                raise TransferError(f"refused: {reason}")
+            case WayMessage(pulls, reason):
+                self._choose_way(pulls, reason)
+            case TakenMessage(place):
+                self._take_back(place)
+            case GrantMessage(first, end, point):
+                self._debt.granted(end)
+                self._owner.report(Granted(self.number, first, end, point))
+
+    def _choose_way(self, pulls: bool, reason: str) -> None:
+        """Agree with the receiver on how units travel, once and before the first one."""
+        if self._way_known or (pulls and self._offered is None):
+            raise TransferError("the receiver chooses a way that was not offered")
+        self._way_known = True
+        if pulls:
+            with self._lock:
+                if self._abandoned:
+                    raise TransferError(ABANDONED)
+                self._pull = self._offered
+            assert self._pull is not None
+            self._pull.carrier.attend()
+        elif self._owner.carriage.strict:
+            raise TransferError(f"--transfer is nixl, and the decode engine does not pull: {reason}")
+        elif self._offered is not None:
+            self._owner.carriage.note_fallback(f"the decode engine does not pull: {reason}")
+
+    def _take_back(self, place: int) -> None:
+        pull = self._pull
+        if pull is None or place not in pull.untaken:
+            raise TransferError(f"the receiver has taken the unit of place {place}, which was not to be read")
+        unit, size_bytes, ready_at = pull.untaken.pop(place)
+        now = perf_counter()
+        self._debt.taken(len(pull.untaken))
+        # Reads of several units overlap.
+        self._sent(unit, size_bytes, now - max(ready_at, self._taken_at))
+        self._taken_at = now
 
     def _pulse(self) -> None:
         """Say that this end is alive; end a transfer whose receiver owes an answer for too long."""

@@ -1,7 +1,7 @@
 """Transfers over TCP: a connection for each, authenticated like those of routers, and with TLS if that is configured.
 
 Each connection has a thread. Units are received straight into their place in arrivals, and sent straight from the
-staging area. A slow peer stops its own transfer and no other.
+staging area, unless both engines have a carrier (`pulling.py`). A slow peer stops its own transfer and no other.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from weft.fleet.sockets import notice_death
 from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories, channel_of
 from weft.transfer.messages import Contract
+from weft.transfer.pulling import Carriage
 from weft.transfer.receiving import Ending, Granting, Incomer
 from weft.transfer.sending import FINISH, Outgoer
 
@@ -61,10 +62,18 @@ class TransferDoor:
 class TcpTransport:
     """Implements `Transport`. `wake` is called, from any thread, when there is something to poll."""
 
-    def __init__(self, contract: Contract, secret: bytes, memories: Memories, door: TransferDoor | None = None) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        secret: bytes,
+        memories: Memories,
+        door: TransferDoor | None = None,
+        carriage: Carriage | None = None,
+    ) -> None:
         self.contract = contract
         self.secret = secret
         self.memories = memories
+        self.carriage = carriage or Carriage()
         self.wake: Callable[[], None] = lambda: None
         self.send_bytes_per_second: float | None = None
         self.send_seconds = 0.0
@@ -229,3 +238,6 @@ class TcpTransport:
             connections: list[Outgoer | Incomer] = [*self._outgoing.values(), *self._incoming.values()]
         for connection in connections:
             connection.abandon()
+        if self.carriage.carrier is not None:
+            # Its reads end with it, for which connections wait.
+            self.carriage.carrier.close()
