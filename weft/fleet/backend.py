@@ -19,7 +19,14 @@ from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import LEFT, Member, MemberState
-from weft.fleet.pairing import PrefillLeg, answers_requests, destination_of, prefills_for_others, prefix_request
+from weft.fleet.pairing import (
+    PrefillLeg,
+    answers_requests,
+    destination_of,
+    prefills_for_others,
+    prefix_request,
+    role_of,
+)
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
 from weft.fleet.warm_up import WarmUp
@@ -137,7 +144,8 @@ class FleetBackend:
             await self._warm(member)
         self._admit(member)
         member.watching = self._spawn(self._await_failure(member))
-        log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
+        up = len(self._in_state(MemberState.UP))
+        log.info("replica %s is ready: role %s (%d of %d)", member.name, role_of(member), up, len(self.members))
 
     async def _warm(self, member: Member) -> None:
         """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests.
@@ -295,7 +303,9 @@ class FleetBackend:
             raise EngineStopped(LEFT)
         if not sent or not member.takes_requests:
             self.chooser.left(stream.id)
-        if member.takes_requests:
+        if not member.takes_requests:
+            member.retries += 1
+        else:
             if not sent:
                 self.chooser.placed(stream.id, stream.request, member)
             failed = await self._submit_to(stream, member)
@@ -424,6 +434,7 @@ class FleetBackend:
     def _facts(self, member: Member) -> dict[str, Any]:
         return {
             "state": member.state.value,
+            "role": None if member.admitted is None else role_of(member),
             "up": int(member.takes_requests),
             "ejected": int(member.state is MemberState.EJECTED),
             "open": member.open,
