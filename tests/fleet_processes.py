@@ -18,8 +18,8 @@ import httpx
 from tests import tiny_model
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 
-# Far more than anything takes on a busy machine.
-SECONDS = 300
+# Far more than anything takes: with thirty busy processes on two cores a replica needs four minutes to start.
+SECONDS = 1800
 SECRET = "a secret of at least thirty-two characters"
 ENGINE = ["--memory", "16MiB", "--max-length", "512", "--max-sequences", "4", "--threads", "1", "--exact", "--paranoid"]
 

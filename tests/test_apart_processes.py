@@ -16,10 +16,11 @@ import pytest
 from tests.held_steps import SECONDS
 from tests.test_backends import alone, collect, in_loop, started, varied_requests
 from tests.test_fleet_local import SMALL
-from weft.base.errors import EngineStopped, RequestError
+from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
 from weft.cli.main import main
+from weft.cli.serve import ServeOptions
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
@@ -212,3 +213,11 @@ def test_requests_are_answered_or_refused_once_while_either_side_is_killed(monke
 def test_roles_that_cannot_work_are_refused_by_name(arguments, message, capsys):
     assert main(["serve", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("role", ["both", "prefill"])
+def test_memory_for_arrivals_is_refused_without_a_decode_engine(role):
+    door = {} if role == "both" else {"fleet_listen": "127.0.0.1:0", "fleet_secret": "secret"}
+    with pytest.raises(OptionError, match="is memory of decode engines; it needs --role decode"):
+        ServeOptions(arrivals="4GiB", role=role, **door)
+    assert ServeOptions(arrivals="4GiB", replicas=2, prefill_replicas=1).arrivals == "4GiB"

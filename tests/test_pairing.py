@@ -194,6 +194,66 @@ async def test_a_decode_engine_lost_before_the_first_token_is_replaced_by_way_of
         both.assert_nothing_left()
 
 
+@pytest.mark.parametrize("how", ["hangs", "is removed", "ends for good"])
+@in_loop
+async def test_a_prompt_on_its_way_to_a_decode_engine_that_is_given_up_goes_to_another_one_at_once(how):
+    async with apart(decoders=2) as both:
+        request = long_request()
+        reading = await both.submit(request)
+        [prefiller] = both.prefillers
+        await both.step(prefiller, generate=False)
+        lost = next(each for each in both.fleet.members if each.streams and each.name.startswith("d"))
+        if how == "is removed":
+            both.fleet.remove(lost.name, drain_seconds=60)
+        elif how == "ends for good":
+            lost.backend.die(for_good=True)
+        else:
+            lost.backend.sick = True
+            both.fleet.check()
+        await turns()
+        # The prefill engine itself does not know, and would go on sending until its connection times out.
+        await both.step(prefiller, generate=False)
+        assert len(prefiller.aborted) == 1
+        assert len(prefiller.running) == 1, "the prompt for the other one"
+        finish_prefills(prefiller)
+        await turns()
+        for _ in range(4):
+            await both.step(*both.decoders)
+        assert await reading == answer(request.prompt.tolist(), 3)
+        assert lost.retries == 1
+        both.assert_nothing_left()
+
+
+@in_loop
+async def test_a_decode_engine_ejected_while_the_prefill_engine_accepts_a_prompt_is_given_up():
+    async with apart() as both:
+        reading = await both.submit(long_request())
+        [prefiller], [decoder] = both.prefillers, both.decoders
+        assert len(prefiller.sent) == 1
+        decoder.sick = True
+        both.fleet.check()
+        await both.step(prefiller, generate=False)
+        await both.step(prefiller, generate=False)
+        assert len(prefiller.aborted) == 1
+        with pytest.raises(EngineStopped):
+            await reading
+        both.assert_nothing_left()
+
+
+@in_loop
+async def test_reports_name_the_role_of_each_member_and_none_of_the_fleet(caplog):
+    with caplog.at_level("INFO"):
+        async with apart() as both:
+            asked = asyncio.ensure_future(both.fleet.stats())
+            await turns()
+            await both.step()
+            replicas = (await asked)["replicas"]
+            assert {name: facts["role"] for name, facts in replicas.items()} == {"p0": "prefill", "d0": "decode"}
+            assert not {"role", "transfer"} & both.fleet.info.settings.keys()
+    assert "replica p0 is ready: role prefill" in caplog.text
+    assert "replica d0 is ready: role decode" in caplog.text
+
+
 @pytest.mark.parametrize("stage", ["offered", "prefilling", "decoding"])
 @in_loop
 async def test_an_abort_at_any_stage_frees_both(stage):

@@ -71,6 +71,11 @@ def url(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray starts its workers with a niceness of 15, so that they hardly run beside other programs.
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    # On a busy machine Serve's proxy needs longer than the five seconds after which Serve replaces it.
+    monkeypatch.setenv("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", str(WAIT))
+    monkeypatch.setenv("RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S", str(WAIT))
     import ray
     from ray import serve
 

@@ -196,6 +196,11 @@ class ServeOptions(FrontOptions, Options):
 
     def _check_role(self) -> None:
         memory_bytes(self.arrivals, "arrivals")
+        if self.arrivals != "auto" and self.role != "decode" and not self.prefill_replicas:
+            needed = "--role decode, or --replicas with --prefill-replicas"
+            raise InvalidOption(
+                "arrivals", f"is memory of decode engines; it needs {needed}, but --role is {self.role}"
+            )
         if self.transfer_listen is not None:
             read_address(self.transfer_listen, "transfer_listen")
             if self.role != "decode":

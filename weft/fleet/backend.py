@@ -26,6 +26,7 @@ from weft.fleet.pairing import (
     destination_of,
     prefills_for_others,
     prefix_request,
+    role_of,
 )
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
@@ -145,7 +146,8 @@ class FleetBackend:
             await self._warm(member)
         self._admit(member)
         member.watching = self._spawn(self._await_failure(member))
-        log.info("replica %s is ready (%d of %d)", member.name, len(self._in_state(MemberState.UP)), len(self.members))
+        up = len(self._in_state(MemberState.UP))
+        log.info("replica %s is ready: role %s (%d of %d)", member.name, role_of(member), up, len(self.members))
 
     async def _warm(self, member: Member) -> None:
         """Let a new engine compute the prefixes that are wanted most, for a while, before it takes requests.
@@ -303,7 +305,9 @@ class FleetBackend:
             raise EngineStopped(LEFT)
         if not sent or not member.takes_requests:
             self.chooser.left(stream.id)
-        if member.takes_requests:
+        if not member.takes_requests:
+            member.retries += 1
+        else:
             if not sent:
                 self.chooser.placed(stream.id, stream.request, member)
             failed = await self._submit_to(stream, member)
@@ -432,6 +436,7 @@ class FleetBackend:
     def _facts(self, member: Member) -> dict[str, Any]:
         return {
             "state": member.state.value,
+            "role": None if member.admitted is None else role_of(member),
             "up": int(member.takes_requests),
             "ejected": int(member.state is MemberState.EJECTED),
             "open": member.open,

@@ -156,9 +156,10 @@ class PrefillLeg:
                     self._chooser.started(self.number)
                     self.sent = outputs[-1].finish is FinishReason.LENGTH
             except EngineStopped:
-                if self._aborted:
-                    return
                 self._leave()
+                if self._aborted:
+                    self._chooser.ended(self.number)
+                    return
                 self._chooser.left(self.number)
                 self._failed(member)
                 await self.begin()
@@ -173,7 +174,7 @@ class PrefillLeg:
             self._inner.fail(LEFT)
 
     def abort(self) -> None:
-        """End the leg, because the caller has gone."""
+        """End the leg, because the caller or the member that would answer has gone."""
         self._aborted = True
         self.abandon()
         self._leave()

@@ -112,6 +112,7 @@ class FleetStream(OutputStream):
             self.close()
             raise
         self._leg = None
+        self.leave()
         await self._placed(self._arrive(self, member, leg.sent))
 
     async def _placed(self, placing: Awaitable[None]) -> None:
@@ -140,6 +141,12 @@ class FleetStream(OutputStream):
         self._leg = (leg, member)
         if self.is_closed:
             leg.abort()
+            return
+        self.member, self._inner = member, None
+        member.enter(self)
+        if not member.takes_requests:
+            # It was ejected while the prefill engine accepted the prompt.
+            self.abandon()
 
     def leave(self) -> None:
         if self.member is not None:
@@ -148,6 +155,10 @@ class FleetStream(OutputStream):
 
     def abandon(self) -> None:
         """Give up a member that has not begun, so that the reader moves the request."""
+        if self._leg is not None:
+            # The prompt would be sent to an engine that does not read it.
+            self._leg[0].abort()
+            return
         if self.begun or self._abandoned or self.member is None or self._inner is None:
             return
         self._abandoned = True

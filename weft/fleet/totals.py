@@ -25,8 +25,10 @@ def difference(one: ModelInfo, other: ModelInfo) -> str | None:
 
 def total_info(infos: Sequence[ModelInfo]) -> ModelInfo:
     """Return the facts of a fleet: memory and sequences of all, but the longest sequence that fits into any one."""
+    one_engine = ("role", "transfer")
     return replace(
         infos[0],
+        settings={name: value for name, value in infos[0].settings.items() if name not in one_engine},
         memory_bytes=sum(info.memory_bytes for info in infos),
         memory_tokens=min(info.memory_tokens for info in infos),
         max_sequences=sum(info.max_sequences for info in infos),

@@ -260,6 +260,8 @@ class EngineCollector:
         info = backend.info
         self._info = {"model": info.name, "architecture": info.architecture, "dtype": info.dtype}
         self._info["version"] = __version__
+        if "replicas" not in self._stats:
+            self._info["role"] = info.settings.get("role", "both")
         self._taken, self._up = perf_counter(), backend.healthy
 
     def collect(self) -> Iterator[Metric]:
@@ -338,6 +340,11 @@ def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:
 
 def _replicas(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     """Yield the facts of each replica. Its name comes from the operator, so the number of labels is bounded."""
+    if facts:
+        roles = GaugeMetricFamily("weft_replica_info", "1, with the role of a replica", labels=["replica", "role"])
+        for replica, values in facts.items():
+            roles.add_metric([replica, values.get("role") or "unknown"], 1)
+        yield roles
     for kind, table in ((GaugeMetricFamily, REPLICA_GAUGES), (CounterMetricFamily, REPLICA_COUNTERS)):
         for key, (name, help) in table.items() if facts else ():
             family = kind(name, help, labels=["replica"])
