@@ -160,7 +160,7 @@ def profile(rows: int, scripted: bool, steps: int = 300) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="print where the time of so many rows goes")
+    parser.add_argument("--profile", type=int, metavar="ROWS", help="print where the time of that many rows goes")
     arguments = parser.parse_args()
     if arguments.profile:
         profile(arguments.profile, scripted=True)
