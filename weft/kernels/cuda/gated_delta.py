@@ -52,7 +52,7 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
 # Tokens of a short row, its launch, and the tokens of a tail that it reads at a time.
-NEW, SHORT, SHORT_CHUNK = 8, GatedDeltaLaunch(32, 4, 2), 32
+NEW, SHORT, SHORT_CHUNK = 8, GatedDeltaLaunch(32, 1, 2), 16
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
