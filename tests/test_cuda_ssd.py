@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,9 @@ from tests.plans import Known, Rig, Row, make_plan
 from tests.test_ssd import by_group, naive_ssd
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cpu.ssd import time_step
+from weft.kernels.cuda import ssd as cuda_ssd
 from weft.kernels.cuda.activation import activate
+from weft.kernels.cuda.arguments import short_tokens
 from weft.kernels.recurrent import UNLIMITED
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
@@ -115,6 +118,31 @@ def test_rejected_drafts_leave_no_trace():
     rig = make_rig([45, 40], heads=2, groups=1, room=5, cell=16)
     rig.step([(0, 14), (1, 1)])
     rig.run_with_drafts(6)
+
+
+@pytest.mark.parametrize(("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16)])
+def test_short_rows_equal_the_loop_wherever_they_end(groups, state, dtype, monkeypatch):
+    launched = []
+    monkeypatch.setattr(cuda_ssd, "short_tokens", lambda *call: launched.append(short_tokens(*call)) or launched[-1])
+    rig = make_rig([90, 75, 66, 12], heads=2, groups=groups, state=state, dtype=dtype, cell=64, room=7)
+    rig.tolerance = 2e-5 if dtype == torch.float32 else 1e-2
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    assert launched == [0], "rows are longer on average"
+    # To the end of a cell, beyond it, up to a token before it, and from the start of a sequence or of a cell.
+    rig.step([(0, 4), (1, 6), (2, 2), (3, 8)])
+    rig.step([(0, 8), (1, 2), (3, 3)])
+    rig.run([5, 4])
+    assert set(launched[1:]) == {16}
+    assert_nothing_else_is_written(rig)
+
+
+def test_short_rows_are_computed_once(monkeypatch):
+    """Without the kernel for short rows nothing is written where the others leave them out."""
+    monkeypatch.setattr(cuda_ssd, "short_kernel", defaultdict(lambda: lambda *group, **sizes: None))
+    rig = make_rig([30, 30], heads=2, groups=1, cell=16)
+    rig.step([(0, 16), (1, 20)])
+    with pytest.raises(AssertionError):
+        rig.step([(0, 3), (1, 3)])
 
 
 def test_a_row_of_nan_stays_alone():
@@ -239,11 +267,26 @@ def launch_more() -> None:
     launch(torch.bfloat16, heads=8, head_dim=64, state=96, groups=2)
 
 
-def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False) -> None:
+def launch_drafts() -> None:
+    launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8, rows=[Row(70, 74), Row(3, 6)])
+
+
+def launch_wide_drafts() -> None:
+    launch(torch.bfloat16, heads=24, head_dim=128, state=256, groups=1, rows=[Row(70, 74), Row(3, 6)])
+    launch(torch.float32, heads=8, head_dim=16, state=24, groups=2, rows=[Row(70, 74), Row(3, 6)])
+
+
+LONG_ROWS = [Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)]
+
+
+def launch(
+    dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False,
+    rows: Sequence[Row] = LONG_ROWS,
+) -> None:  # fmt: skip
     name = str(dtype).removeprefix("torch.")
     spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, by=GPU_ROWS),))
     view = Store(spec, 2 * max(spec.state_bytes, spec.tail_bytes)).views[0]
-    plan = make_plan([Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)])
+    plan = make_plan(list(rows))
     batch = build_batch(plan, spec, torch.zeros(1, dtype=torch.int64), "cpu", GPU_ROWS)
     tokens = batch.tokens
     mixed = torch.empty(tokens, heads * head_dim + 2 * groups * state, dtype=dtype)
@@ -257,9 +300,9 @@ def launch(dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: in
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_few)
+    assert_compiles(launch_few, launch_drafts)
 
 
 @pytest.mark.slow
 def test_kernels_of_other_sizes_compile_for_sm_90():
-    assert_compiles(launch_more)
+    assert_compiles(launch_more, launch_wide_drafts)

@@ -52,7 +52,7 @@ DECODES = {
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
-EXACT = ("linear", "norm", "attention", "causal_conv", "gated_delta", "moe")
+EXACT = ("linear", "norm", "attention", "causal_conv", "gated_delta", "ssd", "moe")
 # Groups whose GPU kernels have no such variant yet.
 INEXACT = {
     "latent_attention": "on a GPU, sums of latent attention depend on the number of rows; use a CPU",

@@ -41,6 +41,12 @@ def rows_of(batch: Batch) -> Arguments:
     return found
 
 
+def short_tokens(batch: Batch, most: int) -> int:
+    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
+    rows = batch.rows - batch.decodes
+    return most if batch.tokens - batch.decodes <= rows * most else 0
+
+
 def pieces_of(batch: Batch) -> Arguments:
     found: Arguments | None = batch.derived.get("pieces")
     if found is None:

@@ -14,10 +14,10 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
-from weft.kernels.cuda.gated_delta_short import extend_short
+from weft.kernels.cuda.gated_delta_short import NEW, extend_short
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
@@ -51,8 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# Tokens of a short row, its launch, and the tokens of a tail that it reads at a time.
-NEW, SHORT, SHORT_CHUNK = 8, GatedDeltaLaunch(32, 1, 2), 16
+# For rows of a few tokens, and the tokens of a tail that they read at a time.
+SHORT, SHORT_CHUNK = GatedDeltaLaunch(32, 1, 2), 16
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -84,7 +84,7 @@ def gated_delta(
     if batch.decodes:
         launch_decode(inputs, batch, view, y, DECODE, WEIGH_MANY if exact else None)
     if batch.rows > batch.decodes:
-        new = 0 if exact else short_tokens(batch)
+        new = 0 if exact else short_tokens(batch, NEW)
         if new:
             launch_short(inputs, batch, view, y, new, SHORT)
         launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
@@ -158,12 +158,6 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
     # Three loads of wider keys do not fit in a multiprocessor's shared memory.
     is_wide = inputs.k.shape[2] > WIDE_KEYS
     return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
-
-
-def short_tokens(batch: Batch) -> int:
-    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
-    rows = batch.rows - batch.decodes
-    return NEW if batch.tokens - batch.decodes <= rows * NEW else 0
 
 
 def launch_short(

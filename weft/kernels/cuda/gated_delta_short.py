@@ -16,6 +16,9 @@ from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
+# Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
+NEW = 8
+
 
 @triton.jit
 def normalise(x):

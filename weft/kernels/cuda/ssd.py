@@ -16,12 +16,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
-from weft.kernels.cuda.ssd_choices import DECODE, EARLY_ROWS, CellsChoice, DecodeChoice, cells_choice
+from weft.kernels.cuda.ssd_choices import (
+    DECODE,
+    EARLY_ROWS,
+    SHORT,
+    SHORT_CHUNK,
+    SHORT_WIDE,
+    CellsChoice,
+    DecodeChoice,
+    cells_choice,
+)
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
+from weft.kernels.cuda.ssd_short import NEW, short_kernel
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
@@ -51,8 +61,16 @@ def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
 
 
 def ssd(
-    inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "tokens heads head_dim"] | None = None
+    inputs: SsdInputs,
+    batch: Batch,
+    view: RecurrentView,
+    out: Float[Tensor, "tokens heads head_dim"] | None = None,
+    exact: bool = False,
 ) -> Float[Tensor, "tokens heads head_dim"]:
+    """Return the outputs of all rows; write tails and captured states.
+
+    `exact`: how a row is computed does not depend on others, so there is no kernel for short rows.
+    """
     x, B, C = (by_token(tensor) for tensor in (inputs.x, inputs.B, inputs.C))
     inputs = replace(inputs, x=x, B=B, C=C)
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -60,7 +78,7 @@ def ssd(
     if batch.decodes:
         decode(inputs, batch, view, y)
     if batch.pieces:
-        extend(inputs, batch, view, y)
+        extend(inputs, batch, view, y, exact=exact)
         if inputs.gate is not None:
             rest = y[batch.decodes :].flatten(1)
             activate("silu", inputs.gate[batch.decodes :], rest, out=rest)
@@ -126,6 +144,7 @@ def extend(
     view: RecurrentView,
     y: Float[Tensor, "tokens heads head_dim"],
     choice: CellsChoice | None = None,
+    exact: bool = False,
 ) -> None:
     """Compute the other rows; write ungated outputs to `y`."""
     x, dt, B, C = inputs.x, inputs.dt, inputs.B, inputs.C
@@ -145,16 +164,29 @@ def extend(
         ),
         *step, HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
+    new = 0 if exact else short_tokens(batch, NEW)
+    sizes: dict[str, Any] = {
+        "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
+        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "NEW": new,
+        "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
+    }  # fmt: skip
+    if new:
+        short = SHORT if block_state <= 128 else SHORT_WIDE
+        short_kernel[(heads * -(-head_dim // short.block), rows)](
+            named(
+                x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
+                y=y, y_stride=y.stride(0), totals=totals, shifted=shifted,
+            ),
+            *step, **sizes, BLOCK=short.block, CHUNK=min(SHORT_CHUNK, cell), STAGES=short.stages,
+            num_warps=short.warps,
+        )  # fmt: skip
     blocks = -(-head_dim // choice.block)
     cells_kernel[(heads * blocks, rows)](
         named(
             x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
             y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
         ),
-        *step, GROUPS=groups, GROUP_HEADS=heads // groups, HEAD_DIM=head_dim, STATE=state, BLOCK_STATE=block_state,
-        CELL=cell, RING=ring, BLOCK=choice.block,
-        PRECISION=precision(x.dtype) if block_state <= 128 else widest(x.dtype),
-        num_warps=choice.warps, num_stages=choice.stages,
+        *step, **sizes, BLOCK=choice.block, num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     keep_kernel[(min(ring, batch.longest), rows)](
         named(

@@ -32,6 +32,10 @@ class CellsChoice(NamedTuple):
     warps: int
 
 
+# For rows of a few tokens, and the tokens of a cell that they read at a time.
+SHORT, SHORT_WIDE, SHORT_CHUNK = CellsChoice(32, 2, 1), CellsChoice(32, 2, 2), 16
+
+
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
     # Matmuls of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6); with two warps they
     # do not.

@@ -17,7 +17,7 @@ from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
-from weft.kernels.cuda.tails import columns_of, keep_token, kept_from, open_cell, place_of
+from weft.kernels.cuda.tails import columns_of, is_short, keep_token, kept_from, open_cell, place_of
 
 
 @jit(**STEP)
@@ -102,10 +102,10 @@ def cells_kernel(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, NEW: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Take BLOCK columns of a head through all cells of a row.
+    """Take BLOCK columns of a head through all cells of a row. Rows of up to NEW tokens are left to `ssd_short`.
 
     Where a row ends inside a cell, its last token stands in for the missing ones: their time step is 0.
     """
@@ -116,6 +116,8 @@ def cells_kernel(
     group = head // GROUP_HEADS
     own = tl.program_id(1)
     at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_short(at, CELL, NEW):
+        return
     piece = tl.load(first_piece + own)
     count = tl.load(first_piece + own + 1) - piece
     skip = None if D is None else tl.load(D + head)

@@ -1,0 +1,20 @@
+"""The state space recurrence of the exact package: the usual kernels, computing a row in one way whatever is beside it."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cuda import ssd as usual
+from weft.kernels.cuda.ssd import ssd_memory
+from weft.kernels.interface import Batch
+from weft.kernels.recurrent import SsdInputs
+from weft.memory.device.store import RecurrentView
+
+__all__ = ["ssd", "ssd_memory"]
+
+
+def ssd(
+    inputs: SsdInputs, batch: Batch, view: RecurrentView, out: Float[Tensor, "tokens heads head_dim"] | None = None
+) -> Float[Tensor, "tokens heads head_dim"]:
+    return usual.ssd(inputs, batch, view, out, exact=True)
