@@ -29,9 +29,9 @@ def test_sizes_may_be_odd(sizes):
     assert error_of(make_scene([(40, 41), (3, 4), (0, 5), (30, 37)], **sizes)) < 1e-6
 
 
-@pytest.mark.parametrize(("shares", "lines"), [(1, 64), (2, 16), (3, 64), (12, 16)])
+@pytest.mark.parametrize(("shares", "lines"), [(1, 16), (2, 64), (12, 16)])
 def test_the_number_of_shares_and_lines_changes_nothing(shares, lines):
-    scene = make_scene([(150, 151), (0, 1), (16, 17), (90, 97)], heads=5)
+    scene = make_scene([(150, 151), (0, 1), (16, 17), (90, 95)], heads=5)
     batch, launch = scene.batch(), LAUNCHES[4]._replace(lines=lines)
     write_latents(*scene.new.split([scene.latent, scene.shared_dim], 1), batch, scene.view)
     mixed = torch.full((len(scene.queries), scene.heads, scene.latent), torch.nan)

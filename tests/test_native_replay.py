@@ -48,10 +48,10 @@ def answers(family, seed=1):
 
 @pytest.mark.parametrize("family", [*sorted(FAMILIES), LATENT, GROUPED])
 def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
-    found, replays = answers(family)
     if family in UNRECORDED:
-        assert not isinstance(replays, replay.Replays)
+        assert not isinstance(make_engine(family)._device.compute, replay.Replays)
         return
+    found, replays = answers(family)
     assert replays.steps
     recorded = [step for step in replays.steps.values() if step is not None]
     assert bool(recorded) == (family not in COMPUTED), "who is recorded is known"
