@@ -6,8 +6,8 @@
 At depth 1 the device waits during this time, because the next step depends on what was accepted. The host verifies,
 settles, proposes, plans, and fills the inputs of the recorded step. The device is a fake that returns at once. Every
 row has 3 drafts, from a script or from the suffixes of a text that repeats itself; each is accepted by a chance of
-0.81 if those before it were. `launch` is the part that fills the inputs, `settle` what is left until the next landing:
-it runs while the device computes.
+0.81 if those before it were. `gap` is that time, `launch` the part of it that fills the inputs, and `step` includes
+what is done while the device computes. All are processor time, so other programs disturb them little.
 """
 
 from __future__ import annotations
@@ -160,7 +160,12 @@ def profile(rows: int, scripted: bool, steps: int = 300) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--profile", type=int, metavar="ROWS", help="print where the time of that many rows goes")
+    parser.add_argument(
+        "--profile",
+        type=int,
+        metavar="ROWS",
+        help="print which functions a step of this number of rows spends its time in",
+    )
     arguments = parser.parse_args()
     if arguments.profile:
         profile(arguments.profile, scripted=True)

@@ -1,4 +1,4 @@
-"""The state space recurrence of the exact package: the usual kernels, none of which is chosen by what is beside a row."""
+"""The state space recurrence of the exact package: the usual kernels, none of them chosen by what is beside a row."""
 
 from __future__ import annotations
 
