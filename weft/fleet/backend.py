@@ -19,14 +19,7 @@ from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
 from weft.fleet.member import LEFT, Member, MemberState
-from weft.fleet.pairing import (
-    PrefillLeg,
-    PrefillPool,
-    answers_requests,
-    destination_of,
-    prefills_for_others,
-    prefix_request,
-)
+from weft.fleet.pairing import PrefillLeg, PrefillPool, answers_requests, destination_of, prefills_for_others
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
 from weft.fleet.warm_up import WarmUp
@@ -289,7 +282,7 @@ class FleetBackend:
         chosen = self.chooser.prefill(stream.id, number, request, member, prefillers)
         if not chosen:
             return None
-        leg = PrefillLeg(number, prefix_request(request, destination), chosen, self.chooser, self._note_leg_failure)
+        leg = PrefillLeg(number, request, destination, chosen, self.chooser, self._note_leg_failure)
         return leg if await leg.begin() else None
 
     def _note_leg_failure(self, member: Member) -> None:
