@@ -125,9 +125,7 @@ def measure(folder: Path, ranks: int, repeats: int) -> None:
     for _ in range(repeats):
         for count in (1, ranks):
             found = start(LOADING, str(folder), str(count))
-            print(
-                f"{count} ranks: ready after {found.seconds:.2f} s, {found.cpu_seconds:.2f} s of CPU time", flush=True
-            )
+            print(f"{count} ranks: {shown(found)}", flush=True)
             best[count] = min(found, best.get(count, found), key=lambda each: each.seconds)
     alone, cut = best[1], best[ranks]
     memory = alone.resident_bytes[0] - idle.resident_bytes[0]

@@ -89,6 +89,7 @@ NO_QUESTIONS = {
     "weft.models.dummy": "random weights are drawn where they lie",
     "weft.runner.runner": "where a step is uploaded to",
     "weft.runner.head": "where a step is uploaded to",
+    "weft.runner.ranks.part": "the name of a device, which is handed on",
 }
 
 

@@ -13,9 +13,10 @@ from tests.test_disk_tier import save_all
 from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
+from weft.cli.main import main
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile, open_existing
-from weft.memory.tiers.disk_format import ModelPart
+from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
+from weft.memory.tiers.disk_format import DiskLayout, ModelPart
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.runner import Runner
@@ -87,6 +88,15 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
     file = open_existing(path)
     assert file.doomed == []
     file.close()
+
+
+def test_a_ranks_file_is_shown_as_such_and_not_exported(tmp_path, capsys):
+    path = tmp_path / "tier.rank1"
+    open_file(path, DiskLayout.of(b"f" * 32, {Kind.PAGE: 4096}, 1 << 20, ModelPart(1, 2))).close()
+    assert main(["cache", str(path)]) == 0
+    assert ", rank 1 of 2" in capsys.readouterr().out
+    assert main(["cache", str(path), "--prefix", "00" * 8, "--export-to", str(tmp_path / "out")]) == 2
+    assert "needs the file of a whole model; this one holds rank 1 of 2" in capsys.readouterr().err
 
 
 # Copies of the group --------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests import tiny_model
 from tests.engines import TINY, Ask
 from tests.held_steps import SECONDS
 from tests.oracle import Oracle
@@ -26,6 +27,10 @@ from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.pairing import destination_of
+from weft.fleet.remote import RemoteBackend, ReplicaAddress
+from weft.ray.members import Announcement, Follower, MemberList
+from weft.ray.replica import EngineReplica
+from weft.ray.settings import parse
 from weft.server.engine_process import load_engine
 from weft.server.process_backend import ProcessBackend
 
@@ -136,3 +141,40 @@ async def answers_of_servers(folder: Path) -> list[list[int]]:
 def test_a_fleet_of_groups_answers_like_one_engine(family, tmp_path):
     folder = Oracle(TINY[family]).save(tmp_path)
     assert asyncio.run(answers_of_servers(folder)) == expected_of(folder)
+
+
+async def answer_by_way_of_a_pool(secret: Path) -> tuple[list[int], int]:
+    """The answer of replicas as Ray starts them, one of each role, and how many tokens of its prompt had arrived."""
+    options = {"model": str(tiny_model.FOLDER), "weights": "dummy", "memory": "16MiB", "max_length": 512, "threads": 1}
+    settings = parse({"options": options | {"arrivals": "16MiB"}, "prefill": {"secret_file": str(secret)}})
+    listed = MemberList()
+    replicas = [EngineReplica(settings, role, "127.0.0.1", listed.announce, role) for role in ("prefill", "decode")]
+    fleet = FleetBackend([], chooser=LeastOpen(), check_seconds=0.05, patient=True)
+    follower = Follower(fleet, settings.version, connect, drain_seconds=0)
+    try:
+        await asyncio.gather(*(replica.start() for replica in replicas))
+        async with asyncio.timeout(SECONDS):
+            while len(await listed.members()) < 2:
+                await asyncio.sleep(0.01)
+        await follower.read(listed.members)
+        async with started(fleet):
+            async with asyncio.timeout(SECONDS):
+                while not all(member.takes_requests for member in fleet.members):
+                    await asyncio.sleep(0.01)
+            outputs, report = await collect(await fleet.submit(Request(np.arange(3, 203, dtype=np.int32), GREEDY)))
+            return [output.token for output in outputs], report.loaded_tokens
+    finally:
+        await asyncio.gather(*(replica.stop() for replica in replicas))
+
+
+def connect(replica: Announcement) -> RemoteBackend:
+    return RemoteBackend(ReplicaAddress(replica.host, replica.port), replica.secret.encode())
+
+
+@pytest.mark.slow
+def test_replicas_of_a_fleet_on_ray_have_the_roles_that_its_settings_give_them(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64)
+    secret.chmod(0o600)
+    tokens, loaded = asyncio.run(answer_by_way_of_a_pool(secret))
+    assert (len(tokens), loaded) == (6, 192)

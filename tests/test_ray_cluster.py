@@ -47,22 +47,8 @@ SETTINGS = {
 }
 
 
-# One engine of each role, over two ranks.
-APART = {
-    "options": SETTINGS["options"] | {"tensor_parallel": 2, "memory": "64MiB", "arrivals": "64MiB"},
-    "prefill": {"replicas": 1},
-    "cpus": 0.25,
-    "ingress": {"cpus": 0.25},
-}
-
-
 @pytest.fixture
-def settings() -> dict[str, Any]:
-    return SETTINGS
-
-
-@pytest.fixture
-def url(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Deploy the fleet on a cluster of this process, and end every process of it afterwards."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
     # Ray writes a token into the home folder; compiled kernels stay where they are.
@@ -84,7 +70,7 @@ def url(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(settings), name="weft")
+        serve.run(build(SETTINGS), name="weft")
         yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
@@ -176,38 +162,6 @@ def kill_one(part: str, restart: bool = False) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_a_fleet_on_ray_streams_survives_a_death_and_scales_with_its_queue(url):
     asyncio.run(live_through_everything(url))
-
-
-class TestApart:
-    @pytest.fixture
-    def settings(self, tmp_path: Path) -> dict[str, Any]:
-        secret = tmp_path / "secret"
-        secret.write_text("s" * 64)
-        secret.chmod(0o600)
-        return APART | {"prefill": APART["prefill"] | {"secret_file": str(secret)}}
-
-    @pytest.mark.slow
-    @pytest.mark.filterwarnings("ignore")
-    def test_prefill_engines_on_ray_send_prefixes_to_the_others_rank_by_rank(self, url):
-        asyncio.run(compute_prompts_elsewhere(url))
-
-
-async def compute_prompts_elsewhere(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(WAIT)) as client:
-        await until(lambda: are_up(client, 2))
-        running = Reader(client, "while this is answered, prompts are computed elsewhere")
-        await until(lambda: running.chunks >= 3)
-        number = 0
-        while await metric(client, "weft_transfer_received_prefixes_total") < 1:
-            number += 1
-            assert await Reader(client, f"{number} " + 2000 * "long ", tokens=2).whole() == (2, "done")
-        assert await metric(client, "weft_transfer_failed_total") == 0
-        await running.stop()
-
-
-async def metric(client: httpx.AsyncClient, name: str) -> float:
-    lines = (await client.get("/metrics")).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
 async def live_through_everything(url: str) -> None:

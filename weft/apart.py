@@ -21,8 +21,9 @@ from weft.transfer.pulling import Carriage
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
 if TYPE_CHECKING:
-    from weft.loading import Loaded, LoadedPart
+    from weft.loading import Loaded
     from weft.runner.ranks.leading import LeadingRunner
+    from weft.runner.ranks.part import LoadedPart
     from weft.runner.runner import Runner
 
 # Room for the units of the next chunk while those of the last one are sent.
@@ -134,5 +135,6 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise OptionError(f"transfer_listen: cannot bind {host}:{port}: {error.strerror}") from None
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"transfer_listen: cannot bind {host}:{port}: {reason}") from None

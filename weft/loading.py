@@ -26,7 +26,6 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_format import WHOLE, ModelPart
 from weft.models.config import Config, read_config, shown, text_part
 from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
@@ -38,10 +37,9 @@ from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
 from weft.runner.exact import ExactRunner
 from weft.runner.head import HeadRunner, HiddenStates
-from weft.runner.ranks.group import ProcessRanks
 from weft.runner.ranks.leading import LeadingRunner
+from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
-from weft.runner.ranks.runner import RankRunner
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
@@ -101,7 +99,7 @@ class Loaded:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress)
-            add_tiers(runner, self.config, self.disk, self.fingerprint, self.remote)
+            runner.add_tiers(self.config, self.disk, self.fingerprint, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -166,49 +164,6 @@ class Loaded:
             # A large vocabulary takes a second, which no running request should have to wait.
             threading.Thread(target=grammars.warm, name="weft-grammars", daemon=True).start()
         return grammars
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedPart:
-    """One rank's part of a model, and what executes plans with it."""
-
-    model: CausalModel
-    operations: Operations
-    device: str
-    rank: int
-    ranks: int
-    fingerprint: bytes = b""  # of the part, if there is a file or a role
-    disk: Path | None = None  # file of the group's disk tier
-
-    def runner(self, meeting: str, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
-        """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
-        spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
-        group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
-        threads = threads or max(1, available_cores() // self.ranks)
-        sizes = (spec, config.memory_bytes, config.max_sequences)
-        on_cpu = threads if self.device == "cpu" else None
-        runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
-        add_tiers(runner, config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
-        return runner
-
-
-def add_tiers(
-    runner: Runner,
-    config: EngineConfig,
-    disk: Path | None,
-    fingerprint: bytes,
-    remote: str | None = None,
-    part: ModelPart = WHOLE,
-) -> None:
-    """Give a runner the memory below the device that a configuration asks for, for its part of the model."""
-    if config.host_bytes:
-        runner.add_host_memory(config.host_bytes)
-    if disk is not None:
-        runner.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
-    if remote is not None:
-        runner.add_remote(remote, fingerprint)
-    for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
-        runner.add_area(size)
 
 
 def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -> LoadedPart:

@@ -35,7 +35,7 @@ from weft.runner.ranks.channel import (
 )
 
 if TYPE_CHECKING:
-    from weft.loading import LoadedPart
+    from weft.runner.ranks.part import LoadedPart
     from weft.runner.ranks.reporting import RankReporter
     from weft.runner.ranks.runner import RankRunner
 

@@ -25,7 +25,6 @@ from weft.fleet.pairing import (
     answers_requests,
     destination_of,
     prefills_for_others,
-    prefix_request,
     role_of,
 )
 from weft.fleet.stream import FleetStream
@@ -291,7 +290,7 @@ class FleetBackend:
         chosen = self.chooser.prefill(stream.id, number, request, member, prefillers)
         if not chosen:
             return None
-        leg = PrefillLeg(number, prefix_request(request, destination), chosen, self.chooser, self._note_leg_failure)
+        leg = PrefillLeg(number, request, destination, chosen, self.chooser, self._note_leg_failure)
         return leg if await leg.begin() else None
 
     def _note_leg_failure(self, member: Member) -> None:

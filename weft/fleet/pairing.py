@@ -101,12 +101,13 @@ class PrefillLeg:
         self,
         number: int,
         request: Request,
+        destination: Destination,
         members: list[Member],
         chooser: Chooser,
         failed: Callable[[Member], None],
     ) -> None:
         self.number = number
-        self.request = request
+        self.request = prefix_request(request, destination)
         self._members = members[:MOST_LEGS]
         self._chooser = chooser
         self._failed = failed

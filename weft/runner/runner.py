@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
@@ -220,6 +221,24 @@ class Runner:
         return Landing(tokens, sampled, prompt, digests)
 
     # the tiers below ------------------------------------------------------------------------------------------------
+
+    def add_tiers(
+        self,
+        config: EngineConfig,
+        disk: Path | None,
+        fingerprint: bytes,
+        remote: str | None = None,
+        part: ModelPart = WHOLE,
+    ) -> None:
+        """Add the memory below the device that a configuration asks for, for this part of the model."""
+        if config.host_bytes:
+            self.add_host_memory(config.host_bytes)
+        if disk is not None:
+            self.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
+        if remote is not None:
+            self.add_remote(remote, fingerprint)
+        for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
+            self.add_area(size)
 
     def add_host_memory(self, size_bytes: int) -> None:
         """Allocate host memory for what the device evicts."""

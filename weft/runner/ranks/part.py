@@ -1,0 +1,39 @@
+"""One rank's part of a model, loaded, and the device that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.base.config import EngineConfig
+from weft.base.cores import available_cores
+from weft.kernels.interface import Operations
+from weft.memory.spec import MemorySpec
+from weft.memory.tiers.disk_format import ModelPart
+from weft.models.model import CausalModel
+from weft.runner.ranks.group import ProcessRanks
+from weft.runner.ranks.runner import RankRunner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPart:
+    """One rank's part of a model, and what executes plans with it."""
+
+    model: CausalModel
+    operations: Operations
+    device: str
+    rank: int
+    ranks: int
+    fingerprint: bytes = b""  # of the part, if there is a file or a role
+    disk: Path | None = None  # file of the group's disk tier
+
+    def runner(self, meeting: str, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
+        """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
+        spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
+        group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
+        threads = threads or max(1, available_cores() // self.ranks)
+        sizes = (spec, config.memory_bytes, config.max_sequences)
+        on_cpu = threads if self.device == "cpu" else None
+        runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
+        runner.add_tiers(config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
+        return runner
