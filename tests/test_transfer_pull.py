@@ -5,6 +5,7 @@ The carrier is a fake that reads when the test lets it; the connections are real
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -316,6 +317,21 @@ def test_units_of_a_receiver_that_cannot_be_heard_are_freed_when_reads_are_impos
     assert sender.await_event(SendingEnded).error is not None
     assert sender.carrier.log == [f"retired {name}"]
     receiver.close()
+
+
+def test_the_end_of_a_socket_whose_network_has_failed_is_not_the_end_of_its_receiver(pair, monkeypatch):
+    sender, _ = pair()
+    receiver, name = BareReceiver(), sender.carrier.name
+    lead(sender, receiver, "ready")
+
+    def time_out(*given: Any) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(TransferConnection, "read_message", time_out)
+    # As after such an error, the socket reads as closed.
+    receiver.close()
+    assert sender.await_event(SendingEnded).error is not None
+    assert sender.carrier.log == [f"retired {name}"]
 
 
 def test_units_stay_until_the_receiver_ends_where_reads_cannot_be_made_impossible(pair, monkeypatch):
