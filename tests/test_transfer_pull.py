@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -18,12 +19,15 @@ import pytest
 from tests.fake_carrier import METADATA, FakeCarrier
 from tests.held_steps import wait_until
 from tests.test_transfer_tcp import CONTRACT, OFFER, SECRET, End, page, place
+from weft.apart import carriage_of
+from weft.base.errors import InvalidOption
 from weft.base.transfers import (
     Destination,
     Granted,
     Offered,
     ReceivingEnded,
     SendingEnded,
+    TransferSettings,
     UnitReceived,
     UnitsSent,
 )
@@ -487,6 +491,17 @@ def test_auto_uses_tcp_for_a_peer_whose_reads_have_failed(pair, caplog):
     receiver.await_event(ReceivingEnded)
     carried(sender, receiver)
     assert "an earlier read has failed: the network is unreachable" in reasons(caplog)
+
+
+def test_an_engine_without_the_package_starts_only_if_nixl_is_not_a_must(monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "weft")
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    area = memoryview(bytearray(4096))
+    with pytest.raises(InvalidOption, match=r"is nixl, but the package nixl cannot be imported.*weft-serve\[nixl\]"):
+        carriage_of(TransferSettings("decode", SECRET, way="nixl"), area)
+    assert carriage_of(TransferSettings("decode", SECRET, way="auto"), area).carrier is None
+    assert len(reasons(caplog)) == 1
+    assert carriage_of(TransferSettings("decode", SECRET), area).asked == "tcp"
 
 
 def test_auto_does_not_pull_beside_an_encrypted_connection(pair):
