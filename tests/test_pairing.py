@@ -474,7 +474,8 @@ def test_prompts_are_sent_to_the_interface_that_a_decode_engine_receives_them_on
     monkeypatch.setattr("weft.apart.socket.create_server", lambda address, family: bound)
     workload = make_pair(0).workload
     loaded = SimpleNamespace(spec=workload.spec, fingerprint=b"f" * 32, config=workload.config)
-    joined = join(loaded, SimpleNamespace(tiers=[None], area_units=lambda level: None), settings)
+    runner = SimpleNamespace(tiers=[None], area=lambda level: None, area_units=lambda level: None)
+    joined = join(loaded, runner, settings)
     joined.transport.close()
     backend = SimpleNamespace(info=fake_info(exact=False, **joined.facts), host="router.example")
     place = destination_of(SimpleNamespace(backend=backend))

@@ -5,17 +5,17 @@ The carrier is a fake that reads when the test lets it; the connections are real
 
 from __future__ import annotations
 
-import logging
+import errno
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.fake_carrier import METADATA, FakeCarrier
+from tests.fake_carrier import METADATA
 from tests.held_steps import wait_until
+from tests.pulled import begin, count, pair, take_events
 from tests.test_transfer_tcp import CONTRACT, OFFER, SECRET, End, page, place
 from weft.base.transfers import (
     Destination,
@@ -50,6 +50,7 @@ from weft.transfer.messages import (
 from weft.transfer.pulling import Readings, address_of
 from weft.transfer.sending import ReceiverDebt
 
+__all__ = ["pair"]
 POISON = 0xEE
 
 
@@ -67,43 +68,6 @@ class Reached:
 
     def wait(self) -> None:
         wait_until(self.event.is_set)
-
-
-@pytest.fixture
-def pair():
-    made: list[End] = []
-
-    def make(held: bool = True, **options: Any) -> tuple[End, End]:
-        made.append(End(carrier=FakeCarrier(), **options))
-        made.append(End(carrier=FakeCarrier(held), door=True, **options))
-        return made[-2], made[-1]
-
-    yield make
-    for end in made:
-        end.transport.close()
-
-
-def begin(sender: End, receiver: End, pages: int = 2) -> int:
-    """Open a transfer, and let one or two pages be read; return the receiver's number of it."""
-    # Not cell 1: the key of its parent is all zeros here, as that of no parent.
-    cells = [0, 2][:pages]
-    for cell in cells:
-        sender.memory[Kind.PAGE][cell] = 10 + cell
-    sender.transport.open(1, receiver.place, OFFER)
-    offered = receiver.await_event(Offered)
-    receiver.transport.grant(offered.transfer, 0, 3, False, [place(cell, 4 + cell) for cell in cells])
-    sender.await_event(Granted)
-    sender.transport.send(1, [page(cell, cell) for cell in cells])
-    return offered.transfer
-
-
-def take_events(end: End) -> list[Any]:
-    end.events += end.transport.poll()
-    return end.events
-
-
-def count(end: End, kind: type) -> int:
-    return sum(isinstance(event, kind) for event in take_events(end))
 
 
 # memory -----------------------------------------------------------------------------------------------------------
@@ -318,6 +282,21 @@ def test_units_of_a_receiver_that_cannot_be_heard_are_freed_when_reads_are_impos
     receiver.close()
 
 
+def test_the_end_of_a_socket_whose_network_has_failed_is_not_the_end_of_its_receiver(pair, monkeypatch):
+    sender, _ = pair()
+    receiver, name = BareReceiver(), sender.carrier.name
+    lead(sender, receiver, "ready")
+
+    def time_out(*given: Any) -> bytes:
+        raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    monkeypatch.setattr(TransferConnection, "read_message", time_out)
+    # As after such an error, the socket reads as closed.
+    receiver.close()
+    assert sender.await_event(SendingEnded).error is not None
+    assert sender.carrier.log == [f"retired {name}"]
+
+
 def test_units_stay_until_the_receiver_ends_where_reads_cannot_be_made_impossible(pair, monkeypatch):
     monkeypatch.setattr(sending, "SETTLE_SECONDS", 0.01)
     sender, _ = pair()
@@ -406,79 +385,6 @@ def test_a_unit_that_is_ready_twice_is_read_once(pair):
     receiver.carrier.finish()
     receiver.await_event(ReceivingEnded)
     assert receiver.carrier.log == ["read"]
-
-
-# the choice between NIXL and TCP ----------------------------------------------------------------------------------
-
-
-def carried(sender: End, receiver: End) -> None:
-    """Send a page, and see it arrive."""
-    for end in (sender, receiver):
-        end.events.clear()
-    receiver.memory[Kind.PAGE][:] = 0
-    number = begin(sender, receiver, pages=1)
-    receiver.await_event(UnitReceived)
-    assert (receiver.memory[Kind.PAGE][4] == 10).all()
-    receiver.transport.confirm(number)
-    assert sender.await_event(SendingEnded) == SendingEnded(1, None)
-
-
-def reasons(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [record.getMessage() for record in caplog.records]
-    return [line.split("over TCP: ")[1] for line in found if "travel over TCP" in line]
-
-
-@pytest.mark.parametrize(
-    ("missing", "sender_says", "receiver_says"),
-    [
-        ("sender", "no nixl here", "the prefill engine does not offer NIXL"),
-        ("receiver", "the decode engine does not pull: no nixl here", "no nixl here"),
-    ],
-)
-def test_auto_uses_tcp_if_one_side_has_no_nixl_and_logs_why_once(pair, caplog, missing, sender_says, receiver_says):
-    caplog.set_level(logging.INFO, "weft")
-    sender, receiver = pair(held=False, way="auto")
-    without = (sender if missing == "sender" else receiver).transport.carriage
-    without.carrier, without.missing = None, "no nixl here"
-    carried(sender, receiver)
-    carried(sender, receiver)
-    assert receiver.carrier.log == []
-    assert sorted(reasons(caplog)) == sorted([sender_says, receiver_says])
-
-
-def test_auto_pulls_if_both_sides_can(pair):
-    sender, receiver = pair(held=False, way="auto")
-    carried(sender, receiver)
-    assert receiver.carrier.log == ["read"]
-
-
-@pytest.mark.parametrize("strict", ["sender", "receiver"])
-def test_nixl_alone_is_refused_by_name_if_one_side_has_none(pair, strict):
-    sender, receiver = pair()
-    other = (receiver if strict == "sender" else sender).transport.carriage
-    other.asked, other.carrier = "auto", None
-    sender.transport.open(1, receiver.place, OFFER)
-    assert "--transfer is nixl" in sender.await_event(SendingEnded).error
-
-
-def test_auto_uses_tcp_for_a_peer_whose_reads_have_failed(pair, caplog):
-    caplog.set_level(logging.INFO, "weft")
-    sender, receiver = pair(way="auto")
-    begin(sender, receiver, pages=1)
-    wait_until(lambda: receiver.carrier.reading == 1)
-    receiver.carrier.finish("the network is unreachable")
-    assert sender.await_event(SendingEnded).error is not None
-    receiver.await_event(ReceivingEnded)
-    carried(sender, receiver)
-    assert "an earlier read has failed: the network is unreachable" in reasons(caplog)
-
-
-def test_auto_does_not_pull_beside_an_encrypted_connection(pair):
-    sender, _ = pair(way="auto")
-    sender.transport.carriage.introduce(encrypted=False)
-    with pytest.raises(Exception, match="encrypted"):
-        sender.transport.carriage.introduce(encrypted=True)
-    replace(sender.transport.carriage, asked="nixl").introduce(encrypted=True)
 
 
 def test_a_receiver_that_takes_no_unit_owes_one(monkeypatch):

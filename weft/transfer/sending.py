@@ -130,6 +130,8 @@ class Outgoer:
         self._pull: Pull | None = None
         self._way_known = False
         self._taken_at = 0.0
+        # The network has failed and not the receiver: the socket's end does not say that the receiver has ended.
+        self._lost = False
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"weft-send-{self.number}", daemon=True).start()
@@ -160,6 +162,7 @@ class Outgoer:
         except Confirmed:
             error = None
         except (OSError, WeftError, UnicodeError) as failure:
+            self._lost = isinstance(failure, OSError) and not isinstance(failure, ConnectionError)
             # UnicodeError: a host that is no name.
             error = ABANDONED if self._abandoned else str(failure) or type(failure).__name__
             if not self._abandoned:
@@ -181,8 +184,10 @@ class Outgoer:
         assert connection is not None
         if pull.untaken:
             connection.hang_up()
-            while not connection.hears_end(SETTLE_SECONDS) and not pull.carrier.retire(pull.introduction.name):
+            ended = not self._lost and connection.hears_end(SETTLE_SECONDS)
+            while not ended and not pull.carrier.retire(pull.introduction.name):
                 log.warning("the receiver at %s does not end its reads", self._destination.host)
+                ended = connection.hears_end(SETTLE_SECONDS)
         pull.carrier.leave()
 
     def _send(self) -> None:
