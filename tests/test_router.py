@@ -62,6 +62,25 @@ def test_pages_without_a_state_do_not_attract_a_request_to_a_longer_queue():
     assert router.choose(prompt, 8 * CELL + 1)[0].replica == "b"
 
 
+def test_a_choice_names_where_the_prompt_parts_from_what_any_replica_has_computed():
+    router, prompt = fleet("a", "b"), keys("x", 8)
+    router.apply("a", changes(dict.fromkeys(prompt[:5], Tier.PAGE) | {prompt[1]: Tier.DEVICE}))
+    junctions = {each.replica: each.junction for each in router.choose(prompt, 8 * CELL + 1)}
+    assert junctions == {"a": 5 * CELL, "b": 5 * CELL}
+    router.apply("b", changes({prompt[4]: Tier.DEVICE}, epoch=2))
+    junctions = {each.replica: each.junction for each in router.choose(prompt, 8 * CELL + 1)}
+    assert junctions == {"a": 5 * CELL, "b": None}, "b resumes there"
+    assert {each.junction for each in router.choose(keys("y", 8), 8 * CELL + 1)} == {None}
+
+
+@given(st.lists(st.integers(0, 12), max_size=4), st.integers(0, 12))
+def test_what_is_known_ends_where_the_longest_path_does(lengths, asked):
+    router, prompt = fleet(*(str(place) for place in range(len(lengths)))), keys("x", 12)
+    for place, length in enumerate(lengths):
+        router.apply(str(place), changes(dict.fromkeys(prompt[:length], Tier.PAGE), epoch=place))
+    assert router.index.known(prompt[:asked]) == min(asked, max(lengths, default=0))
+
+
 def test_a_cache_that_got_much_lately_repels_new_prompts_but_not_those_that_it_holds():
     router, prompt = fleet("a", "b"), keys("x", 8)
     router.apply("a", changes({prompt[-1]: Tier.DEVICE}))

@@ -17,7 +17,8 @@ from weft.base.transfers import Destination
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """`snapshots` are positions in the prompt that the caller declares worth keeping; `boundaries` are ends of
-    messages, which may be worth it; lower values of `priority` go first. Bad words are token sequences here."""
+    messages, and where a router knows that prompts part, which may be worth it; lower values of `priority` go first.
+    Bad words are token sequences here."""
 
     prompt: NDArray[np.int32]
     params: SamplingParams

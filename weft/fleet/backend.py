@@ -259,7 +259,7 @@ class FleetBackend:
     async def _submit_to(self, stream: FleetStream, member: Member) -> Exception | None:
         """Submit a request to a member; return None if it has it, or why another one should get it."""
         try:
-            inner = await member.submit(stream.request)
+            inner = await member.submit(self.chooser.hinted(stream.id, stream.request, member))
         except EngineStopped as stopped:
             self._note_failure(member)
             stream.failures += 1

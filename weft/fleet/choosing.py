@@ -35,6 +35,10 @@ class Chooser(Protocol):
         """Note that a request is about to be sent to a member; `apart`: a prefill engine computes its prompt."""
         ...
 
+    def hinted(self, number: int, request: Request, member: Member) -> Request:
+        """Return a ranked request as the member should get it: it may name positions worth keeping."""
+        ...
+
     def started(self, number: int) -> None:
         """Note the first output of a request."""
         ...
@@ -90,6 +94,9 @@ class LeastOpen:
 
     def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
         pass
+
+    def hinted(self, number: int, request: Request, member: Member) -> Request:
+        return request
 
     def started(self, number: int) -> None:
         pass

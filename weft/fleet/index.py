@@ -127,6 +127,20 @@ class PointIndex:
         found = ((key, self.masks[key] >> shift) for key in self._keys[mirror.lane])
         return {key: {tier for tier in Tier if mask >> tier & 1} for key, mask in found}
 
+    def known(self, keys: Sequence[Key]) -> int:
+        """Return the number of leading cells that some replica holds, with or without a state.
+
+        The pages of a replica are closed under prefixes, so bisection finds their end.
+        """
+        low, high, masks = 0, len(keys), self.masks
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in masks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def deepest(self, keys: Sequence[Key], mirrors: Iterable[Mirror]) -> dict[int, list[int]]:
         """Return by lane the number of cells up to the deepest resume point in each tier.
 

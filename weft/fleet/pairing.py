@@ -133,7 +133,7 @@ class PrefillLeg:
     async def _submit_to(self, member: Member) -> bool:
         self._chooser.placed(self.number, self.request, member)
         try:
-            inner = await member.submit(self.request)
+            inner = await member.submit(self._chooser.hinted(self.number, self.request, member))
         except EngineStopped:
             self._chooser.left(self.number)
             self._failed(member)

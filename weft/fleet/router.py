@@ -50,7 +50,8 @@ class RoutingPolicy:
 class Choice:
     """A replica for a request. Of the prompt, `saved` tokens need not be computed; `loaded` of these come from a tier.
 
-    `seconds` is the expected time to the first token; choices are ranked by `cost`.
+    `seconds` is the expected time to the first token; choices are ranked by `cost`. `junction` is where the prompt
+    parts from all that any replica has computed, if that lies beyond what is saved: a state is worth keeping there.
     """
 
     replica: str
@@ -58,6 +59,7 @@ class Choice:
     loaded: int
     seconds: float
     cost: float
+    junction: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,7 @@ class FleetState:
 class RequestFacts:
     prompt: int
     priority: int
+    known: int  # tokens that some replica has computed, or is about to
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +223,8 @@ class FleetRouter:
         candidates = [replica for replica in self.replicas.values() if replica.name not in without]
         found = self.index.deepest(reusable, [replica.mirror for replica in candidates])
         claimed = self._deepest_claims(reusable)
-        fleet, request, choices = self._state(), RequestFacts(prompt, priority), []
+        known = max(self.index.known(reusable), max(claimed.values(), default=0)) * self.cell
+        fleet, request, choices = self._state(), RequestFacts(prompt, priority, known), []
         for replica in candidates:
             depths = found.get(replica.mirror.lane, (0,) * len(Tier))
             ready = max(depths[Tier.DEVICE], claimed.get(replica.bit, 0))
@@ -245,7 +249,8 @@ class FleetRouter:
         extra = new * fleet.speed.seconds(work)
         ahead = fleet.speed.token_seconds * (replica.recent - fleet.least_recent)
         extra += policy.fill * ahead * work.tokens / max(1, request.prompt)
-        return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra)
+        junction = request.known if request.known > saved else None
+        return Choice(replica.name, saved, saved - held.ready, seconds, seconds + extra, junction)
 
     def _waiting(self, replica: ReplicaView, fleet: FleetState, request: RequestFacts) -> float:
         """Return the expected time until a replica can start on a request.

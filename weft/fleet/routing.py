@@ -91,6 +91,17 @@ class RoutedChoice:
         if choice.saved:
             self._wanted.note(ranked.keys[: choice.saved // CELL], request.prompt[: choice.saved], request.salt)
 
+    def hinted(self, number: int, request: Request, member: Member) -> Request:
+        """Add the position where the prompt parts from what other members have computed.
+
+        An engine sees only its own pages. Without the hint it would keep a state there at the third prompt with this
+        beginning, not at the second.
+        """
+        junction = self._ranked[number].choices[member.name].junction
+        if junction is None or junction in request.boundaries:
+            return request
+        return replace(request, boundaries=(*request.boundaries, junction))
+
     def started(self, number: int) -> None:
         ranked = self._ranked.get(number)
         if ranked is not None and ranked.assigned is not None:

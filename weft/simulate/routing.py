@@ -87,6 +87,8 @@ class Mirrored:
         self._now = 0.0
         self.router = FleetRouter(engines[0].ledger.spec.cell, clock=lambda: self._now)
         self._engines = engines
+        # Routers of other engines send no hints.
+        self._hints = journals is Journal
         self._journals = [journals(engine.ledger, epoch=place) for place, engine in enumerate(engines)]
         self._news: list[deque[News]] = [deque() for _ in engines]
         self._started: list[list[int]] = [[] for _ in engines]
@@ -106,6 +108,8 @@ class Mirrored:
         keys, prompt = sequence.ask.keys, sequence.ask.prompt
         self.last = self.router.choose(keys, prompt)[0]
         self._numbers[sequence.id] = self.router.assign(self.last, keys, prompt)
+        if self._hints and self.last.junction is not None:
+            sequence.request.boundaries = (*sequence.request.boundaries, self.last.junction)
         return int(self.last.replica)
 
     def _hear(self, name: str, news: News) -> None:
