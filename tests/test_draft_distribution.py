@@ -91,10 +91,10 @@ def test_random_numbers_that_fit_drafts_would_be_noticed(monkeypatch: pytest.Mon
     """The test can fail: all samples of a row have the random number of its first."""
     original = SeatSampling.gather
 
-    def same(self, seats, sequences, starts, boarded, ahead):
-        sampling = original(self, seats, sequences, starts, boarded, ahead)
+    def same(self, seats, sequences, starts, boarded, ahead, *late):
+        sampling = original(self, seats, sequences, starts, boarded, ahead, *late)
         numbers = sampling.uniform.copy()
-        for sample in sorted(ahead):
+        for sample in ahead.before.nonzero()[0]:
             numbers[sample] = numbers[sample - 1]
         return replace(sampling, uniform=numbers)
 

@@ -130,8 +130,8 @@ class Unseen(DraftsAhead):
 def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     original = SeatSampling.gather
 
-    def blind(self, seats, sequences, starts, boarded, ahead):
-        return original(self, seats, sequences, starts, boarded, Unseen(ahead))
+    def blind(self, seats, sequences, starts, boarded, ahead, *late):
+        return original(self, seats, sequences, starts, boarded, Unseen(ahead), *late)
 
     patch.setattr(SeatSampling, "gather", blind)
 
@@ -145,8 +145,8 @@ def samples_after_drafts_are_not_taken_back(patch: Patch) -> None:
 def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> None:
     original = SeatSampling.gather
 
-    def same(self, seats, sequences, starts, boarded, ahead):
-        sampling = original(self, seats, sequences, starts, boarded, ahead)
+    def same(self, seats, sequences, starts, boarded, ahead, *late):
+        sampling = original(self, seats, sequences, starts, boarded, ahead, *late)
         numbers = sampling.uniform.copy()
         for sample in ahead.before.nonzero()[0]:
             numbers[sample] = numbers[sample - 1]

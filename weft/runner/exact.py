@@ -26,8 +26,7 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.drafts import rows_of_one
-from weft.runner.runner import Runner
-from weft.runner.step_sampling import StepSampling
+from weft.runner.runner import ComputedStep, Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +145,19 @@ class ExactRunner(Runner):
         first = self.store.scratch.get(Kind.STATE, 0)
         self.scratch = (first, first + 1)
 
-    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+    def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         sampling = self.upload(staged)
         hidden: Tensor | None = None
+        inputs = torch.empty(len(plan.tokens), dtype=torch.int64)
         for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
             batch = self.build_batch(part.plan)
             found = self.in_order(part.plan, batch) if part.in_order else self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
-            hidden[torch.from_numpy(part.places)] = found
+            places = torch.from_numpy(part.places)
+            hidden[places], inputs[places] = found, batch.token_ids.long()
         assert hidden is not None
-        return batch, sampling, hidden
+        return ComputedStep(batch, sampling, inputs, hidden)
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the hidden states of rows of one token, each of which may read what the row before it writes."""

@@ -9,12 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.base.plan import Plan
-from weft.kernels.interface import Batch
 from weft.kernels.staging import StagedValue
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_step
-from weft.runner.runner import Runner
-from weft.runner.step_sampling import StepSampling
+from weft.runner.runner import ComputedStep, Runner
 
 
 class HiddenStates:
@@ -83,12 +81,12 @@ class HeadRunner(Runner):
         self.hidden_states = hidden
         self._own: dict[int, Tensor] = {}
 
-    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
+    def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
         hidden = self.model.predict(batch, self.store.views, self._inputs(plan))
         for row, index in zip(*(each.tolist() for each in plan.samples), strict=True):
             self._own[int(plan.seat[row])] = hidden[index : index + 1]
-        return batch, sampling, hidden
+        return ComputedStep(batch, sampling, batch.token_ids, hidden)
 
     def _inputs(self, plan: Plan) -> Float[Tensor, "tokens hidden"]:
         rows = zip(plan.seat.tolist(), plan.start.tolist(), plan.end.tolist(), plan.from_board.tolist(), strict=True)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +83,15 @@ class WaitingFlight:
 Flight = RunnerFlight | WaitingFlight
 
 
+class ComputedStep(NamedTuple):
+    """A plan whose layers have been computed. `batch` may be that of a part of it."""
+
+    batch: Batch
+    sampling: StepSampling
+    inputs: Int[Tensor, " tokens"]
+    hidden: Float[Tensor, "tokens hidden"]
+
+
 class Runner:
     """The device of an engine: a model, its memory and its token board."""
 
@@ -126,7 +135,7 @@ class Runner:
     def run(self, plan: Plan) -> Flight:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
-        batch, sampling, hidden = self.run_layers(plan, staged)
+        batch, sampling, inputs, hidden = self.run_layers(plan, staged)
         if self.keep_hidden is not None:
             self.keep_hidden(plan, hidden)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
@@ -136,8 +145,8 @@ class Runner:
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         logits = self.logits_of(last, batch)
         if len(plan.sampling.late):
-            return WaitingFlight(plan, logits, batch.token_ids, prompt_scores)
-        return self.choose(logits, sampling, batch.token_ids, prompt_scores)
+            return WaitingFlight(plan, logits, inputs, prompt_scores)
+        return self.choose(logits, sampling, inputs, prompt_scores)
 
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
@@ -146,17 +155,17 @@ class Runner:
         sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
         flight.flight = self.choose(flight.logits, sampling, flight.inputs, flight.prompt_scores)
 
-    def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
-        """Return the batch of a plan, its sampling, and the final hidden states of its tokens."""
+    def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
+        """Return the batch of a plan, its sampling, its tokens, and their final hidden states."""
         where = (self.spec, self.board, self.device, self.operations, staged)
         single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
         if single is not None:
             batch, sampling = build_step(single, *where)
             hidden = self.replay_in_order(batch)
             if hidden is not None:
-                return batch, sampling, hidden
+                return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = build_step(plan, *where)
-        return batch, sampling, self.compute(batch)
+        return ComputedStep(batch, sampling, batch.token_ids, self.compute(batch))
 
     def replay_in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
         """Return the final hidden states of rows of one token, each of which may read what the one before it writes.
