@@ -71,6 +71,8 @@ def test_a_file_is_read_by_its_argument_or_by_the_environment(tmp_path, monkeypa
         ({"options": {"role": "prefill"}}, "options.role is not set by replica: with the section prefill"),
         ({"options": {"prefill_replicas": 1}}, "options.prefill_replicas must be at the top level"),
         ({"options": {"arrivals": "1GiB"}}, "options.arrivals needs the section prefill"),
+        ({"options": {"transfer": "nixl"}}, "options.transfer is not supported on Ray"),
+        ({"prefill": {"secret_file": "x"}, "options": {"arrivals": "much"}}, "arrivals must be a size"),
         ({"prefill": {"replicas": 1}}, "prefill.secret_file must name a file with a secret"),
         ({"prefill": {"replicas": 0, "secret_file": "x"}}, "prefill.replicas must be an integer from 1"),
         ({"prefill": {"secret_file": "x"}, "options": {"cache": False}}, "prefill cannot be combined with no cache"),

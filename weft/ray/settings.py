@@ -14,7 +14,7 @@ import msgspec
 
 from weft import __version__
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.options import Options
+from weft.base.options import Options, memory_bytes
 from weft.base.suggest import did_you_mean
 from weft.base.transfers import TransferSettings
 from weft.cli.serve import ServeOptions
@@ -40,8 +40,10 @@ ELSEWHERE = dict.fromkeys(
     "fleet_secret": "is not needed: every replica makes its own secret",
     "role": "is not set by replica: with the section prefill at the top level, replicas get their roles",
     "prefill_replicas": "must be at the top level of the settings, as prefill.replicas",
+    "transfer": "is not supported on Ray, where prefixes travel over TCP",
     "transfer_listen": "is not needed: replicas receive prefixes on any free port of their machine's address",
 }
+BY_ROLE = ("arrivals",)
 _ENGINE = tuple(each.name for each in fields(Options))
 
 
@@ -139,6 +141,7 @@ class FleetSettings:
         if options.in_process or not options.cache:
             what = "in_process" if options.in_process else "no cache"
             raise InvalidOption("prefill", f"cannot be combined with {what}: engine processes exchange cached prefixes")
+        memory_bytes(self.options.get("arrivals", "auto"), "arrivals")
 
     def _check_gpus(self, memory_fraction: float, ranks: int) -> None:
         gpus, device = self.gpus_per_replica, self.options.get("device", "auto")
@@ -157,7 +160,8 @@ class FleetSettings:
 
     @property
     def serve_options(self) -> ServeOptions:
-        return ServeOptions(**{name: _as_option(value) for name, value in self.options.items()})
+        """Return the options of `weft serve`, but for those that depend on a role, which no replica is given there."""
+        return ServeOptions(**{name: _as_option(value) for name, value in self.options.items() if name not in BY_ROLE})
 
     @property
     def gpus_per_replica(self) -> float:
@@ -170,7 +174,7 @@ class FleetSettings:
         if self.prefill is None:
             return None
         secret = read_secret("prefill.secret_file", self.prefill.secret_file)
-        return TransferSettings(role, secret, self.serve_options.arrivals, host)
+        return TransferSettings(role, secret, self.options.get("arrivals", "auto"), host)
 
     def engine_options(self, replica: str) -> Options:
         """Return the options of one engine: its device by its resources, and a seed of its own.
