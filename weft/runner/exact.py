@@ -149,14 +149,17 @@ class ExactRunner(Runner):
     def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         sampling = self.upload(staged)
         hidden: Tensor | None = None
+        inputs = torch.empty(len(plan.tokens), dtype=torch.int32, device=self.device)
         for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
             batch = self.build_batch(part.plan)
             found = self.in_order(part.plan, batch) if part.in_order else self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
-            hidden[torch.from_numpy(part.places)] = found
+            places = torch.from_numpy(part.places)
+            hidden[places], inputs[places] = found, batch.token_ids
         assert hidden is not None
-        return batch, sampling, hidden
+        # Penalties and bans look up the inputs of all rows, not only those of the last pass.
+        return replace(batch, token_ids=inputs), sampling, hidden
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
