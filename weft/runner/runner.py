@@ -163,7 +163,17 @@ class Runner:
 
         None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
         """
-        return self.compute.in_order(batch) if isinstance(self.compute, Replays) else None
+        if not isinstance(self.compute, Replays):
+            return None
+        # With all drafts that fit, a convolution's ring overwrites inputs that the step's first token reads.
+        has_tails = Kind.TAIL in self.store.unit_bytes
+        used = set(batch.tail.tolist()) if has_tails and self.compute.is_new(batch) else ()
+        before = {index: self.store.unit(Kind.TAIL, index).clone() for index in used}
+        hidden = self.compute.in_order(batch)
+        if hidden is None:
+            for index, contents in before.items():
+                self.store.unit(Kind.TAIL, index).copy_(contents)
+        return hidden
 
     def build_batch(self, plan: Plan) -> Batch:
         """Return the batch of a plan, or of a part of one."""
