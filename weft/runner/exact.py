@@ -149,7 +149,7 @@ class ExactRunner(Runner):
     def run_layers(self, plan: Plan, staged: StagedValue) -> tuple[Batch, StepSampling, Float[Tensor, "tokens hidden"]]:
         sampling = self.upload(staged)
         hidden: Tensor | None = None
-        inputs = torch.empty(len(plan.tokens), dtype=torch.int32, device=self.device)
+        inputs = torch.empty(len(plan.tokens), dtype=torch.int32)
         for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
             batch = self.build_batch(part.plan)
             found = self.in_order(part.plan, batch) if part.in_order else self.compute(batch)
@@ -163,7 +163,7 @@ class ExactRunner(Runner):
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
-        found = self.replay_in_order(batch)
+        found = self.replay_in_order(plan, batch)
         if found is not None:
             return found
         rows = [self.compute(self.build_batch(rows_of(plan, row, row + 1))).clone() for row in range(plan.rows)]

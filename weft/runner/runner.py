@@ -152,13 +152,13 @@ class Runner:
         single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
         if single is not None:
             batch, sampling = build_step(single, *where)
-            hidden = self.replay_in_order(batch)
+            hidden = self.replay_in_order(single, batch)
             if hidden is not None:
                 return batch, sampling, hidden
         batch, sampling = build_step(plan, *where)
         return batch, sampling, self.compute(batch)
 
-    def replay_in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
+    def replay_in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
         """Return the final hidden states of rows of one token, each of which may read what the one before it writes.
 
         None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
@@ -167,7 +167,7 @@ class Runner:
             return None
         # With all drafts that fit, a convolution's ring overwrites inputs that the step's first token reads.
         has_tails = Kind.TAIL in self.store.unit_bytes
-        used = set(batch.tail.tolist()) if has_tails and self.compute.is_new(batch) else ()
+        used = set(map(int, plan.tail)) if has_tails and self.compute.is_new(batch) else set[int]()
         before = {index: self.store.unit(Kind.TAIL, index).clone() for index in used}
         hidden = self.compute.in_order(batch)
         if hidden is None:
