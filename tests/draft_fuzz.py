@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from tests import tiny_model
+from tests.draft_choices import Choice, Choices, check_inputs, chosen
 from tests.engines import VOCABULARY, model_of, smallest_memory, spec_of, tokens
 from tests.exact_traffic import exact_model
 from tests.test_drafts import ScriptedDrafting
@@ -49,8 +50,7 @@ SEATS = 16
 MEMORY = 32 << 20
 LONGEST = 344
 ASKED = 20  # requests of a round
-# Two tokens closer than this may change places by rounding.
-LEAST_GAP = 1e-4
+WIDEST = "greatest difference of logits, 1e-9"
 DRAFTERS = ("scripted", "suffix", "prediction", "model")
 WITH_HEAD = ("qwen3_5", "qwen3_next", "nemotron_h")
 GRAMMARS = (
@@ -124,6 +124,7 @@ class Told:
     outputs: list[Output] = field(default_factory=list)
     finish: FinishReason | None = None
     scores: list[float] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
 
     @property
     def tokens(self) -> list[int]:
@@ -176,14 +177,25 @@ def wish(random: Random, number: int, exact: bool, long: bool) -> Wish:
     )
 
 
-def engine_of(found: Subject, exact: bool, memory: int, drafting: Drafting | None = None, **settings: Any) -> Engine:
+class WatchedEngine(Engine):
+    """An engine that keeps what its tokens were chosen from."""
+
+    def __init__(self, spec: MemorySpec, runner: Runner, *others: Any, **more: Any) -> None:
+        self.choices = Choices(runner)
+        super().__init__(spec, runner, *others, **more)
+        self.choices.find = self.planner.by_seat.__getitem__
+
+
+def engine_of(
+    found: Subject, exact: bool, memory: int, drafting: Drafting | None = None, **settings: Any
+) -> WatchedEngine:
     """An engine with room for drafts in its tails, also if it has none: where a ring begins again, sums are split."""
     options = {"max_sequences": SEATS, "max_tokens_per_step": 512, "max_length": LONGEST, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, exact=exact, **(options | settings))
     spec = replace(found.memories, draft_room=ROOM)
     parts = (found.model, spec, memory, SEATS, "cpu", 1)
     runner = ExactRunner(*parts, found.operations) if exact else Runner(*parts, *filter(None, [found.operations]))
-    return Engine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner))
+    return WatchedEngine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner))
 
 
 def drafter(found: Subject, drafting: Drafting | None, runner: Runner) -> DraftModel | None:
@@ -216,7 +228,7 @@ def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told
     return found
 
 
-def answer_all(engine: Engine, asked: list[Wish], guesses: list[list[int]] | None = None) -> list[Told]:
+def answer_all(engine: WatchedEngine, asked: list[Wish], guesses: list[list[int]] | None = None) -> list[Told]:
     found, numbers = [Told() for _ in asked], dict[int, int]()
     for step in range(6000):
         for index, each in enumerate(asked):
@@ -235,8 +247,9 @@ def answer_all(engine: Engine, asked: list[Wish], guesses: list[list[int]] | Non
     raise AssertionError("the engine does not come to an end")
 
 
-def take(engine: Engine, told: Told, asked: Wish, output: Output) -> None:
+def take(engine: WatchedEngine, told: Told, asked: Wish, output: Output) -> None:
     if told.finish is None and output.token is not None:
+        told.choices.append(engine.choices.take(output.sequence, len(asked.prompt) + len(told.outputs)))
         told.outputs.append(output)
         if output.token in asked.ends_at and output.finish is None:
             told.finish = FinishReason.STOP
@@ -252,14 +265,18 @@ def compare(asked: Wish, plain: Told, drafted: Told, exact: bool, counts: Counte
     if plain.finish is FinishReason.ABORT or drafted.finish is FinishReason.ABORT:
         counts["aborted"] += 1
         shorter = min(len(plain.outputs), len(drafted.outputs))
-        plain, drafted = Told(plain.outputs[:shorter]), Told(drafted.outputs[:shorter])
+        plain, drafted = (Told(each.outputs[:shorter], choices=each.choices) for each in (plain, drafted))
     counts["tokens"] += len(plain.outputs)
     counts[f"ended by {plain.finish}"] += 1
     for place, (one, other) in enumerate(zip(plain.outputs, drafted.outputs)):
+        choices = plain.choices[place], drafted.choices[place]
+        difference = check_inputs(asked.params, place, *choices, exact)
+        counts[WIDEST] = max(counts[WIDEST], round(1e9 * difference))
         if one.token != other.token:
+            # Both are right for their own logits: the random number lies between the two borders, or the gap is closed.
+            found = [chosen(asked.params, choice) for choice in choices]
+            assert found == [one.token, other.token], f"token {place} of {asked} is {other.token}, not {one.token}"
             assert not exact, f"token {place} differs in exact mode"
-            gap = gap_of(asked, one)
-            assert gap <= LEAST_GAP, f"token {place} of {asked} is {other.token}, not {one.token}, by {gap}"
             counts["decided by rounding"] += 1
             return
         assert other.logprob == pytest.approx(one.logprob, abs=0.0 if exact else 5e-4)
@@ -267,15 +284,6 @@ def compare(asked: Wish, plain: Told, drafted: Told, exact: bool, counts: Counte
     assert len(plain.outputs) == len(drafted.outputs)
     assert plain.finish is drafted.finish
     assert drafted.scores == pytest.approx(plain.scores, abs=0.0 if exact else 5e-4)
-
-
-def gap_of(asked: Wish, output: Output) -> float:
-    """The gap between the two likeliest tokens of a greedy choice; infinite where another number decides."""
-    params = asked.params
-    changed = params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty or params.logit_bias
-    if params.temperature or changed or params.bad_words or params.allowed_token_ids or asked.grammar:
-        return float("inf")
-    return output.top[0][1] - output.top[1][1]
 
 
 def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
-from weft.kernels.native import library
+from weft.kernels.native import library, replay
 from weft.kernels.native.replay import Replays
 from weft.memory.spec import MemorySpec
 from weft.runner.runner import Runner
@@ -140,6 +142,43 @@ def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monke
     assert [(a.tokens, a.logprobs) for a in again] == [(a.tokens, a.logprobs) for a in answers]
     assert len(verified) > 10
     assert all(verified)
+
+
+class Most(Random):
+    """Chooses as many drafts as it may."""
+
+    def randint(self, low: int, high: int) -> int:
+        return high
+
+
+@pytest.mark.parametrize("family", ["olmo_hybrid", "lfm2"])
+def test_a_step_that_cannot_be_replayed_is_repeated_with_the_tails_of_its_beginning(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch computes a norm of OLMo-Hybrid; recordings of LFM2 get no memory."""
+    if not library.available():
+        pytest.skip("needs a compiler")
+    monkeypatch.setattr(replay, "MOST_BYTES", 0)
+    attempts = []
+    original = Replays.in_order
+
+    def counted(self, batch):
+        new, hidden = self.is_new(batch), original(self, batch)
+        attempts.append((new, hidden is None))
+        return hidden
+
+    monkeypatch.setattr(Replays, "in_order", counted)
+    asks = [Ask(tokens(9 + 4 * n, n), seeded(30, n), step=3 * n) for n in range(3)]
+    answers = serve(make_engine(family), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    drafting = ScriptedDrafting(known, 6, seed=1)
+    drafting.random = Most(1)
+    again = serve(make_engine(family, drafting=drafting), asks)
+    for one, other in zip(answers, again, strict=True):
+        assert other.tokens == one.tokens
+        assert other.logprobs == pytest.approx(one.logprobs, abs=2e-4)
+    assert (True, True) in attempts
+    assert all(refused for _, refused in attempts)
 
 
 def test_threads_do_not_change_the_order_of_a_sequences_tokens() -> None:

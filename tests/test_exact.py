@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, serve, tokens
-from tests.exact_traffic import check_traffic, exact_engine, exact_model
+from tests.exact_traffic import alone, check_traffic, exact_engine, exact_model
 from tests.http_server import serving
 from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
@@ -50,6 +50,22 @@ def test_a_step_that_is_computed_whole_shows(family: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(ExactRunner, "run_layers", Runner.run_layers)
     with pytest.raises(AssertionError, match="differs at"):
         check_traffic(family, torch.float32, seed=1, count=6)
+
+
+def test_penalties_and_bad_words_see_inputs_from_the_board_beside_prompts() -> None:
+    """A step with a prompt has several passes, and at depth 1 only the device knows the last token of a decode."""
+    found = exact_model("lfm2", torch.float32)
+    bare = Ask(tokens(20, 1), greedy(24))
+    answer = alone(found, bare).tokens
+    words = [tuple(answer[place : place + 2]) for place in range(4, 20, 3)]
+    asks = [
+        # A negative penalty makes the last token likelier.
+        Ask(bare.prompt, greedy(24, frequency_penalty=-1.0)),
+        Ask(bare.prompt, greedy(24, bad_words=words)),
+        *(Ask(tokens(300, step), greedy(1), step=step) for step in (2, 8, 14)),
+    ]
+    engine = exact_engine(found, depth=1, max_tokens_per_step=66, cache=False)
+    assert [each.tokens for each in serve(engine, asks)] == [alone(found, ask, depth=0).tokens for ask in asks]
 
 
 def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> None:

@@ -161,7 +161,7 @@ class ExactRunner(Runner):
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
-        found = self.replay_in_order(batch)
+        found = self.replay_in_order(plan, batch)
         if found is not None:
             return found
         rows = [self.compute(self.build_batch(rows_of(plan, row, row + 1))).clone() for row in range(plan.rows)]

@@ -161,18 +161,28 @@ class Runner:
         single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
         if single is not None:
             batch, sampling = build_step(single, *where)
-            hidden = self.replay_in_order(batch)
+            hidden = self.replay_in_order(single, batch)
             if hidden is not None:
                 return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = build_step(plan, *where)
         return ComputedStep(batch, sampling, batch.token_ids, self.compute(batch))
 
-    def replay_in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
+    def replay_in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
         """Return the final hidden states of rows of one token, each of which may read what the one before it writes.
 
         None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
         """
-        return self.compute.in_order(batch) if isinstance(self.compute, Replays) else None
+        if not isinstance(self.compute, Replays):
+            return None
+        # With all drafts that fit, a convolution's ring overwrites inputs that the step's first token reads.
+        has_tails = Kind.TAIL in self.store.unit_bytes
+        used = set(map(int, plan.tail)) if has_tails and self.compute.is_new(batch) else set[int]()
+        before = {index: self.store.unit(Kind.TAIL, index).clone() for index in used}
+        hidden = self.compute.in_order(batch)
+        if hidden is None:
+            for index, contents in before.items():
+                self.store.unit(Kind.TAIL, index).copy_(contents)
+        return hidden
 
     def build_batch(self, plan: Plan) -> Batch:
         """Return the batch of a plan, or of a part of one."""

@@ -20,6 +20,21 @@ def sample(
     logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"], operations: Operations
 ) -> Int[Tensor, " rows"]:
     """Return one token per row. `inputs` are the tokens of the step. The logits are not modified."""
+    logits = adjust(logits, sampling, inputs, operations)
+    draws = sampling.draws
+    if draws is None:
+        return operations.likeliest(logits)
+    if len(draws.row) == len(logits):
+        return operations.draw(logits, draws)
+    # Rows that draw overwrite their greedy token.
+    chosen = operations.draw(logits[draws.row], draws)
+    return operations.likeliest(logits).index_copy_(0, draws.row, chosen)
+
+
+def adjust(
+    logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"], operations: Operations
+) -> Float[Tensor, "rows vocab"]:
+    """Return the logits after masks, penalties, biases and bans."""
     if sampling.masks or sampling.penalties or sampling.biases or sampling.bans:
         logits = logits.float()
     if sampling.masks is not None:
@@ -30,14 +45,7 @@ def sample(
         logits = add_biases(logits, sampling.biases)
     if sampling.bans is not None:
         logits = ban_after(logits, sampling.bans, inputs)
-    draws = sampling.draws
-    if draws is None:
-        return operations.likeliest(logits)
-    if len(draws.row) == len(logits):
-        return operations.draw(logits, draws)
-    # Rows that draw overwrite their greedy token.
-    chosen = operations.draw(logits[draws.row], draws)
-    return operations.likeliest(logits).index_copy_(0, draws.row, chosen)
+    return logits
 
 
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks, operations: Operations) -> Float[Tensor, "rows vocab"]:

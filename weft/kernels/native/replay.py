@@ -65,26 +65,30 @@ class Replays:
 
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the final hidden states of a decode-only step."""
-        key = (batch.rows, torch.get_num_threads())
-        if key not in self.steps and batch.rows < self.too_many:
-            return self._first(key, batch)
-        step = self.steps.get(key)
+        if self.is_new(batch):
+            return self._first(self._key(batch), batch)
+        step = self.steps.get(self._key(batch))
         return self.compute(batch) if step is None else step.run(batch)
 
     def in_order(self, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
         """Return the final hidden states of rows of one token, of which neighbours may be of one sequence.
 
         Only the C++ kernels compute such rows in order. If the step cannot be replayed, its results are wrong: return
-        None. It has written only what a repetition by other operations writes again.
+        None. A first attempt (`is_new`) has overwritten pages, slots and tails by then. Pages and slots are written
+        again when the step is repeated; the tails must be restored before that.
         """
-        key = (batch.rows, torch.get_num_threads())
-        hidden = None
-        if key not in self.steps and batch.rows < self.too_many:
-            hidden = self._first(key, batch)
-        step = self.steps.get(key)
+        hidden = self._first(self._key(batch), batch) if self.is_new(batch) else None
+        step = self.steps.get(self._key(batch))
         if step is None:
             return None
         return step.run(batch) if hidden is None else hidden
+
+    def is_new(self, batch: Batch) -> bool:
+        """Return whether the step will be recorded: none with as many rows ran before."""
+        return self._key(batch) not in self.steps and batch.rows < self.too_many
+
+    def _key(self, batch: Batch) -> tuple[int, int]:
+        return batch.rows, torch.get_num_threads()
 
     def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
         # Calls point to tokens and positions, so these get their own memory.
