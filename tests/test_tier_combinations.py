@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -297,3 +298,36 @@ def test_a_copy_that_fails_gives_its_slot_back() -> None:
         with pytest.raises(CopyFailed):
             copies.copied(flight, wait=False)
     assert [plan.number for plan in host.begun] == [1, 2, 3]
+
+
+def test_a_copy_that_has_ended_may_be_asked_for_again() -> None:
+    """A group of ranks asks until the last rank has made its copies."""
+    copies, host, inner, (flight, failed) = staged_plans(1, 2)
+    host.landed.add(1)
+    inner.landed.add(1)
+    assert [copies.copied(flight, wait=True) for _ in range(2)] == [2.0, 2.0]
+    host.fails = True
+    for _ in range(2):
+        with pytest.raises(CopyFailed):
+            copies.copied(failed, wait=True)
+
+
+def test_one_thread_begins_copies_while_another_asks_for_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a rank, steps and copies begin in one thread, and another reports copies that have landed."""
+    copies, host, _, (flight,) = staged_plans(1)
+    plan, landed, threads = flight.plan, host.copied, list[Thread]()
+
+    def begin_meanwhile(ticket: CopyPlan, wait: bool) -> float | None:
+        if not threads:
+            threads.append(Thread(target=copies.copy, args=(replace(plan, number=2),)))
+            threads[0].start()
+            # While a reporter waits, copies begin; while it moves plans, they do not.
+            threads[0].join(60 if wait else 0.2)
+            assert threads[0].is_alive() is not wait
+        return landed(ticket, wait)
+
+    monkeypatch.setattr(host, "copied", begin_meanwhile)
+    for wait in (True, False):
+        assert copies.copied(flight, wait) is None
+        threads.pop().join()
+    assert [each.number for each in host.begun] == [1, 2]

@@ -9,8 +9,10 @@ No torch: `host` makes the copies between the device and the slots, `inner` thos
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -56,7 +58,7 @@ class StagedFlight:
 
 
 class StagedCopies:
-    """`host` is memory for `2 * SLOTS` slots."""
+    """`host` is memory for `2 * SLOTS` slots. One thread may begin copies while another asks whether they have ended."""
 
     def __init__(self, host: PlanCopies, inner: Any, sizes: Mapping[Kind, int], slot_bytes: int) -> None:
         self.inner = inner
@@ -65,27 +67,44 @@ class StagedCopies:
         self._host = host
         self._sizes = sizes
         self._slot_bytes = slot_bytes
+        # Guards the queues, the slots and the flights.
+        self._moving = threading.Lock()
         self._queues: dict[Direction, deque[StagedFlight]] = {each: deque() for each in Direction}
         self._free = {each: [place * SLOTS + slot for slot in range(SLOTS)] for place, each in enumerate(Direction)}
 
     def copy(self, plan: CopyPlan) -> StagedFlight:
         """Begin the copies of a plan, or let it wait for a slot."""
         flight = StagedFlight(plan)
-        self._queues[plan.direction].append(flight)
-        self._progress(plan.direction)
+        with self._moving:
+            self._queues[plan.direction].append(flight)
+            self._progress(plan.direction)
         return flight
 
     def copied(self, flight: StagedFlight, wait: bool) -> float | None:
-        """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
+        """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them.
+
+        It may be asked again after the end: a group asks until all ranks have made their copies.
+        """
         if wait:
-            self._poll(flight, wait=True)
-        self._progress(flight.plan.direction)
-        if not flight.ended:
-            return None
-        self._queues[flight.plan.direction].remove(flight)
+            self._await(flight)
+        queue = self._queues[flight.plan.direction]
+        with self._moving:
+            self._progress(flight.plan.direction)
+            if not flight.ended:
+                return None
+            with suppress(ValueError):
+                queue.remove(flight)
         if flight.error is not None:
             raise flight.error
         return flight.seconds
+
+    def _await(self, flight: StagedFlight) -> None:
+        """Wait a little for a half that is under way. Not under the lock: a thread that begins a copy would wait too."""
+        under_way = flight.under_way
+        if under_way is not None:
+            copies, ticket = under_way
+            with suppress(CopyFailed):
+                copies.copied(ticket, True)
 
     def close(self) -> None:
         self.inner.close()
@@ -96,11 +115,11 @@ class StagedCopies:
         for flight in self._queues[direction]:
             if flight.halves is None and not self._enter(flight):
                 return
-            self._poll(flight, wait=False)
+            self._poll(flight)
             while not flight.ended and flight.under_way is None and (in_order or len(flight.halves or ()) == 2):
                 copies, plan = (flight.halves or []).pop(0)
                 flight.under_way = copies, copies.copy(plan)
-                self._poll(flight, wait=False)
+                self._poll(flight)
             in_order = in_order and not flight.halves
 
     def _enter(self, flight: StagedFlight) -> bool:
@@ -131,12 +150,12 @@ class StagedCopies:
         assert place <= end, "a plan must fit into a slot"
         return found
 
-    def _poll(self, flight: StagedFlight, wait: bool) -> None:
+    def _poll(self, flight: StagedFlight) -> None:
         if flight.under_way is None:
             return
         copies, ticket = flight.under_way
         try:
-            seconds = copies.copied(ticket, wait)
+            seconds = copies.copied(ticket, False)
         except CopyFailed as error:
             flight.error, flight.halves, flight.under_way = error, [], None
         else:
