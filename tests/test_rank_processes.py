@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -212,6 +213,37 @@ def make_plan() -> Plan:
     engine._device.launch = lambda plan: plans.append(plan) or launch(plan)
     serve(engine, [Ask(tokens(3, 1), greedy(1))])
     return plans[0]
+
+
+SLOW_END = """
+import sys, threading
+from pathlib import Path
+from weft import rank_process
+
+def close():
+    # The main thread hears of the end too.
+    threading.main_thread().join(0.5)
+    Path(sys.argv[2]).write_text("durable")
+
+def run_rank(channel, lifeline):
+    lifeline.before_end = close
+    channel.send(rank_process.PartJoined())
+    channel.receive(rank_process.ToRank)
+
+rank_process.run_rank = run_rank
+rank_process.main()
+"""
+
+
+def test_a_rank_ends_when_what_it_has_saved_is_durable(tmp_path):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-c", SLOW_END, str(theirs.fileno()), str(tmp_path / "saved")]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        Channel(ours).receive(FromRank)
+    assert process.wait(60) == 0
+    assert (tmp_path / "saved").read_text() == "durable"
 
 
 async def server(folder: Path, ends: Callable[[subprocess.Popen[bytes], int], None]) -> None:

@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft")
 
 
-def run_rank(channel: Channel) -> int:
+def run_rank(channel: Channel, lifeline: Lifeline) -> int:
     """Load a part, join the group and execute plans until the first rank ends; return the process's exit code."""
     from weft.loading import load_part
     from weft.runner.ranks.reporting import RankReporter
 
     begin: LoadPart = channel.receive(LoadPart)
     logging.basicConfig(level=begin.log_level, format=f"%(levelname)s %(name)s: rank {begin.rank}: %(message)s")
-    lifeline = Lifeline(channel.connection)
     try:
         part = load_part(begin.options, begin.rank, begin.ranks, begin.identify)
         channel.send(PartLoaded())
@@ -106,7 +105,12 @@ class Lifeline:
     def __init__(self, connection: socket.socket) -> None:
         self.before_end: Callable[[], None] = lambda: None
         self._connection = connection
-        threading.Thread(target=self._watch, name="weft-first-rank", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="weft-first-rank", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the end of the process, which comes when what was saved is durable."""
+        self._thread.join()
 
     def _watch(self) -> None:
         hangup = select.poll()
@@ -122,9 +126,12 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
+    channel, lifeline = Channel(connection), Lifeline(connection)
     try:
-        code = run_rank(Channel(connection))
+        code = run_rank(channel, lifeline)
     except ChannelClosed:
+        channel.shut_down()
+        lifeline.wait()
         code = 0
     except Exception:
         log.exception("the rank failed and has stopped")
