@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
 from weft.cli.main import main
+from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
-from weft.memory.tiers.disk_format import DiskLayout, ModelPart
+from weft.memory.tiers.disk_format import DiskLayout, ModelPart, UnitHeader
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.runner import Runner
@@ -97,6 +99,22 @@ def test_a_ranks_file_is_shown_as_such_and_not_exported(tmp_path, capsys):
     assert ", rank 1 of 2" in capsys.readouterr().out
     assert main(["cache", str(path), "--prefix", "00" * 8, "--export-to", str(tmp_path / "out")]) == 2
     assert "needs the file of a whole model; this one holds rank 1 of 2" in capsys.readouterr().err
+
+
+def test_a_tenant_is_dropped_from_the_files_of_all_ranks(tmp_path, capsys):
+    path, tenant, payload = tmp_path / "tier", b"t" * 16, memoryview(bytes(range(256)) * 16)
+    others = [ModelPart(rank, 3).path(path) for rank in (1, 2)]
+    for rank, place in enumerate([path, *others]):
+        file = open_file(place, DiskLayout.of(b"f" * 32, {Kind.PAGE: 4096}, 1 << 20, ModelPart(rank, 3)))
+        header = UnitHeader(Kind.PAGE, 0, 64, b"k" * 32, None, tenant, Origin.REGULAR, size=0, checksum=0)
+        # After a crash, the first rank's file may lack what another one has.
+        file.write([(header, payload)] if rank else [], [])
+        file.close()
+    assert main(["cache", str(others[0]), "--drop", tenant.hex()]) == 2
+    assert "needs the first rank's file" in capsys.readouterr().err
+    assert main(["cache", str(path), "--drop", tenant.hex(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dropped_units"] == 2
+    assert not any(bytes(payload) in place.read_bytes() for place in others)
 
 
 # Copies of the group --------------------------------------------------------------------------------------------------

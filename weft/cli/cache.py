@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk_file import DiskFile
+    from weft.memory.tiers.disk_format import ModelPart
 
 ABOUT = "show, verify, drop, export or import what the file of a disk tier holds"
 LEAST_LETTERS = 16
@@ -32,7 +35,9 @@ class CacheOptions:
     )
     verify: bool = option(False, "read every unit and compare its checksum; exit with code 1 if any is damaged")
     drop: str | None = option(
-        None, "overwrite all units of this tenant, as listed, or of all tenants", metavar="TENANT"
+        None,
+        "overwrite all units of this tenant, as listed, or of all tenants, also in the files of further ranks",
+        metavar="TENANT",
     )
     prefix: str | None = option(
         None,
@@ -67,7 +72,7 @@ def run(options: CacheOptions) -> int:
         if options.export_to is not None:
             report["exported_units"] = export(file, options)
         if options.drop is not None:
-            report["dropped_units"] = drop(file, options.drop)
+            report["dropped_units"] = drop(file, Path(options.file), options.drop)
             file.reread()
         # What the file holds now.
         report |= summary(file)
@@ -161,16 +166,32 @@ def prefixes(file: DiskFile, most: int) -> list[dict[str, Any]]:
     ]
 
 
-def drop(file: DiskFile, tenant: str) -> int:
-    """Overwrite the units of a tenant with zeros; return their number."""
-    gone = [each for each in file.found if tenant in ("all", each.tenant.hex())]
-    if not gone and tenant != "all":
-        raise InvalidOption("drop", f"must be a tenant of this file, or all; it has none called {tenant[:64]!r}")
-    units = [(each.kind, each.unit) for each in gone]
-    file.doom(units)
-    # With what an interrupted drop has left.
-    file.erase([*file.doomed, *units])
-    return len(gone)
+def drop(file: DiskFile, path: Path, tenant: str) -> int:
+    """Overwrite the units of a tenant with zeros, also in the files of other ranks; return their number."""
+    part = file.layout.part
+    if part.rank:
+        raise InvalidOption("drop", f"needs the first rank's file, beside which it finds all others; this is {part}'s")
+    with ExitStack() as opened:
+        files = [file, *(opened.enter_context(closing(each)) for each in files_of_ranks(path, part))]
+        gone = [[each for each in one.found if tenant in ("all", each.tenant.hex())] for one in files]
+        if not any(gone) and tenant != "all":
+            raise InvalidOption("drop", f"must be a tenant of this file, or all; it has none called {tenant[:64]!r}")
+        for one, headers in zip(files, gone, strict=True):
+            units = [(each.kind, each.unit) for each in headers]
+            one.doom(units)
+            # With what an interrupted drop has left.
+            one.erase([*one.doomed, *units])
+    return sum(map(len, gone))
+
+
+def files_of_ranks(path: Path, part: ModelPart) -> Iterator[DiskFile]:
+    """Yield the files that lie beside the first rank's and hold the other ranks' parts of the same units."""
+    from weft.memory.tiers.disk_file import open_existing
+
+    for rank in range(1, part.ranks):
+        other = replace(part, rank=rank).path(path)
+        if other.is_file():
+            yield open_existing(other)
 
 
 def shown(report: dict[str, Any]) -> str:
