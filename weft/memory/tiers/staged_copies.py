@@ -58,7 +58,7 @@ class StagedFlight:
 
 
 class StagedCopies:
-    """`host` is memory for `2 * SLOTS` slots. One thread may begin copies while another asks whether they have ended."""
+    """`host` is memory for `2 * SLOTS` slots. One thread may begin copies while another asks for their end."""
 
     def __init__(self, host: PlanCopies, inner: Any, sizes: Mapping[Kind, int], slot_bytes: int) -> None:
         self.inner = inner
@@ -99,7 +99,7 @@ class StagedCopies:
         return flight.seconds
 
     def _await(self, flight: StagedFlight) -> None:
-        """Wait a little for a half that is under way. Not under the lock: a thread that begins a copy would wait too."""
+        """Wait a little for a half that is under way, without the lock: a thread may begin a copy meanwhile."""
         under_way = flight.under_way
         if under_way is not None:
             copies, ticket = under_way
