@@ -1,4 +1,4 @@
-"""What the router knows of several caches, one engine is told: where a prompt parts from what others have computed."""
+"""The router knows several caches. It tells an engine where a prompt parts from what the others have computed."""
 
 from __future__ import annotations
 

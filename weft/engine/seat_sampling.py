@@ -203,7 +203,8 @@ class SeatSampling:
                 entries.update(dict.fromkeys(request.stop_tokens, BANNED))
             words = self._bad_words.get(int(seats[row]))
             if words is not None:
-                answer = [*sequences[row].generated, *ahead.tokens(row)]
+                answer, drafts = sequences[row].generated, ahead.tokens(row)
+                answer = [*answer, *drafts] if drafts else answer
                 banned = words.single if boarded[row] else words.banned(answer)
                 entries.update(dict.fromkeys(banned, BANNED))
             rows.extend([row] * len(entries))

@@ -32,7 +32,7 @@ class CellsChoice(NamedTuple):
     warps: int
 
 
-# For rows of a few tokens, and the tokens of a cell that they read at a time.
+# For rows of a few tokens, and the tokens of a cell that they read at a time: those of gated delta, not measured here.
 SHORT, SHORT_WIDE, SHORT_CHUNK = CellsChoice(32, 2, 1), CellsChoice(32, 2, 2), 16
 
 
