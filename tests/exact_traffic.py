@@ -108,7 +108,7 @@ def compare_traffic(found: ExactSource, family: str, seed: int, count: int, draf
     if drafts:
         settings["drafting"] = drafts_of(asks, answers, seed)
     engine = found.engine(
-        memory_bytes=random.choice([ROOM, 2 * tight, tight]),
+        memory_bytes=random.choice([max(ROOM, 4 * tight), 2 * tight, tight]),
         max_sequences=random.choice([2, 8]),
         max_tokens_per_step=random.choice([8, 100, 512]),
         depth=random.randint(0, 1),
