@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.plan import Captures, Ints, Plan
+from weft.base.plan import Floats, Ints, Plan
 
 NOTHING = np.zeros(0, np.int32)
 NO_TABLE = np.zeros((0, 0), np.int32)
@@ -38,7 +38,7 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
         end=end,
         tokens=_moved_tokens(plan, moved),
         read_slot=np.where(start // cell < plan.start // cell, plan.early_slot, plan.read_slot),
-        captures=Captures(row[written], captures.position[written], captures.slot[written]),
+        captures=captures.of(written),
         sampling=replace(plan.sampling, uniform=_moved_numbers(plan, moved), early_uniform=NO_NUMBERS),
         behind=NOTHING,
         early_slot=NOTHING,
@@ -58,11 +58,11 @@ def _moved_tokens(plan: Plan, moved: Ints) -> Ints:
     return tokens
 
 
-def _moved_numbers(plan: Plan, moved: Ints) -> np.ndarray:
+def _moved_numbers(plan: Plan, moved: Ints) -> Floats:
     """Return the random numbers of all samples: a sample's index in the answer moves with its row."""
     numbers, early = plan.sampling.uniform, plan.sampling.early_uniform
     if not len(early):
         return numbers
     places = moved[plan.samples[0]]
-    found = np.concatenate([numbers[:, None], early], axis=1)[np.arange(len(numbers)), places]
-    return found.astype(np.float32)
+    found: Floats = np.concatenate([numbers[:, None], early], axis=1)[np.arange(len(numbers)), places]
+    return found

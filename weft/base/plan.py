@@ -102,6 +102,10 @@ class Captures(Frozen):
     position: Ints
     slot: Ints
 
+    def of(self, chosen: NDArray[np.bool_]) -> Captures:
+        """Return some of the captures."""
+        return Captures(self.row[chosen], self.position[chosen], self.slot[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(Frozen):
