@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.operations import PLAIN
+from tests.compiled import assert_compiles
+from tests.operations import GPU, PLAIN
 from tests.plans import Capture, Row, make_plan
-from tests.test_cuda_runner import GPU_ROWS, SPEC
+from tests.test_cuda_runner import SPEC
 from weft.base.moving import move_rows
 from weft.base.plan import Plan
+from weft.kernels.choosing import everywhere
+from weft.kernels.cuda import following
 from weft.kernels.following import DraftSamples
 from weft.memory.device.store import Store
 from weft.runner.cuda.padding import Size, StepInputs
@@ -53,7 +56,7 @@ def inputs_of(operations: object) -> StepInputs:
     return StepInputs(Size(4, 5, 24, samples=27), 9, 10, DRAFTING, scratch, "cpu", operations)
 
 
-@pytest.mark.parametrize("operations", [PLAIN, GPU_ROWS], ids=["plain", "cuda"])
+@pytest.mark.parametrize("operations", [PLAIN, GPU], ids=["plain", "cuda"])
 @pytest.mark.parametrize(("behind", "drafts"), [(3, 3), (1, 2)])
 def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts):
     inputs, known = inputs_of(operations), inputs_of(operations)
@@ -75,14 +78,31 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
                 assert getattr(mine, name).write_page.tolist() == getattr(theirs, name).write_page.tolist(), name
 
 
-@pytest.mark.parametrize("operations", [PLAIN, GPU_ROWS], ids=["plain", "cuda"])
-def test_the_board_gets_the_sample_after_the_last_right_draft(operations):
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("operations", [PLAIN, GPU], ids=["plain", "cuda"])
+def test_the_board_gets_the_sample_after_the_last_right_draft(operations, dtype):
     # Two rows without and with one wrong draft, a row without drafts, and one whose first draft is wrong.
     inputs = torch.tensor([0, 10, 11, 0, 20, 21, 22, 0, 0, 30], dtype=torch.int32)
-    tokens = torch.tensor([10, 11, 12, 20, 99, 22, 23, 5, 31, 32], dtype=torch.int32)
-    ints = lambda *values: torch.tensor(values, dtype=torch.int32)
+    tokens = torch.tensor([10, 11, 12, 20, 99, 22, 23, 5, 31, 32], dtype=dtype)
+    ints = lambda *values: torch.tensor(values, dtype=dtype)
     rows = DraftSamples(ints(4, 3, 1, 0), ints(0, 3, 7, 8), ints(0, 3, 7, 8), ints(2, 3, 0, 1), 3)
     board, refused = torch.full((6,), -1), torch.full((6,), -1, dtype=torch.int32)
     operations.verify_drafts(tokens, inputs, rows, board, refused)
     assert board.tolist() == [31, -1, -1, 99, 12, -1]
     assert refused.tolist() == [1, -1, -1, 2, 0, -1]
+
+
+def launch_all() -> None:
+    spec = replace(SPEC, cell=64, draft_room=7)
+    scratch = Store(spec, 1 << 20, scratch=True).scratch
+    inputs = StepInputs(Size(256, 257, 1025, samples=1280), 256, 10, spec, scratch, "cpu", everywhere("cuda"))
+    step, board = inputs.step, torch.zeros(257, dtype=torch.int64)
+    refused = board.int()
+    following.move_rows(step.batch, step.following, step.seat, refused, refused)
+    following.verify_drafts(torch.zeros(1280, dtype=torch.int32), step.batch.token_ids, step.drafts, board, refused)
+    wide = DraftSamples(*(each.long() for each in (step.seat, step.seat, step.seat, step.seat)), 7)
+    following.verify_drafts(board, step.batch.token_ids, wide, board, refused)
+
+
+def test_kernels_compile_for_sm_90():
+    assert_compiles(launch_all)
