@@ -83,7 +83,7 @@ def test_recorded_steps_verify_drafts_with_the_kernels_of_a_gpu(family, monkeypa
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32 drafts"))
-def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
+def test_drafts_change_no_token_on_a_gpu(family: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     llm = held(f"tiny {family} float32 drafts", lambda: load_tiny(family, "float32", draft="suffix"))
@@ -93,12 +93,15 @@ def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
     asks = make_asks(family, seed=3)
     wanted = serve(Engine(spec, device, config), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
+    following, launch = [], device.launch
+    monkeypatch.setattr(device, "launch", lambda plan: following.append(len(plan.behind) > 0) or launch(plan))
     for seed in range(3):
         # At depth 1 the first draft is in flight already: a row of one draft has none left.
         drafting = ScriptedDrafting(known, 2 + 2 * seed, seed)
         found = serve(Engine(spec, device, config, drafting=drafting), asks)
         assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
         assert drafting.counts.accepted.total() > 20
+    assert any(following) == (depth == 1)
 
 
 class Followed(ScriptedDrafting):
