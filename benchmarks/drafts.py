@@ -5,10 +5,12 @@
     python -m benchmarks.drafts weft-small --device cpu --dtype float32
 
 With random weights, no draft would be right. So acceptance is scripted, as in published benchmarks: drafts are any
-tokens, and each is accepted with a fixed probability if those before it were, whatever the model says. With 0.81, three
-drafts give 3.0 tokens a step on average, the free one included. The time of a step is that of real drafts; the drafter
-costs nothing. Three ways are compared: no drafts, 3 drafts in every row, and up to 7 drafts chosen by the engine, whose
-acceptance falls from 0.7 to 0.1. The last line of a size has drafts that are never accepted, chosen by the engine.
+tokens, and each is accepted with a fixed probability if those before it were, whatever the model says; host and device
+read the same script. With 0.81, three drafts give 3.0 tokens a step on average, the free one included. The time of a
+step is that of real drafts; the drafter costs nothing. Compared are: no drafts; 3 drafts in every row, where a step
+waits for the landing of the one before it, as drafts from the host need it, and where it follows before that, as drafts
+from the device could; up to 7 drafts chosen by the engine, whose acceptance falls from 0.7 to 0.1; and drafts that are
+never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two steps.
 
 With weft-small, drafts are the suffixes of real texts, in an engine that has learned nothing yet. "edit" repeats the
 prompt with a few words changed; the answer is a script, because the model is too small to repeat a text. "prose" are
@@ -23,10 +25,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, random_prompt, run, start, warm_up
 from weft import LLM, SamplingParams
@@ -34,6 +37,8 @@ from weft.base.plan import Landing
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.kernels.following import DraftSamples
+from weft.runner.cuda.runner import CudaRunner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Acceptance, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import SharedTexts
@@ -45,6 +50,15 @@ ANSWER = 192
 STEADY = (0.81,) * 3
 FALLING = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 NEVER = (0.0,) * 7
+# By name: chances of drafts, whether all are taken, and whether steps follow each other without a wait.
+WAYS = (
+    ("three waiting", STEADY, True, False),
+    ("three", STEADY, True, True),
+    ("falling", FALLING, False, True),
+    ("never", NEVER, False, True),
+)
+# Rows of a seat after which its script begins again.
+SCRIPTED = 1024
 
 TEXT = """The shop opens at nine in the morning. Bread is two coins, a cake is five coins, and tea is one coin.
 On Sunday the shop is closed. Children get an apple for free. The owner is called Martha, and her dog is called Rex.
@@ -67,17 +81,94 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             found["texts"] = measure_texts(arguments)
         return found
     batches = [rows for rows in BATCHES if rows <= (8 if arguments.quick else 128)]
+    # Triton is not installed on machines without a GPU.
+    from weft.kernels.cuda import following
+
+    script = Script(max(batches), arguments.device)
+    # Before steps are recorded.
+    following.verify_drafts = script.verify_drafts
     llm = start(model, arguments, draft="suffix", max_sequences=max(batches), max_length=1024)
     warm_up(llm)
     found["rows"] = []
     for rows in batches:
         with attempts.part(f"{rows} rows"):
-            found["rows"].append({"rows": rows} | measure_rows(llm, rows))
+            found["rows"].append({"rows": rows} | measure_rows(llm, rows, script))
         keep(found, arguments)
     return found
 
 
 # scripted acceptance --------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """How many drafts of each row are right, by seat and by the rows with drafts that it had before.
+
+    The device reads the same numbers as the host, in place of `verify_drafts`.
+    """
+
+    def __init__(self, seats: int, device: str) -> None:
+        self.right = np.zeros((seats + 1, SCRIPTED), np.int32)
+        self.rows = np.zeros(seats + 1, np.int64)
+        self.device_right = torch.zeros(seats + 1, SCRIPTED, dtype=torch.int32, device=device)
+        self.device_rows = torch.zeros(seats + 1, dtype=torch.int64, device=device)
+
+    def begin(self, chances: Sequence[float]) -> None:
+        """Write the script anew."""
+        random = np.random.default_rng(1)
+        accepted = random.random((*self.right.shape, len(chances))) < np.array(chances)
+        self.right[:] = np.cumprod(accepted, axis=2).sum(2)
+        self.device_right.copy_(torch.from_numpy(self.right))
+        self.device_rows.zero_()
+        self.rows[:] = 0
+
+    def read(self, seat: int) -> int:
+        """Return how many drafts of a seat's next row are right."""
+        self.rows[seat] += 1
+        return int(self.right[seat, (self.rows[seat] - 1) % SCRIPTED])
+
+    def verify_drafts(self, tokens: Tensor, inputs: Tensor, rows: DraftSamples, board: Tensor, refused: Tensor) -> None:
+        seat, has_drafts = rows.seat.long(), rows.count > 0
+        right = torch.minimum(self.device_right[seat, self.device_rows[seat] % SCRIPTED], rows.count)
+        board[seat] = torch.where(has_drafts, tokens[rows.sample + right].to(board.dtype), board[seat])
+        refused[seat] = torch.where(has_drafts, (rows.count - right).to(refused.dtype), refused[seat])
+        self.device_rows[seat] += has_drafts.long()
+
+
+class IdleClock:
+    """Measures on a GPU how long it waits between two steps. On other devices, nothing."""
+
+    def __init__(self, device: Any) -> None:
+        self.events: list[torch.cuda.Event] = []
+        if not isinstance(device, CudaRunner) or device.device.type != "cuda":
+            return
+        self.device, self.launch, self.replay = device, device.launch, device.recorded._replay
+        device.launch, device.recorded._replay = self.timed_launch, self.timed_replay  # type: ignore[method-assign]
+
+    def record(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.events.append(event)
+
+    def timed_replay(self, *step: Any) -> Any:
+        self.record()
+        return self.replay(*step)
+
+    def timed_launch(self, plan: Any) -> Any:
+        flight = self.launch(plan)
+        if len(self.events) % 2:
+            self.record()
+        return flight
+
+    def share(self) -> float:
+        """Return the share of time between steps, and stop measuring."""
+        if not hasattr(self, "device"):
+            return 0.0
+        self.device.launch, self.device.recorded._replay = self.launch, self.replay  # type: ignore[method-assign]
+        torch.cuda.synchronize()
+        if len(self.events) < 2:
+            return 0.0
+        gaps = zip(self.events[1::2], self.events[2::2])
+        return sum(end.elapsed_time(begin) for end, begin in gaps) / self.events[0].elapsed_time(self.events[-1])
 
 
 class ScriptedDrafts(SequenceDrafts):
@@ -93,20 +184,35 @@ class ScriptedDrafts(SequenceDrafts):
     def pause(self) -> int:
         return 0 if self.fixed else super().pause()
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
+    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         count = min(most, len(self.chances))
         if count < 1:
             return None
-        return self.spell(range(1000, 1000 + count), most)
+        found = self.spell(range(1000, 1000 + count), most)
+        if found is None or not ahead:
+            return found
+        # Those before it are of no interest: a drafter on the device knows what it continues.
+        return replace(found, tokens=(1000,) * ahead + found.tokens, worth=(1.0,) * ahead + found.worth)
+
+    def outlook(self, proposal: Proposal) -> tuple[float, float]:
+        known, _ = super().outlook(proposal)
+        return known, known
 
 
 class ScriptedDrafting(Drafting):
-    """`fixed`: every row has all its drafts in every step; otherwise learned costs decide."""
+    """`fixed`: every row has all its drafts in every step; otherwise learned costs decide.
 
-    def __init__(self, chances: Sequence[float], fixed: bool) -> None:
+    `follows`: steps with drafts do not wait for each other.
+    """
+
+    def __init__(self, chances: Sequence[float], fixed: bool, following: bool = True) -> None:
         super().__init__(len(chances), suffixes=False, costs=FreeDrafts() if fixed else None)
         self.chances = chances
         self.fixed = fixed
+        self.following = following
+
+    def follows(self, known: float, unknown: float, lost: float) -> bool:
+        return self.following
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> SequenceDrafts:
         return ScriptedDrafts(prompt, self.chances, self.overall, self.fixed)
@@ -116,48 +222,49 @@ class ScriptedDrafting(Drafting):
 
 
 class ScriptedEngine(Engine):
-    """Accepts drafts by chance, whatever the model says."""
+    """Accepts drafts as the script says, whatever the model does."""
 
-    random = Random(1)
+    script: Script
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
-        verified = {}
-        for row, proposal in step.drafts.items():
-            drafts = step.sequences[row].drafting
-            assert isinstance(drafts, ScriptedDrafts)
-            chances = drafts.chances[: len(proposal.tokens)]
-            wrong = (place for place, chance in enumerate(chances) if self.random.random() >= chance)
-            verified[row] = next(wrong, len(chances))
-        return verified
+        seats = step.plan.seat.tolist()
+        return {row: min(self.script.read(seats[row]), len(p.tokens)) for row, p in step.drafts.items()}
 
 
-def measure_rows(llm: LLM, rows: int) -> dict[str, Any]:
+def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
     """Return tokens per second of `rows` rows: without drafts, with three, with adaptive ones, with useless ones."""
-    plain = tokens_per_second(fresh(llm, draft="off"), llm, rows)
-    found: dict[str, Any] = {"plain": plain}
-    for name, chances, fixed in (("three", STEADY, True), ("falling", FALLING, False), ("never", NEVER, False)):
+    plain, idle = tokens_per_second(fresh(llm, draft="off"), llm, rows)
+    found: dict[str, Any] = {"plain": plain, "plain idle": idle}
+    for name, chances, fixed, following in WAYS:
         before = llm.engine
-        drafting = ScriptedDrafting(chances, fixed)
+        drafting = ScriptedDrafting(chances, fixed, following)
         engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
-        found[name] = tokens_per_second(engine, llm, rows)
+        engine.script = script
+        script.begin(chances)
+        found[name], found[f"{name} idle"] = tokens_per_second(engine, llm, rows)
         counts = drafting.counts
         verified = max(1, counts.proposed["grammar", 1])
         found[f"{name} accepted"] = 1 + counts.accepted.total() / verified
     return found
 
 
-def tokens_per_second(engine: Engine, llm: LLM, rows: int) -> float:
-    """Return the rate from the first decode on. The first answers warm up what the cost model learns from."""
+def tokens_per_second(engine: Engine, llm: LLM, rows: int) -> tuple[float, float]:
+    """Return the rate from the first decode on, and the share of time in which the GPU waits between steps.
+
+    The first answers warm up what the cost model learns from.
+    """
     for round_ in range(2):
         for number in range(rows):
             engine.add(Ask(random_prompt(llm, PROMPT, rows, number, round_), ANSWER).request())
         while len(engine.planner.queue) or engine.planner.prefilling:
             engine.step()
+        clock = IdleClock(engine._device)
         began, tokens = time.perf_counter(), 0
         while not engine.idle:
             tokens += sum(output.token is not None for output in engine.step())
         seconds = time.perf_counter() - began
-    return tokens / seconds
+        idle = clock.share()
+    return tokens / seconds, idle
 
 
 # real answers ---------------------------------------------------------------------------------------------------------
@@ -212,11 +319,13 @@ def answer_texts(engine: CountingEngine, prompts: list[np.ndarray], params: Samp
 def show(model: str, found: dict[str, Any]) -> None:
     print(f"  {found['machine']['device']}")
     if "rows" in found:
-        print(f"  {'rows':>6} {'plain':>9} {'3 drafts':>16} {'falling':>16} {'never':>16}   tokens/s (÷ plain, length)")
+        names = "".join(f" {name:>21}" for name, *_ in WAYS)
+        print(f"  {'rows':>6} {'plain':>9}{names}   tokens/s (÷ plain, length, idle)")
     for each in found.get("rows", ()):
         line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
-        for name in ("three", "falling", "never"):
-            line += f" {each[name]:>7.0f} {each[name] / each['plain']:.2f} {each[f'{name} accepted']:.2f}"
+        for name, *_ in WAYS:
+            ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
+            line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
         print(line)
     for name, each in found.get("texts", {}).items():
         rate = each["tokens"] / each["seconds"]

@@ -32,7 +32,7 @@ from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import trial
-from weft.runner.cuda.recorded import RecordedSteps
+from weft.runner.cuda.recorded import Boards, RecordedSteps
 from weft.runner.runner import Runner
 
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "qwen3-next-mini", "gpt-oss-20b")
@@ -146,7 +146,8 @@ def recorded_steps(compared: Compared, operations: Operations, store: Store, row
     cells = -(-(CONTEXT + 1) // compared.spec.cell)
     inputs = DecodeInputs(rows, cells, compared.spec, store.scratch, "cuda", operations)
     board = torch.zeros(rows + 1, dtype=torch.int64, device="cuda")
-    return RecordedSteps(compared.model, store.views, board, inputs, [])
+    # Decodes have no drafts.
+    return RecordedSteps(compared.model, store.views, Boards(board, board, board), inputs, [])
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ NATIVE = assemble({group: "native" if group in DECODES else "cpu" for group in G
 # The kernels of a GPU for what walks over rows, interpreted; all else is quicker without them.
 # Without Triton (it exists for Linux only) tests of other packages still run.
 CUDA = "cuda" if find_spec("triton") is not None else "plain"
-GPU_ROWS = assemble({group: CUDA if group in DECODES else "cpu" for group in GROUPS})
+GPU_ROWS = assemble({group: CUDA if group in DECODES or group == "following" else "cpu" for group in GROUPS})
 GPU = everywhere(CUDA)
 
 # For layers that ask a step for nothing but its operations.

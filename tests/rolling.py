@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.plan import Landing, Plan
+from weft.base.plan import Captures, Landing, Plan
+from weft.engine.seat_sampling import uniform
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
 
@@ -63,6 +64,11 @@ def next_token(spec: MemorySpec, state: int, full: int, window: int) -> int:
     return mix(value, window if spec.window else 3) % VOCABULARY
 
 
+def drawn(token: int, number: float) -> int:
+    """The token that a random number in [0, 1) makes of the most likely one."""
+    return mix(token, int(number * (1 << 24))) % VOCABULARY
+
+
 def nearest(token: int, masked: set[int], banned: Callable[[int], bool]) -> int:
     """The token, or the next one after it that is neither masked nor banned, or else the next that is not masked."""
     left = [each % VOCABULARY for each in range(token, token + VOCABULARY) if each % VOCABULARY not in masked]
@@ -81,8 +87,12 @@ def oracle(
     bad_words: tuple[tuple[int, ...], ...] = (),
     allowed: tuple[int, ...] | None = None,
     exact: bool = False,
+    seed: int | None = None,
 ) -> list[int]:
-    """What an engine without any cache, batch or memory limit answers; `exact`: on a device that rounds."""
+    """What an engine without any cache, batch or memory limit answers; `exact`: on a device that rounds.
+
+    With a seed, tokens are drawn.
+    """
     hashes: list[int] = []
     state, last = 0, 0
     tokens = list(prompt)
@@ -96,6 +106,8 @@ def oracle(
         entries = np.array(hashes, np.uint64)
         first = max(0, len(entries) - (spec.window or 0))
         token = next_token(spec, state, digest(entries, 0), digest(entries[first:], first))
+        if seed is not None:
+            token = drawn(token, uniform(np.array([seed], np.uint64), np.array([len(answer)]))[0])
         masked = set() if allowed is None else set(range(VOCABULARY)).difference(allowed)
         token = nearest(token, masked, lambda t: any(completes(word, answer, t) for word in bad_words))
         answer.append(token)
@@ -149,9 +161,14 @@ class RollingDevice:
             Kind.TAIL: empty(Kind.TAIL, self.ring),
         }
         self.board = [0] * seats
+        # By seat: how many drafts of its last row were wrong.
+        self.refused = [0] * seats
         self.computed_tokens = 0
         self.late_masks = 0
         self._waiting: deque[tuple[Plan, dict]] = deque()
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        return True
 
     def launch(self, plan: Plan) -> dict:
         flight: dict = {"plan": plan}
@@ -191,6 +208,7 @@ class RollingDevice:
         """As on a GPU: all rows read what earlier plans left before any row writes."""
         for kind, unit in plan.poison:
             self.memory[Kind(kind)][unit] = POISON
+        plan = self.placed(plan)
         tokens = self._tokens(plan)
         before = [self._read(plan, row) for row in range(plan.rows)]
         states = [self._write(plan, row, tokens[row], before[row]) for row in range(plan.rows)]
@@ -199,14 +217,53 @@ class RollingDevice:
             self._choose(plan, row, states[row][end - int(plan.start[row]) - 1], end)
             for row, end in zip(rows, ends, strict=True)
         ]
+        draws = zip(choices, plan.sampling.temperature.tolist(), plan.sampling.uniform.tolist(), strict=True)
+        choices = [drawn(token, number) if temperature else token for token, temperature, number in draws]
         sampled = [
             nearest(choice, masked_tokens(plan, place), self.banned_tokens(plan, place).__contains__)
             for place, choice in enumerate(choices)
         ]
-        for row, token in zip(rows, sampled, strict=True):
-            drafts = len(plan.drafts) and plan.drafts[row]
-            self.board[plan.seat[row]] = POISON if drafts else token
+        self.leave_on_board(plan, tokens, sampled)
         return Landing(np.array(sampled, np.int32), None, None)
+
+    def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
+        """Leave the token after the last right draft of each row, and how many drafts were wrong."""
+        of_row: dict[int, list[int]] = {}
+        for row, token in zip(plan.samples[0].tolist(), sampled, strict=True):
+            of_row.setdefault(row, []).append(token)
+        for row, found in of_row.items():
+            drafts = tokens[row][len(tokens[row]) - len(found) + 1 :]
+            right = next((n for n, draft in enumerate(drafts) if found[n] != draft), len(drafts))
+            self.board[plan.seat[row]], self.refused[plan.seat[row]] = found[right], len(drafts) - right
+
+    def placed(self, plan: Plan) -> Plan:
+        """The plan with its rows where the board says that they start. Any page, slot or guess may be wrong there."""
+        if not len(plan.behind):
+            return plan
+        start, slots, tokens = plan.start.copy(), plan.read_slot.copy(), plan.tokens.copy()
+        length = (plan.end - plan.start).tolist()
+        first = 0
+        for row, seat in enumerate(plan.seat.tolist()):
+            refused = self.refused[seat] if plan.behind[row] else 0
+            assert refused <= plan.behind[row]
+            start[row] -= refused
+            if start[row] // self.spec.cell != plan.start[row] // self.spec.cell:
+                slots[row] = plan.early_slot[row]
+            if refused:
+                guesses = plan.early_tokens[row].tolist() + plan.tokens[first + 1 : first + length[row]].tolist()
+                for place in range(1, length[row]):
+                    tokens[first + place] = guesses[plan.early_tokens.shape[1] - refused + place - 1]
+            first += length[row]
+        inside = [start[r] < p <= start[r] + length[r] for r, p in zip(plan.captures.row, plan.captures.position)]
+        captures = Captures(*(getattr(plan.captures, name)[inside] for name in ("row", "position", "slot")))
+        moved = (plan.start - start)[plan.samples[0]]
+        numbers, early = plan.sampling.uniform.copy(), plan.sampling.early_uniform
+        for sample in np.flatnonzero(moved).tolist() if len(early) else ():
+            numbers[sample] = early[sample, moved[sample] - 1]
+        return replace(
+            plan, start=start, end=start + np.array(length, np.int32), read_slot=slots, tokens=tokens,
+            captures=captures, behind=np.zeros(0, np.int32), sampling=replace(plan.sampling, uniform=numbers),
+        )  # fmt: skip
 
     def samples_of(self, plan: Plan) -> tuple[list[int], list[int]]:
         """The row of each sample, and the position after which it is taken, plus one."""

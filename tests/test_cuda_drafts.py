@@ -83,7 +83,7 @@ def test_recorded_steps_verify_drafts_with_the_kernels_of_a_gpu(family, monkeypa
 @pytest.mark.gpu
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} float32 drafts"))
-def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
+def test_drafts_change_no_token_on_a_gpu(family: str, depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     llm = held(f"tiny {family} float32 drafts", lambda: load_tiny(family, "float32", draft="suffix"))
@@ -93,9 +93,51 @@ def test_drafts_change_no_token_on_a_gpu(family: str, depth: int) -> None:
     asks = make_asks(family, seed=3)
     wanted = serve(Engine(spec, device, config), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
+    following, launch = [], device.launch
+    monkeypatch.setattr(device, "launch", lambda plan: following.append(len(plan.behind) > 0) or launch(plan))
     for seed in range(3):
         # At depth 1 the first draft is in flight already: a row of one draft has none left.
         drafting = ScriptedDrafting(known, 2 + 2 * seed, seed)
         found = serve(Engine(spec, device, config, drafting=drafting), asks)
         assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
         assert drafting.counts.accepted.total() > 20
+    assert any(following) == (depth == 1)
+
+
+class Followed(ScriptedDrafting):
+    """Three drafts in every row, some of them wrong, and no step that waits for them."""
+
+    def begin(self, prompt, salt, most, prediction):
+        script = super().begin(prompt, salt, most, prediction)
+        script.wrong = 0.25
+        return script
+
+    def follows(self, known, unknown, lost):
+        return True
+
+
+@pytest.mark.parametrize(
+    "family", ["lfm2", *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3_5", "falcon_h1", "gemma3"))]
+)
+def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", (16,))
+    monkeypatch.setattr(recorded, "DRAFTING", (2,))
+    monkeypatch.setattr(recorded, "DRAFT_WIDTHS", (4,))
+    met, run = [], RecordedSteps.run
+
+    def counted(self, plan):
+        output = run(self, plan)
+        if len(plan.behind):
+            followed = np.flatnonzero(plan.behind)
+            met.append((self.boards.moved[plan.seat[followed]].numpy() > 0).any())
+        return output
+
+    monkeypatch.setattr(RecordedSteps, "run", counted)
+    asks = [Ask(tokens(12, seed=1), greedy(14)), Ask(tokens(9, seed=3), seeded(14, seed=7))]
+    model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
+    wanted = serve(cpu_engine(model), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
+    found = serve(cuda_engine(model, drafting=Followed(known, 3, seed=5), max_sequences=2, depth=1), asks)
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    assert any(met), "some rows follow wrong drafts"
+    assert not all(met)

@@ -33,20 +33,21 @@ SPEC = rolling_spec(cell=4, room=3)
 
 class ChainDevice(RollingDevice):
     def execute(self, plan: Plan) -> Landing:
+        plan = self.placed(plan)
         tokens = self._tokens(plan)
         found = []
         for (row, end), number in zip(zip(*self.samples_of(plan)), plan.sampling.uniform.tolist(), strict=True):
             last = tokens[row][end - int(plan.start[row]) - 1]
             found.append(int(np.searchsorted(CHAIN[last].cumsum(), number, side="right").clip(0, 2)))
-            self.board[plan.seat[row]] = found[-1]
+        self.leave_on_board(plan, tokens, found)
         return Landing(np.array(found, np.int32), None, None)
 
 
 class Favourite(Eager):
     """Drafts the same token again and again. A biased verification would prefer or avoid it."""
 
-    def propose(self, answer, most, shared):
-        tokens = (1,) * min(most, self.most)
+    def propose(self, answer, most, shared, ahead=0):
+        tokens = (1,) * (min(most, self.most) + ahead)
         return Proposal("suffix", "suffix", tokens, (0.9,) * len(tokens)) if tokens else None
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
+from tests.rolling import POISON, VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.test_properties import parts, thorough
 from tests.workloads import Workload, check_answers, random_workload, run_workload, tight_memory
 from weft.base.config import EngineConfig
@@ -46,8 +46,8 @@ class Script(SequenceDrafts):
         """Never pause, so that drafts are refused in every step."""
         return 0
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
-        count = self.random.randint(0, min(most, self.most)) if most > 0 else 0
+    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+        count = self.random.randint(0, min(most, self.most)) + ahead if most > 0 else 0
         tokens = (self.answer[len(answer) :] + [0] * count)[:count]
         tokens = [(t + 1) % VOCABULARY if self.random.random() < self.wrong else t for t in tokens]
         return Proposal("scripted", "scripted", tuple(tokens), (0.99,) * len(tokens)) if tokens else None
@@ -64,6 +64,20 @@ class ScriptedDrafting(Drafting):
     def begin(self, prompt, salt, most, prediction):
         return Script(self.random, prompt, self.answers[tuple(prompt.tolist())], self.most)
 
+    def follows(self, known: float, unknown: float, lost: float) -> bool:
+        return self.random.random() < 0.8
+
+
+class Unfollowed(RollingDevice):
+    """A device on which only the host knows where drafts end."""
+
+    follows = None
+
+    def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
+        super().leave_on_board(plan, tokens, sampled)
+        for seat in plan.seat[plan.drafts > 0].tolist() if len(plan.drafts) else ():
+            self.board[seat] = POISON
+
 
 def drafted_workload(seed: int, count: int = 6, **overrides: object) -> Workload:
     random = Random(f"room {seed}")
@@ -79,7 +93,8 @@ def run_drafted(seed: int, count: int = 6, **overrides: object) -> Drafting:
     workload = drafted_workload(seed, count, **overrides)
     answers = {tuple(a.prompt): a.answer(workload.spec) for a in workload.arrivals}
     drafting = ScriptedDrafting(answers, workload.spec.draft_room, seed)
-    check_answers(workload, run_workload(workload, partial(Engine, drafting=drafting)))
+    kind = Unfollowed if seed % 2 else RollingDevice
+    check_answers(workload, run_workload(workload, partial(Engine, drafting=drafting), kind))
     return drafting
 
 
@@ -103,7 +118,7 @@ def test_drafts_are_accepted_and_refused_at_every_depth(depth: int) -> None:
     assert proposed - accepted > 40
 
 
-def plans_of(asked: int, drafting_rows: int, depth: int = 1) -> tuple[Engine, list]:
+def plans_of(asked: int, drafting_rows: int, depth: int = 1, kind: type = Unfollowed) -> tuple[Engine, list]:
     """An engine with rows of which only the first ones draft, and its plans, decoded to the end."""
     spec = rolling_spec(cell=4, room=3)
     prompts = [[number + 1] * 3 for number in range(asked)]
@@ -118,7 +133,7 @@ def plans_of(asked: int, drafting_rows: int, depth: int = 1) -> tuple[Engine, li
             return script
 
     config = EngineConfig(memory_bytes=1 << 16, max_sequences=asked, max_length=64, depth=depth, paranoid=True)
-    device = RollingDevice(spec, config.memory_bytes, asked, lazy=True)
+    device = kind(spec, config.memory_bytes, asked, lazy=True)
     plans, launch = [], device.launch
     device.launch = lambda plan: plans.append((plan, engine.planner.landed)) or launch(plan)
     engine = Engine(spec, device, config, drafting=SomeDraft(answers, 3, seed=1))

@@ -9,13 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 import pytest
 
-from tests import test_draft_model, test_drafts, test_drafts_of_grammars, test_drafts_of_models, test_mtp, test_suffixes
+from tests import (
+    test_draft_model,
+    test_drafts,
+    test_drafts_of_grammars,
+    test_drafts_of_models,
+    test_following,
+    test_mtp,
+    test_suffixes,
+)
 from weft.engine import loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.engine.seat_sampling import DraftsAhead, SeatSampling
+from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.speculate.suffix import SharedTexts
@@ -40,6 +49,11 @@ PLANTS: list[Plant] = []
 def random_workloads() -> None:
     for seed in range(SEEDS):
         test_drafts.run_drafted(seed)
+
+
+def following_workloads() -> None:
+    for seed in range(SEEDS):
+        test_following.run_following(seed)
 
 
 def plant(check: Callable[[], None], slow: bool = False) -> Callable[[Callable[[Patch], None]], None]:
@@ -102,7 +116,7 @@ def the_cursor_of_a_tail_stays_behind_wrong_drafts(patch: Patch) -> None:
 
 @plant(random_workloads)
 def the_cursor_stays_behind_wrong_drafts_inside_a_cell(patch: Patch) -> None:
-    patch.setattr(Ledger, "undo_each", lambda self, seats, ends: None)
+    patch.setattr(Ledger, "undo_each", lambda self, seats, ends, refused: None)
 
 
 @plant(random_workloads)
@@ -114,6 +128,71 @@ def the_token_of_a_row_with_drafts_is_expected_on_the_board(patch: Patch) -> Non
         return original(number, rows, *others)
 
     patch.setattr(planner, "assemble", boarded)
+
+
+@plant(following_workloads)
+def a_settled_flight_does_not_move_the_next_one(patch: Patch) -> None:
+    original = Ledger.settle
+
+    def still(self, lease, grant, accepted):
+        before = int(self.planned[lease.seat])
+        original(self, lease, grant, accepted)
+        if lease.pending:
+            self.planned[lease.seat] = before
+
+    patch.setattr(Ledger, "settle", still)
+
+
+@plant(following_workloads)
+def a_grant_stays_where_it_was_planned_while_the_drafts_before_it_are_refused(patch: Patch) -> None:
+    patch.setattr(Ledger, "move_next", lambda self, lease, start, slot: None)
+
+
+@plant(following_workloads)
+def a_row_reads_the_checkpoint_of_the_wrong_side_of_the_grid(patch: Patch) -> None:
+    original = planner.assemble
+
+    def confused(*args):
+        step = original(*args)
+        return replace(step, plan=replace(step.plan, early_slot=step.plan.read_slot))
+
+    patch.setattr(planner, "assemble", confused)
+    patch.setattr(loop, "check_plan", lambda plan, ledger: None)
+
+
+@plant(following_workloads)
+def a_capture_that_the_next_flight_did_not_write_is_kept(patch: Patch) -> None:
+    original = Ledger.move_next
+
+    def hasty(self, lease, start, slot):
+        grants = [grant for grant in lease.pending[:1] if grant.behind and self.enabled]
+        captures = [capture for grant in grants for capture in grant.captures]
+        unwritten = [c for c in captures if c.position <= start and c.slot is not None]
+        for capture in unwritten:
+            self.arena.share(Kind.STATE, capture.slot)
+        original(self, lease, start, slot)
+        for capture in unwritten:
+            self.cache.keep(lease.keys[capture.position // self.cell - 1], capture.slot, ())
+            self.cache.release_slot(capture.slot)
+
+    patch.setattr(Ledger, "move_next", hasty)
+
+
+@plant(following_workloads)
+def random_numbers_do_not_move_with_their_row(patch: Patch) -> None:
+    original = SeatSampling.early_numbers
+
+    def same(self, seats, index, behind):
+        numbers = original(self, seats, index, behind)
+        return np.repeat(uniform(self._seed[seats], index)[:, None], behind, axis=1) if behind else numbers
+
+    patch.setattr(SeatSampling, "early_numbers", same)
+
+
+@plant(following_workloads)
+def what_a_row_computed_beyond_a_stop_token_counts(patch: Patch) -> None:
+    original = loop.moved_step
+    patch.setattr(loop, "moved_step", lambda step, ledger: replace(original(step, ledger), void=frozenset()))
 
 
 class Unseen(DraftsAhead):

@@ -39,12 +39,13 @@ class TextDevice(RollingDevice):
         self.names |= {int(plan.seat[row]): int(plan.tokens[first[row]]) for row in np.flatnonzero(plan.start == 0)}
         self.now += 1 + self.each * len(plan.tokens)
         self.steps += 1
-        self.computed_tokens += len(plan.tokens)
+        plan = self.placed(plan)
         rows, ends = self.samples_of(plan)
         found = []
         for row, end in zip(rows, ends, strict=True):
             prompt, answer = self.answers[self.names[int(plan.seat[row])]]
             found.append(answer[min(end - prompt, len(answer) - 1)])
+        self.leave_on_board(plan, self._tokens(plan), found)
         return Landing(np.array(found, np.int32), None, None)
 
 

@@ -32,9 +32,9 @@ class Guesses(SequenceDrafts):
         super().__init__(np.zeros(0, np.int32), b"", most, overall=overall)
         self.right_from, self.asked = right_from, 0
 
-    def propose(self, answer, most, shared):
+    def propose(self, answer, most, shared, ahead=0):
         self.asked += 1
-        first, count = len(answer), min(most, self.most)
+        first, count = len(answer), min(min(most, self.most) + ahead, len(ANSWER) - len(answer))
         tokens = [(ANSWER[i] + (i < self.right_from)) % VOCABULARY for i in range(first, first + count)]
         return self._proposal("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
 
@@ -69,8 +69,11 @@ class Recorder(RollingDevice):
         return super().launch(plan)
 
     def execute(self, plan: Plan) -> Landing:
+        plan = self.placed(plan)
         _, ends = self.samples_of(plan)
-        return Landing(np.array([ANSWER[end - PROMPT] for end in ends], np.int32), None, None)
+        found = [ANSWER[end - PROMPT] for end in ends]
+        self.leave_on_board(plan, self._tokens(plan), found)
+        return Landing(np.array(found, np.int32), None, None)
 
 
 def request(count: int) -> Request:
@@ -183,6 +186,8 @@ class Clock:
 
 class TimedDevice(Recorder):
     clock: Clock
+    # Only the host knows where drafts end.
+    follows = None
 
     def launch(self, plan: Plan) -> dict:
         self.clock.free = max(self.clock.free, self.clock.now) + 5

@@ -31,9 +31,10 @@ class Arrival:
     stop: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed: tuple[int, ...] | None = None
+    seed: int | None = None  # None: greedy
 
     def answer(self, spec: MemorySpec, exact: bool = False) -> list[int]:
-        return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed, exact)
+        return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed, exact, self.seed)
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,11 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
     return Workload(spec, arrivals, replace(config, **overrides), lazy=random.random() < 0.5)
 
 
-def run_workload(workload: Workload, engine_class: type[Engine] = Engine) -> Run:
+def run_workload(
+    workload: Workload, engine_class: type[Engine] = Engine, device_class: type[RollingDevice] = RollingDevice
+) -> Run:
     config = workload.config
-    kind = RoundingDevice if config.exact else RollingDevice
+    kind = RoundingDevice if config.exact else device_class
     device = kind(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
     run = Run(engine_class(workload.spec, device, config), device)
     drive(workload, run)
@@ -192,7 +195,8 @@ def request_of(arrival: Arrival) -> Request:
         prompt=np.array(arrival.prompt, np.int32),
         params=SamplingParams(
             max_tokens=arrival.count,
-            temperature=0.0,
+            temperature=0.0 if arrival.seed is None else 1.0,
+            seed=arrival.seed,
             bad_words=arrival.bad_words,
             allowed_token_ids=arrival.allowed,
         ),

@@ -66,6 +66,8 @@ class Sampling(Frozen):
     ban_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # Random numbers of samples whose row may start earlier (`Plan.behind`): column i if it starts i + 1 tokens earlier.
+    early_uniform: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [samples, positions]
 
     def with_masks(self, masks: Ints) -> Sampling:
         """Return the sampling with the masks of the samples that waited for theirs."""
@@ -100,6 +102,10 @@ class Captures(Frozen):
     position: Ints
     slot: Ints
 
+    def of(self, chosen: NDArray[np.bool_]) -> Captures:
+        """Return some of the captures."""
+        return Captures(self.row[chosen], self.position[chosen], self.slot[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class Plan(Frozen):
@@ -124,8 +130,16 @@ class Plan(Frozen):
     # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
     # [rows] how many of the row's last tokens are drafts; empty: none in the whole step. A row with drafts also samples
-    # before each of them, and leaves no token on the board: its next row has its token from the host.
+    # before each of them. On the board it leaves the sample after the last draft that was right, if the device follows
+    # rows there, and nothing otherwise: then its next row has its token from the host.
     drafts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [rows] drafts of the row's sequence in the flight before: the row starts as many positions before `start` as
+    # wrong ones are found there. `read_slot` is for `start`, `early_slot` for a start in the cell before; captures are
+    # those of every start. Empty: all rows start where they say.
+    behind: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    early_slot: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [rows]
+    # Guesses of the tokens before the row's drafts, which take their place if it starts earlier: the last ones count.
+    early_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [rows, positions]
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)

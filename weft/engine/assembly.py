@@ -35,6 +35,8 @@ class StepBuilder:
     late: frozenset[int] = frozenset()
     # By seat: inputs of decodes that the host knows and the board does not have.
     inputs: dict[int, int] = field(default_factory=dict)
+    # By seat: rows with drafts whose first token is in flight, and the drafts in flight before it.
+    following: dict[int, int] = field(default_factory=dict)
 
     def carry(self, seat: int) -> bool:
         """Return whether the sequence on this seat is already part of the step."""
@@ -56,6 +58,8 @@ class PlannedStep:
     plain_rows: NDArray[np.int64]  # rows without a grant
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
     drafts: dict[int, Proposal] = field(default_factory=dict)  # by row
+    # Rows that turned out to lie beyond the end of their sequence: nothing that they computed counts.
+    void: frozenset[int] = frozenset()
 
 
 def assemble(
@@ -72,6 +76,7 @@ def assemble(
     sequences = [s for seat in seats.tolist() if (s := by_seat[seat]) is not None]
     from_board = np.zeros(len(seats), np.int32)
     from_board[:decodes] = 1
+    from_board[others:] = [seat in rows.following for seat in rows.drafts]
     inputs = np.zeros(decodes, np.int32)
     for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
         from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
@@ -84,13 +89,14 @@ def assemble(
     draft_counts = _draft_counts(others, counts)
     samples, ahead = _samples(sampled, draft_counts, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
-    page_table, window_table, window_first = page_tables(ledger, seats, start, end)
+    behind, early_slot, early_tokens = _earlier_starts(rows, others, grants)
+    page_table, window_table, window_first = page_tables(ledger, seats, start - behind if len(behind) else start, end)
     plan = Plan(
         number=number,
         seat=seats.astype(np.int32),
         start=start.astype(np.int32),
         end=end.astype(np.int32),
-        tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values()),
+        tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
         from_board=from_board,
         read_slot=read_slots(ledger, seats, grants),
         tail=ledger.tail[seats],
@@ -106,12 +112,16 @@ def assemble(
             from_board[samples] > 0,
             ahead,
             rows.late,
+            int(behind.max(initial=0)),
         ),
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
         poison=drain(ledger.arena.freed),
         drafts=draft_counts,
+        behind=behind,
+        early_slot=early_slot,
+        early_tokens=early_tokens,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
@@ -129,11 +139,29 @@ def _tokens(
     prefills: list[tuple[Sequence, int, int, bool]],
     drafting: list[Sequence],
     drafts: Iterable[Proposal],
+    on_board: list[int],
 ) -> Ints:
     """Return the tokens of all rows. The first token of a row with drafts is the last one of the answer."""
-    guessed = [t for s, proposal in zip(drafting, drafts, strict=True) for t in (s.generated[-1], *proposal.tokens)]
+    each = zip(drafting, drafts, on_board, strict=True)
+    guessed = [t for s, proposal, there in each for t in (0 if there else s.generated[-1], *proposal.tokens)]
     known = [s.known[start:end] for s, start, end, _ in prefills]
     return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
+
+
+def _earlier_starts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> tuple[Ints, Ints, Ints]:
+    """Return the drafts in flight before each row, and what it reads and guesses if it starts earlier by some."""
+    most = max(rows.following.values(), default=0)
+    if not most:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+    count = others + len(rows.drafts)
+    behind, slots, tokens = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros((count, most), np.int32)
+    for row, (seat, proposal) in enumerate(rows.drafts.items(), others):
+        behind[row] = rows.following.get(seat, 0)
+        if early := proposal.early:
+            tokens[row, most - len(early) :] = early
+        if row in grants:
+            slots[row] = grants[row].early_slot or 0
+    return behind, slots, tokens
 
 
 def _samples(

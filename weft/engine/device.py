@@ -29,6 +29,15 @@ class MaskingDevice(Protocol):
 
 
 @runtime_checkable
+class FollowingDevice(Protocol):
+    """A device that verifies drafts itself: a row may start where the drafts of the flight before turn out to end."""
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        """Return whether it can do that in a step of these decodes, and of rows with drafts that have these tokens."""
+        ...
+
+
+@runtime_checkable
 class ClosableDevice(Protocol):
     """A device that holds more than memory: a file, other processes."""
 

@@ -7,6 +7,7 @@ and its steps are planned as if there were none.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +24,18 @@ MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
 # Rows and drafts of a probe.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
-# A sequence, the samples that it may still plan, and whether its last token is in flight.
-Row = tuple[Sequence, int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row that may draft: the samples that it may still plan, and what is in flight."""
+
+    sequence: Sequence
+    left: int
+    # Drafts in flight; None: nothing is.
+    flying: int | None = None
+    # Whether the row can draft on top of what is in flight.
+    follows: bool = False
 
 
 class DraftRows:
@@ -40,8 +51,11 @@ class DraftRows:
         # on the board.
         self._wakes = np.full(seats, NEVER, np.int64)
         self.off_board = np.zeros(seats, np.bool_)
-        # The last plan with drafts, and how many of its rows have some.
-        self._drafted_in = self._drafted = 0
+        # The last plan with drafts, and those by seat.
+        self._drafted_in = 0
+        self._drafted: dict[int, Proposal] = {}
+        # By seat: how many drafts its last row with drafts had.
+        self.drafted = np.zeros(seats, np.int64)
         # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right.
         self._waiting: set[int] = set()
 
@@ -69,9 +83,9 @@ class DraftRows:
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
-        `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight cannot be continued
-        by drafts yet. It waits if enough rows have drafts that the whole step does, or if the drafts are likely to
-        gain more than the step that it misses.
+        `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
+        follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
+        if the drafts are likely to gain more than the step that it misses.
         """
         if not rows or self.drafting is None:
             return {}, set()
@@ -83,17 +97,17 @@ class DraftRows:
             lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
         wanted = {seat: p.first(length) for (seat, p), length in zip(offered.items(), lengths, strict=True) if length}
         together = len(wanted) >= LAND_FIRST_SHARE * count
-        late = {seat: proposal for seat, proposal in wanted.items() if rows[seat][2]}
+        late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not rows[s].follows}
         held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         for seat in offered.keys() - chosen.keys() - held:
-            self._sleep(seat, rows[seat][0], number)
+            self._sleep(seat, rows[seat].sequence, number)
         return self._decode(chosen, rows), held
 
     def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Row]) -> dict[int, Proposal]:
         """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out."""
-        wanted = {seat: (rows[seat][0], len(p.worth)) for seat, p in chosen.items() if not p.tokens}
+        wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
         if not wanted or self.model is None:
             return chosen
         found = self.model.draft(wanted)
@@ -107,15 +121,16 @@ class DraftRows:
     def _offers(self, rows: Mapping[int, Row]) -> dict[int, Proposal]:
         """Return what each row proposes for the step after its last landing."""
         offered = {}
-        for seat, (sequence, left, in_flight) in rows.items():
-            proposal = self._propose(seat, sequence, left)
-            if proposal is not None and in_flight:
-                proposal = proposal.later()
-            if proposal is not None and proposal.worth and sequence.drafting is not None:
-                offered[seat] = sequence.drafting.bound(proposal)
+        for seat, row in rows.items():
+            ahead = row.flying + 1 if row.follows and row.flying is not None else 0
+            proposal = self._propose(seat, row.sequence, row.left, ahead)
+            if proposal is not None and row.flying is not None:
+                proposal = proposal.later(row.flying)
+            if proposal is not None and proposal.worth and row.sequence.drafting is not None:
+                offered[seat] = row.sequence.drafting.bound(proposal)
         return offered
 
-    def _propose(self, seat: int, sequence: Sequence, left: int) -> Proposal | None:
+    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
@@ -124,7 +139,7 @@ class DraftRows:
         if self.sampling.penalised[seat]:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
-            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
+            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
         proposal = sequence.drafting.spell(constraint.forced(), most)
         if proposal is None:
             proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
@@ -146,10 +161,12 @@ class DraftRows:
         if sequence.drafting is not None:
             self._wakes[seat] = number + 1 + sequence.drafting.pause()
 
-    def planned(self, seats: list[int], number: int) -> None:
-        """Record the seats that have drafts in a plan. Their tokens do not get to the board."""
-        self._drafted_in, self._drafted = number, len(seats)
+    def planned(self, drafts: dict[int, Proposal], number: int) -> None:
+        """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
+        self._drafted_in, self._drafted = number, drafts
+        seats = list(drafts)
         self.off_board[seats] = True
+        self.drafted[seats] = [len(proposal.tokens) for proposal in drafts.values()]
 
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
@@ -168,6 +185,21 @@ class DraftRows:
             if accepted == len(proposal.tokens):
                 self._waiting.add(seat)
 
-    def awaits(self, decoding: int, landed: int) -> bool:
-        """Return whether enough of the decoding rows drafted in the step in flight that the next one waits for it."""
-        return self._drafted_in > landed and self._drafted >= LAND_FIRST_SHARE * decoding
+    def awaits(self, decoding: list[Sequence], landed: int, follows: bool, lost: float) -> bool:
+        """Return whether the next step waits for the one in flight, because enough of the decoding rows draft in it.
+
+        If rows can follow, it depends on what they gain by knowing their tokens, and on the share of a step that the
+        device waits for the host (`lost`).
+        """
+        if self._drafted_in <= landed or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
+            return False
+        if not follows or self.drafting is None:
+            return True
+        known = unknown = float(len(decoding))
+        for sequence in decoding:
+            proposal = self._drafted.get(sequence.seat)
+            if proposal is not None and sequence.drafting is not None:
+                after, along = sequence.drafting.outlook(proposal)
+                known += after
+                unknown += -1.0 if self.sampling.looks_back[sequence.seat] else along
+        return not self.drafting.follows(known, unknown, lost)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
+from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Scores
 from weft.engine.assembly import PlannedStep
 from weft.engine.events import Top
@@ -43,17 +45,41 @@ def undo_refused(step: PlannedStep, verified: dict[int, int], ledger: Ledger, pl
     rows, accepted = np.array(list(verified)), np.array(list(verified.values()))
     ends = plan.end.copy()
     ends[rows] = plan.start[rows] + 1 + accepted
+    void = list(step.void)
+    ends[void] = plan.start[void]
     # Rows with a grant are settled one by one.
     inside = np.array([row for row in verified if row not in step.grants], np.int64) if step.grants else rows
-    ledger.undo_each(plan.seat[inside], ends[inside])
+    ledger.undo_each(plan.seat[inside], ends[inside], plan.end[inside] - ends[inside])
     planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
     return ends
+
+
+def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
+    """Return a landed step whose rows start where the drafts before them turned out to end."""
+    plan = step.plan
+    if not len(plan.behind):
+        return step
+    behind = np.flatnonzero(plan.behind)
+    refused = np.where(plan.behind > 0, plan.start - ledger.computed[plan.seat], 0)
+    drafts = {row: proposal.moved(int(refused[row])) for row, proposal in step.drafts.items()}
+    # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
+    void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)
+    return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=drafts, void=void)
+
+
+def note_verified(step: PlannedStep, verified: dict[int, int], planner: Planner) -> None:
+    """Decide when rows draft again. What else there is to learn can wait for the launch of the next step."""
+    for row, accepted in verified.items():
+        sequence = step.sequences[row]
+        planner.drafts.verified(sequence.seat, sequence, step.drafts[row], accepted, planner.number)
 
 
 def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Drafting | None) -> None:
     """Count the drafts of landed steps, and learn from them. The next step is launched: it does not wait for this."""
     for step, verified in steps:
         for row, accepted in verified.items():
+            if row in step.void:
+                continue
             sequence, proposal = step.sequences[row], step.drafts[row]
             sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
             if drafting is not None and sequence.drafting is not None:

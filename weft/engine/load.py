@@ -53,13 +53,23 @@ class StepClock:
         self.prompt_tokens = 0
         self.prompt_pairs = 0.0
         self.step_seconds = 0.0
+        # From a landing that a step waited for to its launch.
+        self.wait_seconds = 0.0
         self.costs = PromptCosts()
         self._tiers = tiers
         self._since: float | None = None
 
-    def launched(self, alone: bool) -> None:
+    def launched(self, alone: bool, waited: bool = False) -> None:
+        now = perf_counter()
+        if waited and self._since is not None:
+            self.wait_seconds += SHARE * (now - self._since - self.wait_seconds)
         if alone:
-            self._since = perf_counter()
+            self._since = now
+
+    @property
+    def lost(self) -> float:
+        """Return what share of a step the device is idle if the next one waits for its landing."""
+        return self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def landed(self, plan: Plan) -> None:
         now, tokens, pairs = perf_counter(), 0, 0.0

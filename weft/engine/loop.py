@@ -23,12 +23,21 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice
+from weft.engine.device import ClosableDevice, CopyingDevice, Device, FollowingDevice, MaskingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import Exchange, staging
-from weft.engine.landed import accepted_tokens, late_masks, learn, likeliest, undo_refused, verified_drafts
+from weft.engine.landed import (
+    accepted_tokens,
+    late_masks,
+    learn,
+    likeliest,
+    moved_step,
+    note_verified,
+    undo_refused,
+    verified_drafts,
+)
 from weft.engine.load import ReplicaLoad, StepClock, load_of
 from weft.engine.planner import Planner
 from weft.engine.request import Request
@@ -82,6 +91,7 @@ class Engine:
         self.planner = Planner(self.ledger, config, drafting, draft_model)
         self._masking = device if isinstance(device, MaskingDevice) else None
         self.planner.late_masks = self._masking is not None
+        self.planner.following = device if isinstance(device, FollowingDevice) and not config.exact else None
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
@@ -301,8 +311,10 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Plan and launch a step, settle landed steps, and return their outputs."""
-        while self._flights and self.planner.awaits_drafts:
+        waited = False
+        while self._flights and self.planner.awaits_drafts(self.clock.lost):
             self._settle(*self._flights.popleft())
+            waited = True
         began = perf_counter()
         if not self.planner.running and not self._flights:
             self._resumed_at = began
@@ -319,7 +331,7 @@ class Engine:
             if self.config.paranoid:
                 check_plan(step.plan, self.ledger)
             # Before the launch: a CPU computes during it.
-            self.clock.launched(alone=not self._flights)
+            self.clock.launched(not self._flights, waited)
             self._flights.append((step, self._device.launch(step.plan)))
         if self.copier is not None:
             self.copier.launch_loads(wait=not self._flights)
@@ -380,7 +392,7 @@ class Engine:
         self.planner.failed.clear()
 
     def _settle(self, step: PlannedStep, flight: Any) -> None:
-        landing = self._device.land(flight)
+        landing, step = self._device.land(flight), moved_step(step, self.ledger)
         if self.planner.drafting is not None or self.planner.pacing.bounded:
             self._observe(step)
         plan, ledger, planner = step.plan, self.ledger, self.planner
@@ -392,23 +404,17 @@ class Engine:
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
             assert sequence.lease is not None
-            drafts = step.drafts[row].tokens[: verified[row]] if row in verified else ()
+            drafts = step.drafts[row].tokens[: verified[row]] if row in verified and row not in step.void else ()
             end = int(ends[row])
             sequence.name_cells(end // ledger.cell, drafts)
             ledger.settle(sequence.lease, grant, end)
         if verified:
-            self._note_verified(step, verified)
+            note_verified(step, verified, planner)
+            self._unlearned.append((step, verified))
         self._take_scores(step, landing)
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
-
-    def _note_verified(self, step: PlannedStep, verified: dict[int, int]) -> None:
-        """Decide when rows draft again. What else there is to learn can wait for the launch of the next step."""
-        for row, accepted in verified.items():
-            sequence = step.sequences[row]
-            self.planner.drafts.verified(sequence.seat, sequence, step.drafts[row], accepted, self.planner.number)
-        self._unlearned.append((step, verified))
 
     def _observe(self, step: PlannedStep) -> None:
         """Learn how long a step took: from the landing before it to its own.

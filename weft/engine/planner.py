@@ -17,8 +17,9 @@ from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
+from weft.engine.device import FollowingDevice
 from weft.engine.draft_model import DraftModel
-from weft.engine.draft_rows import DraftRows
+from weft.engine.draft_rows import DraftRows, Row
 from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -57,6 +58,8 @@ class Planner:
         self.failed: list[Sequence] = []
         # Whether the device takes masks after the launch of a step.
         self.late_masks = False
+        # The device, if it knows where drafts end before the host does.
+        self.following: FollowingDevice | None = None
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -102,7 +105,7 @@ class Planner:
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         if rows.drafts:
             self._left[step.plan.seat] -= step.plan.drafts
-            self.drafts.planned(list(rows.drafts), self.number)
+            self.drafts.planned(rows.drafts, self.number)
         return step
 
     def _take_snapshots(self, rows: StepBuilder) -> None:
@@ -117,6 +120,7 @@ class Planner:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
         seats = self._decode_seats[self._left[self._decode_seats] > 0]
+        followers = self._followers(seats)
         constrained = self.sampling.constrained[seats]
         dependent = self.drafts.off_board[seats] if self.late_masks else constrained | self.drafts.off_board[seats]
         if dependent.any():
@@ -126,7 +130,7 @@ class Planner:
         if self.late_masks and constrained.any():
             late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
             rows.late = frozenset(late.tolist())
-        drafts, seats = self._choose_drafts(seats) if self.drafting is not None else ({}, seats)
+        drafts, seats = self._choose_drafts(seats, followers, rows) if self.drafting is not None else ({}, seats)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
         if needy.any() or drafts:
@@ -159,25 +163,56 @@ class Planner:
 
     # drafts ---------------------------------------------------------------------------------------------------------
 
-    def _choose_drafts(self, seats: NDArray[np.int64]) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
+    @property
+    def follows(self) -> bool:
+        """Return whether rows of the next step may follow drafts in flight. Not beside prompts, and not with a draft
+        model, which must know the tokens that it continues."""
+        has_prompts = bool(self.prefilling or len(self.queue))
+        return self.following is not None and not has_prompts and self.drafts.model is None
+
+    def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the seats with drafts in flight that may be followed by a row with drafts."""
+        if not self.follows or self.drafting is None:
+            return seats[:0]
+        flying = self.drafts.off_board[seats] & (self._last_plan[seats] > self.landed)
+        # A plan names two checkpoints, so there is one grid position at most between a row's possible starts.
+        near = self.drafts.drafted[seats] <= self.ledger.cell
+        return seats[flying & near & ~self.sampling.looks_back[seats]]
+
+    def _choose_drafts(
+        self, seats: NDArray[np.int64], followers: NDArray[np.int64], rows: StepBuilder
+    ) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
         """Return the drafts of this step by seat, and the seats that decode without."""
-        room = self.config.max_tokens_per_step - len(seats)
+        count = len(seats) + len(followers)
+        room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        awake = seats[~self.drafts.asleep(seats, self.number)]
-        facts = zip(
-            awake.tolist(), self._left[awake].tolist(), (self._last_plan[awake] > self.landed).tolist(), strict=True
-        )
-        rows = {
-            seat: (sequence, left, in_flight)
-            for seat, left, in_flight in facts
+        every = np.concatenate([seats, followers]) if len(followers) else seats
+        awake = every[~self.drafts.asleep(every, self.number)]
+        flying = self._last_plan[awake] > self.landed
+        follows = flying & ~self.sampling.looks_back[awake] & self.follows
+        in_flight = np.where(self.drafts.off_board[awake], self.drafts.drafted[awake], 0)
+        facts = zip(*(each.tolist() for each in (awake, self._left[awake], flying, in_flight, follows)), strict=True)
+        found = {
+            seat: Row(sequence, left, drafts if flies else None, can)
+            for seat, left, flies, drafts, can in facts
             if (sequence := self.by_seat[seat]) is not None
         }
-        chosen, held = self.drafts.choose(rows, len(seats), room, self.number)
+        chosen, held = self.drafts.choose(found, count, room, self.number)
         if not chosen and not held:
             return chosen, seats
+        rows.following = {seat: flying for seat in chosen if (flying := found[seat].flying) is not None}
+        if rows.following and not self._fits_device(chosen, count):
+            chosen = {seat: proposal for seat, proposal in chosen.items() if seat not in rows.following}
+            rows.following = {}
         return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
+
+    def _fits_device(self, chosen: dict[int, Proposal], rows: int) -> bool:
+        """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
+        assert self.following is not None
+        drafts = sum(len(proposal.tokens) for proposal in chosen.values())
+        return self.following.follows(rows - len(chosen), len(chosen), len(chosen) + drafts)
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""
@@ -187,7 +222,8 @@ class Planner:
             return []
         seats = np.array(list(drafts), np.int64)
         tokens = np.array([1 + len(proposal.tokens) for proposal in drafts.values()], np.int64)
-        needy = self.ledger.needs_grant(seats, tokens)
+        behind = np.array([rows.following.get(seat, 0) for seat in drafts], np.int64)
+        needy = self.ledger.needs_grant(seats, tokens, behind)
         inside = seats[~needy]
         rows.draft_starts = self.ledger.planned[inside].tolist()
         rows.drafts = {seat: drafts[seat] for seat in inside.tolist()}
@@ -196,7 +232,10 @@ class Planner:
         return self._grant_across(seats[needy].tolist(), drafts, rows) if needy.any() else []
 
     def _grant_across(self, seats: list[int], drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
-        """Allocate memory for drafts that leave their cell, oldest first. Return the rows that have one token only."""
+        """Allocate memory for drafts that leave their cell, oldest first. Return the rows that have one token only.
+
+        Without memory, a row that follows drafts in flight is not part of the step.
+        """
         single = []
         sequences = [s for seat in seats if (s := self.by_seat[seat]) is not None]
         for sequence in sorted(sequences, key=lambda s: s.rank):
@@ -204,12 +243,13 @@ class Planner:
             if not self._runs(seat) or self.by_seat[seat] is not sequence or lease is None:
                 continue
             start = int(self.ledger.planned[seat])
-            grant = self.ledger.advance(lease, start + 1 + len(drafts[seat].tokens), certain=start + 1)
+            behind = rows.following.get(seat, 0)
+            grant = self.ledger.advance(lease, start + 1 + len(drafts[seat].tokens), start + 1, behind)
             if grant is not None:
                 rows.grants[seat], rows.drafts[seat] = grant, drafts[seat]
                 rows.draft_starts.append(start)
                 rows.draft_tokens += len(drafts[seat].tokens)
-            elif self._advance(sequence, start + 1, start + 1, rows):
+            elif not behind and self._advance(sequence, start + 1, start + 1, rows):
                 single.append(seat)
         return single
 
@@ -218,10 +258,9 @@ class Planner:
         self._left[seats] += samples
         self.sampling.undo(seats, samples)
 
-    @property
-    def awaits_drafts(self) -> bool:
-        """Return whether enough rows drafted in the step in flight that the next one should wait for it."""
-        return self.drafts.awaits(len(self.decoding), self.landed)
+    def awaits_drafts(self, lost: float) -> bool:
+        """Return whether the next step should wait for the drafts in flight, which loses this share of a step."""
+        return self.drafts.awaits(self.decoding, self.landed, self.follows, lost)
 
     # prompts --------------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class SeatSampling:
         self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
+        # Seats whose samples depend on tokens before them, or on their number, in ways that only the host computes.
+        self.looks_back = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
         self.sampled = np.zeros(seats, np.int64)
 
@@ -100,6 +102,9 @@ class SeatSampling:
         if params.allowed_token_ids is not None:
             self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
+        self.looks_back[seat] = bool(
+            not neutral or params.bad_words or params.min_tokens > 0 or sequence.constraint is not None
+        )
         self._masked[seat] = sequence.constraint is not None or params.allowed_token_ids is not None
         reports = params.logprobs is not None or params.logits_digest
         chooses = params.temperature > 0 or self.penalised[seat] or self._biased[seat] or self._masked[seat]
@@ -114,10 +119,12 @@ class SeatSampling:
         boarded: NDArray[np.bool_],
         ahead: DraftsAhead = NOTHING_AHEAD,
         late: frozenset[int] = frozenset(),
+        behind: int = 0,
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `ahead` are the drafts before each sample, `late` the seats whose masks follow after the launch.
+        `ahead` are the drafts before each sample, `late` the seats whose masks follow after the launch. Samples may
+        turn out to be up to `behind` earlier in their answers.
         """
         index = self.sampled[seats]
         if ahead:
@@ -154,7 +161,16 @@ class SeatSampling:
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
+            early_uniform=self.early_numbers(seats, index, behind if draws else 0),
         )
+
+    def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], behind: int) -> Floats:
+        """Return the random numbers of samples that turn out to be 1, 2, ... earlier."""
+        if not behind:
+            return np.zeros((0, 0), np.float32)
+        # Before the first token there is none; a row in its place has nothing behind.
+        earlier = np.maximum(index[:, None] - np.arange(1, behind + 1), 0)
+        return uniform(np.broadcast_to(self._seed[seats][:, None], earlier.shape), earlier)
 
     def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the number of alternatives that each seat reports; negative: not even the chosen token."""

@@ -34,6 +34,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "moe": ("prepare_experts", "score_experts", "route_softmax", "route_top", "route_sigmoid", "experts"),
     "together": ("run_together", "side_by_side", "record_decodes"),
     "ranks": ("add_ranks", "gather_ranks"),
+    "following": ("verify_drafts", "move_rows"),
     "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score", "digest"),
 }
 # Groups whose module has a different name in a package.

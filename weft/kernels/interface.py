@@ -24,6 +24,7 @@ from weft.base.plan import Plan
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm, LatentWeights
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
+from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.recurrent import (
     ChannelDeltaInputs,
     ChannelDeltaShape,
@@ -351,6 +352,33 @@ class Operations(Protocol):
         known: Int[Tensor, " rows"],
     ) -> Int[Tensor, " rows"]:
         """Return the token at a row's seat where `from_board` is not 0, and the known token elsewhere."""
+
+    # following
+
+    def verify_drafts(
+        self,
+        tokens: Int[Tensor, " samples"],
+        inputs: Int[Tensor, " tokens"],
+        rows: DraftSamples,
+        board: Int[Tensor, " seats"],
+        refused: Int[Tensor, " seats"],
+    ) -> None:
+        """Leave on the board the sample after the last right draft of each row, and how many of them were wrong."""
+
+    def move_rows(
+        self,
+        batch: Batch,
+        rows: FollowingRows,
+        seat: Int[Tensor, " rows"],
+        refused: Int[Tensor, " seats"],
+        moved: Int[Tensor, " seats"],
+    ) -> None:
+        """Let rows start where the drafts before them turned out to end: change the batch in place.
+
+        `moved` gets the number of positions by which the row of each seat was moved.
+        """
+
+    # sampling of restricted and random tokens
 
     def unpack_bits(self, packed: UInt8[Tensor, "masked bytes"], count: int) -> Tensor:
         """Return the first `count` bits of every line as booleans, lowest bit of each byte first."""

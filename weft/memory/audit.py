@@ -104,17 +104,11 @@ def _count_lease(ledger: Ledger, lease: Lease, counted: Owners) -> None:
         counted[Kind.WINDOW].update(ledger.window_table[seat, lease.window_first : lease.cells].tolist())
     if lease.tail is not None:
         counted[Kind.TAIL][lease.tail] += 1
-    if lease.slot is not None:
-        counted[Kind.STATE][lease.slot] += 1
-    for grant in lease.pending:
-        own = [c.slot for c in grant.captures if c.own]
-        # The checkpoint that the sequence leaves is held until its flight has landed; the last one belongs to the
-        # lease.
-        held = [*([grant.read_slot, *own[:-1]] if own else []), *(c.slot for c in grant.captures if not c.own)]
-        for slot in held:
-            if slot is not None:
-                counted[Kind.STATE][slot] += 1
+    # A checkpoint that the sequence leaves is held until its flight has landed.
+    held = {lease.slot, *(grant.read_slot for grant in lease.pending)}
+    held.update(capture.slot for grant in lease.pending for capture in grant.captures)
     if Kind.STATE in counted:
+        counted[Kind.STATE].update(slot for slot in held if slot is not None)
         position = floor_to_grid(planned, cell)
         assert (lease.slot is None) == (position == 0), "a sequence holds a checkpoint iff it has left its first cell"
         assert lease.slot is None or ledger.cache.written_for[lease.slot] == position
@@ -139,12 +133,13 @@ def check_plan(plan: Plan, ledger: Ledger) -> None:
     published = {node.page for node in ledger.cache.trie.nodes.values()}
     points = {node.resume.slot for node in ledger.cache.trie.nodes.values() if node.resume}
     written: set[int] = set()
-    for row in range(plan.rows):
+    for row, lowest in enumerate(_lowest(plan)):
         start, end = int(plan.start[row]), int(plan.end[row])
-        if Kind.STATE in ledger.arena.unit_bytes and start >= cell:
-            position = ledger.cache.written_for.get(int(plan.read_slot[row]))
-            assert position == floor_to_grid(start, cell), f"row at {start} reads a checkpoint written for {position}"
-        for depth in range(start // cell, -(-end // cell)):
+        if Kind.STATE in ledger.arena.unit_bytes:
+            _check_slot(ledger, start, int(plan.read_slot[row]))
+            if lowest // cell < start // cell:
+                _check_slot(ledger, lowest, int(plan.early_slot[row]))
+        for depth in range(lowest // cell, -(-end // cell)):
             if Kind.PAGE in ledger.arena.unit_bytes:
                 page = int(plan.page_table[row, depth])
                 assert page not in published, f"row at {start} writes a published page"
@@ -153,13 +148,25 @@ def check_plan(plan: Plan, ledger: Ledger) -> None:
     _check_captures(plan, ledger, points)
 
 
+def _lowest(plan: Plan) -> list[int]:
+    """Return the earliest start of each row."""
+    found: list[int] = (plan.start - plan.behind if len(plan.behind) else plan.start).tolist()
+    return found
+
+
+def _check_slot(ledger: Ledger, start: int, slot: int) -> None:
+    if start >= ledger.cell:
+        found = ledger.cache.written_for.get(slot)
+        assert found == floor_to_grid(start, ledger.cell), f"row at {start} reads a checkpoint written for {found}"
+
+
 def _check_captures(plan: Plan, ledger: Ledger, points: set[int | None]) -> None:
-    cell = ledger.spec.cell
+    cell, lowest = ledger.spec.cell, _lowest(plan)
     captures = plan.captures
     slots = captures.slot.tolist()
     assert len(set(slots)) == len(slots), "two captures share a slot"
     for row, position, slot in zip(captures.row.tolist(), captures.position.tolist(), slots, strict=True):
         assert position % cell == 0
-        assert int(plan.start[row]) < position <= int(plan.end[row]), "a capture lies outside its row"
+        assert lowest[row] < position <= int(plan.end[row]), "a capture lies outside its row"
         assert slot not in points, "a published checkpoint would be written"
         assert ledger.cache.written_for[slot] == position

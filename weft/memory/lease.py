@@ -22,12 +22,23 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Memory for tokens [start, end) of a lease, as it was when the plan was made."""
+    """Memory for tokens [start, end) of a lease, as it was when the plan was made.
+
+    `behind` drafts of the sequence are in the flight before: the tokens lie up to as many positions earlier, and there
+    are captures for all cases. `early_slot` is the checkpoint before the earliest start.
+    """
 
     start: int
     end: int
     read_slot: int | None
     captures: tuple[Capture, ...] = ()
+    behind: int = 0
+    early_slot: int | None = None
+
+    def checkpoint_at(self, position: int) -> int | None:
+        """Return the slot that the sequence reads if it continues at a position within the grant."""
+        reached = [capture.slot for capture in self.captures if capture.own and capture.position <= position]
+        return reached[-1] if reached else self.read_slot
 
 
 class Lease:

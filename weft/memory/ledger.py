@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -199,26 +200,32 @@ class Ledger:
 
     # advance --------------------------------------------------------------------------------------------------------
 
-    def advance(self, lease: Lease, end: int, certain: int | None = None) -> Grant | None:
+    def advance(self, lease: Lease, end: int, certain: int | None = None, behind: int = 0) -> Grant | None:
         """Allocate memory for the tokens up to `end`, or return None (pages already found stay for a retry).
 
-        Tokens beyond `certain` are drafts: the step may be settled anywhere from there on.
+        Tokens beyond `certain` are drafts: the step may be settled anywhere from there on. So are `behind` tokens in
+        flight: the grant may turn out to start that much earlier, and `settle` of the flight before moves it.
         """
         seat, start = lease.seat, int(self.planned[lease.seat])
         assert start < end
         if not self._grow(lease, end):
             return None
-        captures = self.snapshots.own(start, end, end if certain is None else certain)
+        certain = end if certain is None else certain
+        captures = self.snapshots.own(start - behind, end, certain - behind)
         if captures is None:
             return None
-        grant = Grant(start, end, lease.slot, captures)
+        early = lease.pending[-1].checkpoint_at(start - behind) if lease.pending else lease.slot
+        grant = Grant(start, end, lease.slot, captures, behind, early if behind else None)
         lease.pending.append(grant)
         self.states_to_land += _to_land(grant)
-        if captures:
-            lease.slot = captures[-1].slot
-            self.read_slot[seat] = lease.slot or 0
+        self._read(lease, grant.checkpoint_at(end) if not behind else _checkpoint_after(grant))
         self.planned[seat] = end
         return grant
+
+    def _read(self, lease: Lease, slot: int | None) -> None:
+        """Let the next tokens of a lease continue from a checkpoint."""
+        lease.slot = slot
+        self.read_slot[lease.seat] = slot or 0
 
     def snapshot(self, leases: Sequence[Lease], spare: bool = True) -> dict[int, Grant]:
         """Let the last grants of these leases also keep states for others, and return them by seat.
@@ -232,10 +239,15 @@ class Ledger:
             self.states_to_land += sum(not capture.own for capture in lease.pending[-1].captures)
         return {lease.seat: lease.pending[-1] for lease in leases}
 
-    def needs_grant(self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1) -> NDArray[np.bool_]:
-        """Return which of these leases need memory or leave a cell with `tokens` more; others use `advance_each`."""
-        offset: NDArray[np.int64] = self.planned[seats] % self.cell
-        border: NDArray[np.bool_] = (offset == 0) | (offset + tokens >= self.cell)
+    def needs_grant(
+        self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1, behind: NDArray[np.int64] | int = 0
+    ) -> NDArray[np.bool_]:
+        """Return which of these leases need memory or leave a cell with `tokens` more; others use `advance_each`.
+
+        With tokens `behind`, one of several cases may.
+        """
+        offset: NDArray[np.int64] = (self.planned[seats] - behind) % self.cell
+        border: NDArray[np.bool_] = (offset == 0) | (offset + behind + tokens >= self.cell)
         return border
 
     def advance_each(self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1) -> None:
@@ -270,25 +282,49 @@ class Ledger:
         it are freed.
         """
         landed = lease.pending.pop(0)
-        assert landed is grant, "flights land in the order of their launch"
-        assert grant.start <= accepted <= grant.end
+        assert landed is grant or grant.behind, "flights land in the order of their launch"
+        assert landed.start <= accepted <= landed.end
         self.computed[lease.seat] = accepted
-        self.states_to_land -= _to_land(grant)
-        if accepted < grant.end:
-            assert not lease.pending, "cannot undo tokens that a later flight builds on"
-            self.planned[lease.seat] = lease.decided = accepted
+        self.states_to_land -= _to_land(landed)
+        self.planned[lease.seat] -= landed.end - accepted
+        lease.decided = min(lease.decided, int(self.planned[lease.seat]))
         if self.enabled:
             self.publish_cells(lease, accepted)
-        self._settle_captures(lease, grant, accepted)
+        self._settle_captures(lease, landed, accepted)
+        self.move_next(lease, accepted, landed.checkpoint_at(accepted))
         self.drop_window(lease)
+
+    def move_next(self, lease: Lease, start: int, slot: int | None) -> None:
+        """Let the grant of the next flight start where the one before it was settled, and read that checkpoint.
+
+        Its other captures were not written, and are released.
+        """
+        grant = lease.pending[0] if lease.pending else None
+        assert grant is None or grant.start - grant.behind <= start <= grant.start, "a later flight builds on more"
+        if grant is None or not grant.behind:
+            return
+        end = start + grant.end - grant.start
+        written = tuple(c for c in grant.captures if start < c.position <= end)
+        moved = replace(grant, start=start, end=end, read_slot=slot, captures=written, behind=0, early_slot=None)
+        self.states_to_land += _to_land(moved) - _to_land(grant)
+        lease.pending[0] = moved
+        for capture in grant.captures:
+            if capture not in written:
+                self.cache.release_slot(capture.slot)
+        self._read(lease, moved.checkpoint_at(end))
 
     def settle_each(self, seats: Ints, ends: Ints) -> None:
         """Settle tokens that stayed inside their cells."""
         self.computed[seats] = ends
 
-    def undo_each(self, seats: Ints, ends: Ints) -> None:
+    def undo_each(self, seats: Ints, ends: Ints, refused: NDArray[np.int64]) -> None:
         """Settle tokens of drafts that stayed inside their cells; those beyond `ends` are undone."""
-        self.computed[seats] = self.planned[seats] = ends
+        self.computed[seats] = ends
+        self.planned[seats] -= refused
+        for seat, end in zip(seats.tolist(), ends.tolist(), strict=True):
+            lease = self.leases[seat]
+            if lease.pending:
+                self.move_next(lease, end, lease.pending[0].read_slot)
 
     def publish_cells(self, lease: Lease, accepted: int) -> None:
         node = lease.node
@@ -325,8 +361,7 @@ class Ledger:
         # The sequence continues from its last valid checkpoint and leaves the one before.
         reached = [grant.read_slot, *(c.slot for c in own if c in standing)]
         if own and accepted < grant.end:
-            lease.slot = reached[-1]
-            self.read_slot[lease.seat] = lease.slot or 0
+            self._read(lease, reached[-1])
         left = [*(reached[:-1] if own else []), *(c.slot for c in grant.captures if not c.own or c not in standing)]
         for slot in left:
             self.cache.release_slot(slot)
@@ -450,6 +485,12 @@ class Ledger:
             Kind.TAIL: count,
         }
         return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)
+
+
+def _checkpoint_after(grant: Grant) -> int | None:
+    """Return the slot to read after a grant if it starts where it says: the flight before writes those up to there."""
+    slots = [capture.slot for capture in grant.captures if capture.own and capture.position > grant.start]
+    return slots[-1] if slots else grant.read_slot
 
 
 def _to_land(grant: Grant) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
+from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
@@ -122,14 +123,21 @@ class Runner:
         self.operations = operations
         self.store = Store(spec, budget_bytes, device, self.scratch_units)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
+        self.refused, self.moved = torch.zeros(2, seats, dtype=torch.int32, device=device)
         self.compute = operations.record_decodes(self.forward)
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        """Return whether rows of such a step may follow drafts in flight. A CPU has computed them by then."""
+        return True
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
+        if len(plan.behind):
+            plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell)
         return self.run(plan)
 
     def run(self, plan: Plan) -> Flight:
@@ -212,11 +220,17 @@ class Runner:
         """Choose a token for every sampled row; write it to the board and download it."""
         logits = self.operations.for_sampling(logits)
         digests = self.operations.digest(logits) if sampling.digests else None
+        if sampling.early is not None and sampling.draws is not None:
+            moved = self.moved[sampling.seat[sampling.draws.row]].long()
+            uniform = sampling.early.gather(1, moved[:, None])[:, 0]
+            sampling = replace(sampling, draws=replace(sampling.draws, uniform=uniform))
         tokens = self.decide(logits, sampling, inputs)
         if sampling.boarded is None:
             self.board[sampling.seat] = tokens
         else:
             self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
+        if sampling.drafts is not None:
+            self.operations.verify_drafts(tokens, inputs, sampling.drafts, self.board, self.refused)
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores, digests)
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
+from weft.kernels.following import DraftSamples
 from weft.kernels.sampling import Draws
 from weft.kernels.staging import StagedValue
 
@@ -66,11 +67,13 @@ class StepSampling:
     index: Tensor  # [samples] packed index of the token after which it is taken
     seat: Tensor  # [samples] seat on the board of its row
     boarded: Tensor | None  # [boarded] samples that go to the board; None: all of them
+    drafts: DraftSamples | None  # rows of the other samples
     masks: Masks | None
     penalties: Penalties | None
     biases: Biases | None
     bans: Bans | None
     draws: Draws | None
+    early: Tensor | None  # [draws, positions + 1] random numbers if the row starts 0, 1, ... positions earlier
     top: int | None  # number of most likely tokens to return; None: no log-probabilities at all
     digests: bool  # whether to return digests of the logits
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
@@ -86,11 +89,13 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "index": index,
         "seat": plan.seat[row],
         "boarded": _boarded(plan, row),
+        "drafts": _drafts(plan),
         "masks": None if simple else _masks(sampling, vocab_size),
         "penalties": None if simple else stage_penalties(plan),
         "biases": None if simple else _biases(sampling),
         "bans": None if simple else _bans(plan),
         "draws": None if simple else _draws(sampling, vocab_size),
+        "early": None if simple else _early(sampling),
         "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
         "digests": sampling.wants_digests,
         "score_index": plan.score_index,
@@ -100,8 +105,24 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
 
 
 def _boarded(plan: Plan, row: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the samples of rows without drafts. Which token of a row with drafts counts is decided by the host."""
+    """Return the samples of rows without drafts."""
     return np.flatnonzero(plan.drafts[row] == 0) if len(plan.drafts) else None
+
+
+def _drafts(plan: Plan) -> StagedValue | None:
+    if not len(plan.drafts):
+        return None
+    length, of_row = (plan.end - plan.start).astype(np.int64), np.zeros(plan.rows, np.int64)
+    of_row[plan.sampled] = plan.drafts[plan.sampled] + 1
+    rows = np.flatnonzero(plan.drafts)
+    fields = {
+        "seat": plan.seat[rows],
+        "token": (np.cumsum(length) - length)[rows],
+        "sample": (np.cumsum(of_row) - of_row)[rows],
+        "count": plan.drafts[rows],
+        "most": int(plan.drafts.max()),
+    }
+    return StagedValue(DraftSamples, fields)
 
 
 def _masks(sampling: Sampling, vocab_size: int) -> StagedValue | None:
@@ -160,9 +181,21 @@ def _input_index(plan: Plan, samples: NDArray[np.integer[Any]]) -> NDArray[np.in
     return found
 
 
+def _early(sampling: Sampling) -> NDArray[np.float32] | None:
+    row = _drawn(sampling)
+    if not len(sampling.early_uniform) or not len(row):
+        return None
+    found: NDArray[np.float32] = np.concatenate([sampling.uniform[:, None], sampling.early_uniform], axis=1)[row]
+    return found
+
+
+def _drawn(sampling: Sampling) -> NDArray[np.int64]:
+    """Return the samples that are drawn. The most likely of one token is that token: no draw, and no ties."""
+    return np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
+
+
 def _draws(sampling: Sampling, vocab_size: int) -> StagedValue | None:
-    # The most likely of one token is that token: no draw, and no ties.
-    row = np.flatnonzero((sampling.temperature > 0) & (sampling.top_k != 1))
+    row = _drawn(sampling)
     if not len(row):
         return None
     top_k, top_p = sampling.top_k[row], sampling.top_p[row]

@@ -93,13 +93,15 @@ class Acceptance:
 class Proposal:
     """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
 
-    A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`.
+    A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`. With
+    drafts in flight, `early` are the guesses before the row's own, which it has instead where those are refused.
     """
 
     drafter: str
     kind: str
     tokens: tuple[int, ...]
     worth: tuple[float, ...]
+    early: tuple[int, ...] = ()
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
@@ -111,9 +113,19 @@ class Proposal:
         """Return the proposal with its tokens, which may be fewer than were asked for."""
         return replace(self, tokens=tuple(tokens), worth=self.worth[: len(tokens)])
 
-    def later(self) -> Proposal:
-        """Return the drafts after the first, for a row whose next token is in flight: the first guesses that one."""
-        return replace(self, tokens=self.tokens[1:], worth=self.worth[1:])
+    def later(self, drafts: int = 0) -> Proposal:
+        """Return the guesses after those of tokens in flight: of this number of drafts, and of the sample after them.
+
+        If drafts are refused, the row starts earlier in the same text: a guess at what was replaced, not inserted.
+        """
+        skipped = drafts + 1
+        early = self.tokens[1:skipped]
+        return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], early=early)
+
+    def moved(self, refused: int) -> Proposal:
+        """Return the drafts of a row that starts earlier by as many tokens as were refused."""
+        guesses, first = self.early + self.tokens, len(self.early) - refused
+        return replace(self, tokens=guesses[first : first + len(self.tokens)], early=())
 
 
 @dataclass(slots=True)
@@ -159,11 +171,15 @@ class SequenceDrafts:
         # By kind: rows of which all drafts were right, since the last one with a wrong draft.
         self._streaks: dict[str, int] = {}
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts) -> Proposal | None:
-        """Return up to `most` drafts to follow the answer, or None if there is no guess."""
+    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+        """Return up to `most` drafts to follow the answer, or None if there is no guess.
+
+        With tokens in flight, there are guesses of `ahead` tokens before them.
+        """
         most = min(most, self.most)
         if most < 1:
             return None
+        most += ahead
         if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
             return self._proposal("prediction", "prediction", match)
         match = self._match(answer, most, shared)
@@ -174,9 +190,9 @@ class SequenceDrafts:
             return None
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
-    def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
+    def spell(self, forced: Sequence[int], most: int, ahead: int = 0) -> Proposal | None:
         """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
-        tokens = tuple(forced[: min(most, self.most)])
+        tokens = tuple(forced[: min(most, self.most) + ahead])
         return self._proposal("grammar", "grammar", Match(0, tokens)) if most > 0 and tokens else None
 
     def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:
@@ -212,6 +228,15 @@ class SequenceDrafts:
         expected = sum(self._acceptance_of(proposal.kind).worth(len(proposal.worth)))
         most = max(1, int(expected)) << self._streaks.get(proposal.kind, 0)
         return proposal.first(min(most, len(proposal.worth)))
+
+    def outlook(self, proposal: Proposal) -> tuple[float, float]:
+        """Return how many drafts of the next row are expected to be right if it knows what follows these, and if not.
+
+        If not, its guesses are right only if all these are, and one more.
+        """
+        count = len(proposal.tokens)
+        worth = self._acceptance_of(proposal.kind).worth(2 * count + 1)
+        return sum(worth[:count]), sum(worth[count + 1 :])
 
     def verified(self, proposal: Proposal, accepted: int) -> int:
         """Return for how many steps to propose nothing after a row of which this many drafts were accepted."""
@@ -287,6 +312,14 @@ class Drafting:
         for _, number in worth[:best]:
             lengths[number] += 1
         return lengths
+
+    def follows(self, known: float, unknown: float, lost: float) -> bool:
+        """Return whether to plan the next step while drafts are in flight.
+
+        `known` tokens are expected of a step that is planned after their landing, and `unknown` of one planned before
+        it; the former loses this share of a step.
+        """
+        return unknown * (1 + lost) > known
 
     def probes(self, step: int, possible: bool) -> bool:
         """Return whether the step of this number verifies drafts although none of them pays.

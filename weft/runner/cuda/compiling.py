@@ -26,7 +26,7 @@ from weft.models.model import CausalModel
 from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, step_sizes
+from weft.runner.cuda.recorded import Boards, RecordedSteps, step_sizes
 from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
@@ -106,7 +106,8 @@ def steps_of(
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
     where = (1, spec, runner.store.scratch, device, operations)
     prompts = [StepInputs(size, rows, *where) for size in step_sizes(rows, spec.draft_room)]
-    recorded = RecordedSteps(model, runner.store.views, runner.board, DecodeInputs(rows, *where), prompts)
+    boards = Boards(runner.board, runner.refused, runner.moved)
+    recorded = RecordedSteps(model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
     yield from (step for _, step in recorded.steps())
     for plan in sampled_plans(runner):
         yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Captures, Ints, Plan, Sampling
+from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
 from weft.kernels.rows import RowPositions, ranges
 from weft.kernels.staging import StagedValue
@@ -83,6 +84,9 @@ class StepTensors:
     from_board: Tensor  # [rows] 1: the row's first token is on the board
     answer: Tensor  # [answers] packed index of the token after which a sample is taken
     answer_seat: Tensor  # [answers] seat of its token on the board
+    # In steps with drafts: rows that follow others in flight, and where samples of drafts are.
+    following: FollowingRows | None
+    drafts: DraftSamples | None
 
 
 class StepInputs:
@@ -124,7 +128,10 @@ class StepInputs:
                 self.padding[self.first[name] :][: len(array)] = array
         self.buffer = torch.zeros(ends[-1], dtype=torch.int32, device=device)
         views = {name: self.buffer[self.first[name] :][: self.lengths[name]] for name in names}
-        self.step: StepTensors = staged.finish(views)
+        step: StepTensors = staged.finish(views)
+        if step.drafts is not None:
+            step = replace(step, drafts=replace(step.drafts, seat=step.seat, token=step.batch.first[:-1]))
+        self.step = step
         some = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
         self.fill(replace(some, seat=np.array([seat], np.int32)))
 
@@ -144,7 +151,31 @@ class StepInputs:
         batch.fields["positions"] = np.zeros(size.all_tokens, np.int32)
         rows, answers = np.zeros(size.rows, np.int32), np.zeros(size.answers, np.int32)
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
-        return StagedValue(StepTensors, {"batch": batch, **seats})
+        return StagedValue(StepTensors, {"batch": batch, **seats, **self._stage_drafts()})
+
+    @property
+    def follows(self) -> bool:
+        """Return whether rows may follow drafts in flight: a row and those before it reach one grid position at most."""
+        return self.size.samples is not None and 2 * self.spec.draft_room + 1 <= self.spec.cell
+
+    @property
+    def width(self) -> int:
+        """Return the number of guesses of a row: those of drafts in flight, and its drafts."""
+        return 2 * self.spec.draft_room
+
+    def _stage_drafts(self) -> dict[str, StagedValue | None]:
+        if not self.follows:
+            return {"following": None, "drafts": None}
+        size = self.size
+        none = np.zeros(size.rows, np.int32)
+        guesses = np.zeros(size.longer * self.width, np.int32)
+        following = {"behind": none, "early_slot": none, "capture": none + NO_SLOT, "guesses": guesses}
+        # The seats and first tokens of rows are known to the step.
+        drafts = {"seat": None, "token": None, "sample": none, "count": none, "most": self.spec.draft_room}
+        return {
+            "following": StagedValue(FollowingRows, {**following, "width": self.width}),
+            "drafts": StagedValue(DraftSamples, drafts),
+        }
 
     def fill(self, plan: Plan) -> None:
         """Send a plan that fits. The copy is asynchronous."""
@@ -198,6 +229,30 @@ class Filling:
         for paging in self.inputs.pagings:
             self._write_pages(host, paging, positions, owners)
         self._write_answers(host)
+        if self.inputs.follows and len(plan.drafts):
+            self._write_drafts(host)
+
+    def _write_drafts(self, host: NDArray[np.int32]) -> None:
+        """Write where drafts are, and if rows follow others in flight, what they need to be moved."""
+        plan, inputs = self.plan, self.inputs
+        samples = plan.drafts.astype(np.int64) + 1
+        self._put(host, "drafts.count", plan.drafts)
+        self._put(host, "drafts.sample", np.cumsum(samples) - samples)
+        if not len(plan.behind):
+            return
+        self._put(host, "following.behind", plan.behind)
+        self._put(host, "following.early_slot", plan.early_slot)
+        capture = np.full(plan.rows, NO_SLOT, np.int32)
+        capture[plan.captures.row] = plan.captures.slot
+        self._put(host, "following.capture", capture)
+        lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
+        tokens = plan.tokens.tolist()
+        first = (np.cumsum(self.end - self.start) - (self.end - self.start)).tolist()
+        for row in np.flatnonzero(plan.behind).tolist():
+            early = plan.early_tokens[row, plan.early_tokens.shape[1] - plan.behind[row] :].tolist()
+            guesses = [*early, *tokens[first[row] + 1 : first[row] + 1 + plan.drafts[row]]]
+            begin = (row - self.decodes) * inputs.width
+            lines[begin : begin + len(guesses)] = guesses
 
     def _put(self, host: NDArray[np.int32], name: str, values: NDArray[Any]) -> None:
         """Write values of rows or of tokens: those of decodes, and behind the padding those of longer rows."""
@@ -236,9 +291,13 @@ class Filling:
         np.cumsum(counts, out=begins[1 : self.longer + 1], dtype=np.int32)
         begins[self.longer + 1 :] = used + 1 + np.arange(single + 1)
         begins[-1] = used + single + self.rest_pages
-        if len(self.plan.captures.row):
+        plan = self.plan
+        if len(plan.behind):
+            # The device cuts all longer rows.
+            plan = replace(plan, captures=plan.captures.of(plan.captures.row < self.decodes))
+        if len(plan.captures.row):
             closing = host[first["batch.closing"] :][: size.rows]
-            write_captures(self.plan, self.decodes, self.start, cell, begins, slot, closing)
+            write_captures(plan, self.decodes, self.start, cell, begins, slot, closing)
 
     def _write_pages(
         self, host: NDArray[np.int32], paging: str, positions: NDArray[np.int64], owners: NDArray[np.int64]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,6 +96,14 @@ class StepOutput:
     inputs: Tensor
 
 
+class Boards(NamedTuple):
+    """What steps leave for the next ones, by seat; one more line is that of padding."""
+
+    token: Tensor  # sampled last
+    refused: Tensor  # wrong drafts of the last row
+    moved: Tensor  # positions by which the present row was moved
+
+
 class RecordedSteps:
     """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size."""
 
@@ -102,11 +111,11 @@ class RecordedSteps:
         self,
         model: CausalModel,
         views: tuple[View, ...],
-        board: Tensor,
+        boards: Boards,
         decodes: DecodeInputs,
         prompts: list[StepInputs],
     ) -> None:
-        self.model, self.views, self.board, self.decodes, self.prompts = model, views, board, decodes, prompts
+        self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
 
@@ -118,11 +127,17 @@ class RecordedSteps:
             return self._replay(rows, lambda: self._decode(rows))
         decodes = plan.decode_rows
         shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count)
-        inputs = next((inputs for inputs in self.prompts if inputs.size.holds(*shape)), None)
+        fitting = (inputs for inputs in self.prompts if inputs.size.holds(*shape))
+        inputs = next((inputs for inputs in fitting if inputs.follows or not len(plan.behind)), None)
         if inputs is None:
             return None
         inputs.fill(plan)
-        return self._replay(inputs.size, lambda: self._prompt(inputs))
+        output = self._replay(inputs.size, lambda: self._prompt(inputs))
+        if len(plan.drafts) and decodes < inputs.size.decodes:
+            # Without the padding between them, all tokens have the plan's indices.
+            tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
+            output = replace(output, inputs=tokens)
+        return output
 
     def _replay(self, size: Hashable, step: Callable[[], StepOutput]) -> StepOutput:
         if size not in self._recorded:
@@ -136,21 +151,26 @@ class RecordedSteps:
         inputs = self.decodes
         seat = inputs.tensor("seat", rows)
         known = inputs.tensor("token", rows)
-        ids = inputs.operations.read_board(self.board, seat, inputs.tensor("from_board", rows), known)
+        ids = inputs.operations.read_board(self.boards.token, seat, inputs.tensor("from_board", rows), known)
         batch = inputs.batch(rows, ids)
         return self._choose(self.model(batch, self.views), batch, seat)
 
     def _prompt(self, inputs: StepInputs) -> StepOutput:
         step = inputs.step
         # Nothing may remain of an earlier run.
-        batch = replace(step.batch, derived={})
+        batch, boards = replace(step.batch, derived={}), self.boards
+        if step.following is not None:
+            batch.operations.move_rows(batch, step.following, step.seat, boards.refused, boards.moved)
         ids, first = batch.token_ids, batch.first[:-1]
-        ids[first] = batch.operations.read_board(self.board, step.seat, step.from_board, ids[first])
-        return self._choose(self.model(batch, self.views)[step.answer], batch, step.answer_seat)
+        ids[first] = batch.operations.read_board(boards.token, step.seat, step.from_board, ids[first])
+        output = self._choose(self.model(batch, self.views)[step.answer], batch, step.answer_seat)
+        if step.drafts is not None:
+            batch.operations.verify_drafts(output.tokens, ids, step.drafts, boards.token, boards.refused)
+        return output
 
     def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
         logits = self.model.logits(hidden, batch)
-        return StepOutput(logits, batch.operations.take_likeliest(logits, self.board, seat), batch.token_ids)
+        return StepOutput(logits, batch.operations.take_likeliest(logits, self.boards.token, seat), batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
         """Return a step of every size with inputs of padding, largest first."""

@@ -13,7 +13,7 @@ from weft.models.model import CausalModel
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, StepOutput, step_sizes
+from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, step_sizes
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
 
@@ -45,6 +45,7 @@ class CudaRunner(Runner):
         self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
+        self.refused, self.moved = torch.zeros(2, seats + 1, dtype=torch.int32, device=self.device)
         if self.device.type == "cuda":
             warm_mixers(model, self.operations)
         cells = -(-max_length // spec.cell)
@@ -52,9 +53,18 @@ class CudaRunner(Runner):
         decodes = DecodeInputs(seats, *where)
         prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room)]
         with torch.inference_mode():
-            self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts)
+            boards = Boards(self.board, self.refused, self.moved)
+            self.recorded = RecordedSteps(model, self.store.views, boards, decodes, prompts)
             if self.device.type == "cuda":
                 self.recorded.record_all(progress)
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        """Return whether such a step is recorded, also if drafts of some rows find no memory."""
+        rows = decodes + drafting
+        return any(
+            inputs.follows and inputs.size.decodes >= rows and inputs.size.holds(decodes, drafting, tokens)
+            for inputs in self.recorded.prompts
+        )
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
@@ -62,6 +72,7 @@ class CudaRunner(Runner):
             self.store.poison(kind, index)
         output = self._replay(plan)
         if output is None:
+            assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
             return self.run(plan)
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests

@@ -1,0 +1,68 @@
+"""Rows that start earlier than their plan says, because drafts in the flight before it were wrong.
+
+At depth 1 a row is planned while drafts of its sequence are in flight. The plan is made for the case that all of them
+are right. `move_rows` returns the plan as it would have been made for any other case: it defines what devices do.
+
+    the flight before   certain  draft  draft  draft          one is right: two of three are refused
+    planned                                           start   drafts ...
+    moved by 2                          start   drafts ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from weft.base.plan import Floats, Ints, Plan
+
+NOTHING = np.zeros(0, np.int32)
+NO_TABLE = np.zeros((0, 0), np.int32)
+NO_NUMBERS = np.zeros((0, 0), np.float32)
+
+
+def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
+    """Return the plan whose rows start `refused` [rows] positions earlier; those of rows with none behind are ignored.
+
+    Pages reach as far as those of the given plan.
+    """
+    if not len(plan.behind):
+        return plan
+    moved = np.where(plan.behind > 0, refused, 0).astype(np.int32)
+    start, end = plan.start - moved, plan.end - moved
+    captures, row = plan.captures, plan.captures.row
+    written = (captures.position > start[row]) & (captures.position <= end[row])
+    return replace(
+        plan,
+        start=start,
+        end=end,
+        tokens=_moved_tokens(plan, moved),
+        read_slot=np.where(start // cell < plan.start // cell, plan.early_slot, plan.read_slot),
+        captures=captures.of(written),
+        sampling=replace(plan.sampling, uniform=_moved_numbers(plan, moved), early_uniform=NO_NUMBERS),
+        behind=NOTHING,
+        early_slot=NOTHING,
+        early_tokens=NO_TABLE,
+    )
+
+
+def _moved_tokens(plan: Plan, moved: Ints) -> Ints:
+    """Return the tokens of all rows. The guesses of a row move, its first token comes from the board."""
+    tokens = plan.tokens.copy()
+    first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
+    for row in np.flatnonzero(moved).tolist():
+        drafts = slice(first[row] + 1, first[row] + 1 + plan.drafts[row])
+        guesses = np.concatenate([plan.early_tokens[row], plan.tokens[drafts]])
+        begin = plan.early_tokens.shape[1] - moved[row]
+        tokens[drafts] = guesses[begin : begin + plan.drafts[row]]
+    return tokens
+
+
+def _moved_numbers(plan: Plan, moved: Ints) -> Floats:
+    """Return the random numbers of all samples: a sample's index in the answer moves with its row."""
+    numbers, early = plan.sampling.uniform, plan.sampling.early_uniform
+    if not len(early):
+        return numbers
+    places = moved[plan.samples[0]]
+    found: Floats = np.concatenate([numbers[:, None], early], axis=1)[np.arange(len(numbers)), places]
+    return found
