@@ -34,13 +34,14 @@ from weft.models.mtp import MtpHead
 from weft.models.sharding import Shard
 from weft.models.weights import build, find_checkpoint, load_head, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
-from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
+from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
-from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.head import HeadRunner
+from weft.runner.hidden_states import HiddenStates, KeepsStates, hidden_bytes
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
-from weft.runner.runner import Runner
+from weft.runner.runner import Runner, model_dtype
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
@@ -50,7 +51,7 @@ log = logging.getLogger("weft")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Steps whose hidden states may wait for an MTP head.
-HIDDEN_STEPS = 4
+HIDDEN_STEPS = 2
 _logged: set[str] = set()
 
 
@@ -98,7 +99,7 @@ class Loaded:
         try:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
-            runner = self._runner(threads, progress)
+            runner = self._runner(threads, progress, self._kept_states())
             runner.add_tiers(self.config, self.disk, self.fingerprint, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -120,18 +121,30 @@ class Loaded:
             others.close()
             raise
 
-    def _runner(self, threads: int, progress: bool) -> Runner:
+    def _kept_states(self) -> KeepsStates | None:
+        """Return where the model's hidden states are kept, if it has a head that reads them."""
+        if self.draft is None or not isinstance(self.draft.model, MtpHead):
+            return None
+        config, head = self.config, self.draft.model
+        most = HIDDEN_STEPS * config.max_tokens_per_step
+        return KeepsStates(HiddenStates(config.max_sequences, most, head.width, model_dtype(self.model), self.device))
+
+    def _runner(self, threads: int, progress: bool, use: KeepsStates | None) -> Runner:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
         if not self.chosen.on_gpu:
             kind = ExactRunner if config.exact else Runner
             threads = threads or available_cores()
-            return kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
+            runner = kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
+            runner.use = use
+            return runner
         from weft.runner.cuda.runner import CudaRunner
 
-        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
+        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations, use=use)
 
-    def draft_model(self, runner: Runner | LeadingRunner, threads: int = 0) -> DraftModel | None:
+    def draft_model(
+        self, runner: Runner | LeadingRunner, threads: int = 0, progress: bool = False
+    ) -> DraftModel | None:
         """Return the draft model or MTP head with its own memory, if there is one. `runner` executes the target."""
         if self.draft is None:
             return None
@@ -147,13 +160,25 @@ class Loaded:
             eviction=config.eviction,
             remember_freed=config.paranoid,
         )
-        parts = (model, spec, size, seats, self.device, threads or available_cores(), self.draft.chosen.operations)
-        if isinstance(model, MtpHead):
-            hidden = HiddenStates(HIDDEN_STEPS * step)
-            runner.keep_hidden = hidden.keep
-            return DraftHead(hidden, ledger, HeadRunner(hidden, *parts), model.vocab_size, step, config.paranoid)
         vocab_size = min(model.vocab_size, self.model.vocab_size)
-        return DraftModel(ledger, Runner(*parts), vocab_size, step, config.paranoid)
+        hidden = None if runner.use is None else runner.use.states
+        executor = self._drafter(self.draft, hidden, threads, progress)
+        if hidden is None:
+            return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
+        return DraftHead(hidden, ledger, executor, vocab_size, step, config.paranoid)
+
+    def _drafter(self, draft: LoadedDraft, hidden: HiddenStates | None, threads: int, progress: bool) -> Runner:
+        """Return the device of a draft model, or of a head that reads hidden states."""
+        config, operations = self.config, draft.chosen.operations
+        parts = (draft.model, draft.spec, config.draft_bytes, config.max_sequences)
+        if not draft.chosen.on_gpu:
+            where = (self.device, (threads or available_cores()) if self.device == "cpu" else None, operations)
+            return Runner(*parts, *where) if hidden is None else HeadRunner(hidden, *parts, *where)
+        from weft.runner.cuda.drafters import CudaDrafter, CudaHead
+
+        if hidden is None:
+            return CudaDrafter(*parts, config.max_length, progress=progress, operations=operations)
+        return CudaHead(hidden, *parts, config.max_length, progress=progress, operations=operations)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
@@ -258,17 +283,19 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=options.exact)
+    drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
     room = None
     if chosen.on_gpu:
-        found = measure(model, chosen.operations, options, progress)
+        found = measure(model, drafter, chosen.operations, options, progress)
         if isinstance(found, str):
             chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
         else:
             room = found
     report_choices(device, chosen)
     kind = "plain" if device != "cpu" and room is None else device
-    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
-    draft = load_drafter(options, tokenizer, model, chosen, progress)
+    draft_room = draft_tokens(options, kind)
+    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_room)
+    draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
@@ -291,35 +318,46 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
 
 
 def load_drafter(
-    options: Options, tokenizer: Tokenizer | None, target: CausalModel, chosen: Chosen, progress: bool
-) -> LoadedDraft | None:
-    """Return what decodes the drafts of an engine with these options, if anything does."""
+    options: Options,
+    tokenizer: Tokenizer | None,
+    target: CausalModel,
+    chosen: Chosen,
+    device: str,
+    progress: bool,
+) -> CausalModel | None:
+    """Return the model that decodes the drafts of an engine with these options, if one does."""
     if draft_of(options) == "model":
-        return load_draft(options, tokenizer, target, progress)
+        return load_draft(options, tokenizer, target, device, progress)
     if draft_of(options) != "mtp":
         return None
-    place, dtype = builtin.place_of(options.model), next(target.parameters()).dtype
-    head = load_head(place, target, dtype, options.weights, options.seed, chosen.operations)
-    spec = MemorySpec(head.memories(chosen.operations), draft_room=draft_tokens(options, "cpu"))
-    return LoadedDraft(head, spec, chosen)
+    place = builtin.place_of(options.model)
+    return load_head(place, target, model_dtype(target), options.weights, options.seed, chosen.operations)
 
 
-def load_draft(options: Options, tokenizer: Tokenizer | None, target: CausalModel, progress: bool) -> LoadedDraft:
+def load_draft(
+    options: Options, tokenizer: Tokenizer | None, target: CausalModel, device: str, progress: bool
+) -> CausalModel:
     """Load a draft model, if it reads the same token ids as the target."""
     name = options.draft
     folder = find_checkpoint(builtin.place_of(name), options.weights != "dummy")
     refuse_block_drafter(name, read_config(folder if folder.is_file() else folder / "config.json"))
     own = load_tokenizer(folder if folder.is_dir() else folder.parent)
-    dtype, room = choose_dtype(options.dtype, folder), draft_tokens(options, "cpu")
     if (own and own.digest) != (tokenizer and tokenizer.digest):
         raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
-    model, _ = load_model(folder, dtype, "cpu", progress, options.weights, options.seed, free_bytes())
+    dtype = choose_dtype(options.dtype, folder)
+    model, _ = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early)
     if tokenizer is None and model.vocab_size != target.vocab_size:
         raise ModelError(
             f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "
             f"{target.vocab_size}"
         )
-    chosen = choose("cpu", dtype, model.memories)
+    return model
+
+
+def loaded_draft(model: CausalModel, target: Chosen, device: str, room: int) -> LoadedDraft:
+    """Return a drafter with its operations, which on a GPU are those of the target."""
+    same = device != "cpu" or isinstance(model, MtpHead)
+    chosen = target if same else choose(device, model_dtype(model), model.memories)
     return LoadedDraft(model, MemorySpec(model.memories(chosen.operations), draft_room=room), chosen)
 
 
@@ -360,13 +398,22 @@ def warn_once(notice: str) -> None:
         log.warning(notice)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options, progress: bool = False) -> GpuMemory | str:
+def measure(
+    model: CausalModel, drafter: CausalModel | None, operations: Operations, options: Options, progress: bool = False
+) -> GpuMemory | str:
     """Compile the kernels, and find the room on the GPU by running the largest steps; if kernels fail, return why."""
-    spec = MemorySpec(model.memories(operations), draft_room=draft_tokens(options, "cuda"))
+    room = draft_tokens(options, "cuda")
+    spec = MemorySpec(model.memories(operations), draft_room=room)
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
+    size = (max(tokens, rows), rows)
     try:
-        compile_once(model, spec, operations, max(tokens, rows), rows, progress)
-        return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
+        compile_once(model, spec, operations, *size, progress)
+        if drafter is None:
+            return measure_memory(model, spec, operations, *size, options.memory_fraction)
+        own = MemorySpec(drafter.memories(operations), draft_room=room)
+        compile_once(drafter, own, operations, *size, progress, drafter=True)
+        memory = measure_memory(model, spec, operations, *size, options.memory_fraction)
+        return memory.less(measure_work(drafter, own, operations, *size, drafter=True) + kept_bytes(drafter, *size))
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
@@ -374,6 +421,13 @@ def measure(model: CausalModel, operations: Operations, options: Options, progre
     except Exception as error:  # a compiler or a driver may raise anything
         log.debug("GPU kernels failed", exc_info=True)
         return f"the kernels for GPUs fail on {device_name('cuda')}: {_root(error)}"
+
+
+def kept_bytes(drafter: CausalModel, tokens: int, rows: int) -> int:
+    """Return the bytes of the hidden states that are kept for a drafter."""
+    if not isinstance(drafter, MtpHead):
+        return 0
+    return hidden_bytes(rows, HIDDEN_STEPS * tokens, drafter.width, model_dtype(drafter))
 
 
 def report_choices(device: str, chosen: Chosen) -> None:
