@@ -329,7 +329,10 @@ def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: st
 
 
 def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:
-    engine = engine_of("qwen3_5")
+    check_hits(engine_of("qwen3_5"))
+
+
+def check_hits(engine: Engine) -> None:
     head = engine.planner.drafts.model
     prompt, entries = tokens(150, 1), []
     for salt, more in ((b"one", []), (b"one", [5, 6]), (b"other", [5, 6])):
