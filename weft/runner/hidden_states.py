@@ -119,7 +119,7 @@ class HiddenStates:
     # on the device ----------------------------------------------------------------------------------------------------
 
     def write(self, lines: Int[Tensor, " n"], states: Float[Tensor, "n hidden"]) -> None:
-        self.lines[lines] = states
+        self.lines[lines] = states.to(self.lines.dtype)
 
     def read(self, lines: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
         return self.lines[lines]
