@@ -115,9 +115,7 @@ def measure_rows(llm: LLM, rows: int) -> dict[str, Any]:
         for seat in range(before.config.max_sequences):
             head.hidden.forget(seat)
         head.flush()
-        engine = ScriptedEngine(
-            before.ledger.spec, before._device, before.config, drafting=drafting, draft_model=model
-        )
+        engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting, draft_model=model)
         with TimedHead(head) as timed:
             found[name] = tokens_per_second(engine, llm, rows)
         counts = drafting.counts
@@ -134,7 +132,9 @@ def measure_rows(llm: LLM, rows: int) -> dict[str, Any]:
 def show(model: str, found: dict[str, Any]) -> None:
     sizes = ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in found["memory"].items())
     print(f"  {found['machine']}; started in {found['start seconds']:.0f} s; memory: {sizes}")
-    print(f"  {'rows':>6} {'plain':>9} {'script':>18} {'mtp':>18} {'head':>8} {'ahead':>8}   tokens/s (÷ plain, length)")
+    print(
+        f"  {'rows':>6} {'plain':>9} {'script':>18} {'mtp':>18} {'head':>8} {'ahead':>8}   tokens/s (÷ plain, length)"
+    )
     for each in found["rows"]:
         line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
         for name in ("script", "mtp"):

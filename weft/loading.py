@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,9 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
+from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose
@@ -26,22 +26,21 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.models.config import Config, read_config, shown, text_part
+from weft.models.config import Config, read_config, text_part
+from weft.models.dtypes import choose_dtype
 from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
-from weft.models.mtp import MtpHead
 from weft.models.sharding import Shard
-from weft.models.weights import build, find_checkpoint, load_head, load_model
+from weft.models.weights import build, find_checkpoint, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
-from weft.runner.head import HeadRunner
-from weft.runner.hidden_states import HiddenStates, KeepsStates, hidden_bytes
+from weft.runner.hidden_states import KeepsStates
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
-from weft.runner.runner import Runner, model_dtype
+from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
@@ -49,19 +48,7 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 
 log = logging.getLogger("weft")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Steps whose hidden states may wait for an MTP head.
-HIDDEN_STEPS = 2
 _logged: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """A draft model, or the MTP head of the model itself."""
-
-    model: CausalModel
-    spec: MemorySpec
-    chosen: Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +110,8 @@ class Loaded:
 
     def _kept_states(self) -> KeepsStates | None:
         """Return where the model's hidden states are kept, if it has a head that reads them."""
-        if self.draft is None or not isinstance(self.draft.model, MtpHead):
-            return None
-        config, head = self.config, self.draft.model
-        most = HIDDEN_STEPS * config.max_tokens_per_step
-        return KeepsStates(HiddenStates(config.max_sequences, most, head.width, model_dtype(self.model), self.device))
+        states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
+        return None if states is None else KeepsStates(states)
 
     def _runner(self, threads: int, progress: bool, use: KeepsStates | None) -> Runner:
         config = self.config
@@ -162,23 +146,10 @@ class Loaded:
         )
         vocab_size = min(model.vocab_size, self.model.vocab_size)
         hidden = None if runner.use is None else runner.use.states
-        executor = self._drafter(self.draft, hidden, threads, progress)
+        executor = self.draft.runner(config, self.device, hidden, threads, progress)
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
         return DraftHead(hidden, ledger, executor, vocab_size, step, config.paranoid)
-
-    def _drafter(self, draft: LoadedDraft, hidden: HiddenStates | None, threads: int, progress: bool) -> Runner:
-        """Return the device of a draft model, or of a head that reads hidden states."""
-        config, operations = self.config, draft.chosen.operations
-        parts = (draft.model, draft.spec, config.draft_bytes, config.max_sequences)
-        if not draft.chosen.on_gpu:
-            where = (self.device, (threads or available_cores()) if self.device == "cpu" else None, operations)
-            return Runner(*parts, *where) if hidden is None else HeadRunner(hidden, *parts, *where)
-        from weft.runner.cuda.drafters import CudaDrafter, CudaHead
-
-        if hidden is None:
-            return CudaDrafter(*parts, config.max_length, progress=progress, operations=operations)
-        return CudaHead(hidden, *parts, config.max_length, progress=progress, operations=operations)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
@@ -317,61 +288,6 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
 
 
-def load_drafter(
-    options: Options,
-    tokenizer: Tokenizer | None,
-    target: CausalModel,
-    chosen: Chosen,
-    device: str,
-    progress: bool,
-) -> CausalModel | None:
-    """Return the model that decodes the drafts of an engine with these options, if one does."""
-    if draft_of(options) == "model":
-        return load_draft(options, tokenizer, target, device, progress)
-    if draft_of(options) != "mtp":
-        return None
-    place = builtin.place_of(options.model)
-    return load_head(place, target, model_dtype(target), options.weights, options.seed, chosen.operations)
-
-
-def load_draft(
-    options: Options, tokenizer: Tokenizer | None, target: CausalModel, device: str, progress: bool
-) -> CausalModel:
-    """Load a draft model, if it reads the same token ids as the target."""
-    name = options.draft
-    folder = find_checkpoint(builtin.place_of(name), options.weights != "dummy")
-    refuse_block_drafter(name, read_config(folder if folder.is_file() else folder / "config.json"))
-    own = load_tokenizer(folder if folder.is_dir() else folder.parent)
-    if (own and own.digest) != (tokenizer and tokenizer.digest):
-        raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
-    dtype = choose_dtype(options.dtype, folder)
-    model, _ = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes(), compile_early)
-    if tokenizer is None and model.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "
-            f"{target.vocab_size}"
-        )
-    return model
-
-
-def loaded_draft(model: CausalModel, target: Chosen, device: str, room: int) -> LoadedDraft:
-    """Return a drafter with its operations, which on a GPU are those of the target."""
-    same = device != "cpu" or isinstance(model, MtpHead)
-    chosen = target if same else choose(device, model_dtype(model), model.memories)
-    return LoadedDraft(model, MemorySpec(model.memories(chosen.operations), draft_room=room), chosen)
-
-
-def refuse_block_drafter(name: str, config: Mapping[str, Any]) -> None:
-    """Raise if a checkpoint is a drafter that reads the target's hidden states, and no model of its own."""
-    architectures = str(config.get("architectures", "")).lower()
-    for kind in ("DFlash", "DSpark"):
-        if f"{kind.lower()}_config" in config or kind.lower() in architectures:
-            raise ModelError(
-                f"draft: {name} is a {kind} drafter, which is not supported; pass a model with the same tokenizer, or "
-                "--draft suffix"
-            )
-
-
 def form_of(options: Options, device: str, chosen: Chosen) -> str:
     """Return what the bits of an exact engine depend on besides the model: versions, device, operations, threads."""
     threads = f"{options.threads or available_cores()} threads" if device == "cpu" else ""
@@ -423,13 +339,6 @@ def measure(
         return f"the kernels for GPUs fail on {device_name('cuda')}: {_root(error)}"
 
 
-def kept_bytes(drafter: CausalModel, tokens: int, rows: int) -> int:
-    """Return the bytes of the hidden states that are kept for a drafter."""
-    if not isinstance(drafter, MtpHead):
-        return 0
-    return hidden_bytes(rows, HIDDEN_STEPS * tokens, drafter.width, model_dtype(drafter))
-
-
 def report_choices(device: str, chosen: Chosen) -> None:
     """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
     for line in chosen.summary():
@@ -445,19 +354,6 @@ def _root(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-def choose_dtype(asked: str, folder: Path) -> torch.dtype:
-    """Return the requested dtype, or the checkpoint's, or float32."""
-    if asked != "auto":
-        return DTYPES[asked]
-    config = read_config(folder if folder.is_file() else folder / "config.json")
-    stated = text_part(config).get("dtype") or text_part(config).get("torch_dtype")
-    stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
-    if not isinstance(stated, str) or stated not in DTYPES:
-        raise ModelError(f"config.json has dtype {shown(stated)}; set dtype to one of {', '.join(DTYPES)}")
-    log.info("dtype: %s, from the checkpoint", stated)
-    return DTYPES[stated]
 
 
 def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:

@@ -296,7 +296,8 @@ def _packed(rows: KnownRows, order: Longs) -> Ints:
     first = (np.cumsum(length) - length)[order]
     length = length[order]
     before = np.cumsum(length) - length
-    return rows.tokens[np.arange(len(rows.tokens)) + np.repeat(first - before, length)]
+    packed: Ints = rows.tokens[np.arange(len(rows.tokens)) + np.repeat(first - before, length)]
+    return packed
 
 
 def _captures(grants: list[tuple[int, Grant]], start: Longs, end: Longs) -> Captures:

@@ -1,4 +1,4 @@
-"""Drafters on a GPU: a draft model, and the MTP head of the model itself. Their steps are recorded as the model's are."""
+"""Drafters on a GPU: a draft model, and the MTP head of the model. Their steps are recorded like the model's."""
 
 from __future__ import annotations
 
@@ -21,4 +21,5 @@ class CudaHead(HeadSteps, CudaDrafter):
     use: ReadsStates
 
     def __init__(self, hidden: HiddenStates, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more, use=ReadsStates(hidden))
+        more["use"] = ReadsStates(hidden)
+        super().__init__(*args, **more)
