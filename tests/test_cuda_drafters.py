@@ -285,13 +285,13 @@ def test_a_draft_model_on_a_gpu_changes_no_token(family: str, drafter: str, dept
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["qwen3.5-9b"])
+@pytest.mark.parametrize("name", for_each(["qwen3.5-9b"]))
 def test_a_head_of_a_published_size_runs_with_kernels_compiled_ahead(name: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     release()
-    options = SETTINGS | {"draft": "mtp"}
-    with load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES, is_compiled_ahead=True, **options) as llm:
+    # The head takes some of what the arena leaves.
+    with load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES // 2, is_compiled_ahead=True, draft="mtp") as llm:
         head = llm.engine.planner.drafts.model
         assert isinstance(head.executor, CudaHead)
         assert llm.engine.config.draft_bytes > 0

@@ -395,12 +395,18 @@ def open_llm(**options: object) -> LLM:
     return LLM(progress=False, memory="32MiB", threads=1, max_length=512, draft="mtp", **options)
 
 
-def test_a_checkpoint_with_a_head_drafts_with_it_and_one_without_is_refused(tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_5").folder
-    with open_llm(model=str(folder), dtype="float32") as llm:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_with_a_head_drafts_with_it(dtype: str) -> None:
+    with open_llm(model=str(checkpoint("qwen3_5").folder), dtype=dtype) as llm:
+        drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=DraftHead.name)
+        llm.engine.planner.drafting = llm.engine.planner.drafts.drafting = drafting
         assert isinstance(llm.engine.planner.drafts.model, DraftHead)
         assert llm.engine.config.draft_bytes > 0
         assert llm.generate([np.arange(3, 40).tolist()], greedy(20), progress=False)[0].token_ids
+        assert drafting.counts.proposed.total() > 0
+
+
+def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     plain = Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)
     with pytest.raises(ModelError, match="has no MTP head"):
         open_llm(model=str(plain), dtype="float32")

@@ -32,6 +32,7 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
 from weft.runner.hidden_states import StateUse
@@ -392,4 +393,4 @@ def fly(
 
 def model_dtype(model: CausalModel) -> torch.dtype:
     """Return the dtype of a model's activations, which is its embedding's."""
-    return next(model.parameters()).dtype
+    return next((model.base if isinstance(model, MtpHead) else model).parameters()).dtype
