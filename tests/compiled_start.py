@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -83,21 +84,31 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
     from weft.kernels.cuda.ahead import ZeroedMemory
     from weft.memory.spec import MemorySpec
     from weft.runner.cuda.compiling import compile_kernels, steps_of
-    from weft.runner.cuda.gpu_memory import trial_of
+    from weft.runner.cuda.drafters import CudaHead
+    from weft.runner.cuda.gpu_memory import PaddingUse, trial_of
     from weft.runner.cuda.runner import CudaRunner
+    from weft.runner.hidden_states import HiddenStates
 
     counts = prepare()
     operations = everywhere("cuda")
-    model = dummy_model(TINY[family], torch.bfloat16, operations)
-    spec = MemorySpec(model.memories(operations))
-    compile_kernels(model, spec, operations, TOKENS, ROWS, device="cpu")
+    base, drafter = dummy_model(TINY[family.removesuffix(" head")], torch.bfloat16, operations), family.endswith("head")
+    model = dummy_head(base, family, operations) if drafter else base
+    spec = MemorySpec(model.memories(operations), draft_room=3 if drafter else 0)
+    compile_kernels(model, spec, operations, TOKENS, ROWS, device="cpu", drafter=drafter)
     found = {"ahead": counts.take()}
     # The launches below compute nothing either.
     with torch.inference_mode(), ZeroedMemory():
-        for step in steps_of(model, spec, operations, TOKENS, ROWS, "cpu"):
+        for step in steps_of(model, spec, operations, TOKENS, ROWS, "cpu", drafter):
             step()
         found["trials"] = counts.take()
-        runner = CudaRunner(model, spec, 1 << 22, ROWS, 4096, device="cpu", operations=operations)
+        parts = (model, spec, 1 << 22, ROWS, 4096)
+        if drafter:
+            runner: CudaRunner = CudaHead(
+                HiddenStates(ROWS, TOKENS, model.width, torch.bfloat16), *parts, device="cpu", operations=operations
+            )
+            runner.use = PaddingUse(runner.use.states)
+        else:
+            runner = CudaRunner(*parts, device="cpu", operations=operations)
         for _, step in runner.recorded.steps():
             step()
         found["recorded"] = counts.take()
@@ -105,6 +116,18 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
             runner.run(trial_of(ends, runner))
         found["served"] = counts.take()
     return found
+
+
+def dummy_head(base: Any, family: str, operations: Any) -> Any:
+    """The MTP head of a tiny model, with random weights."""
+    from tests.engines import TINY
+    from tests.oracle import config_of
+    from weft.models.weights import load_head
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(config_of(TINY[family.removesuffix(" head")])))
+        return load_head(file, base, torch.bfloat16, "dummy", 0, operations)
 
 
 def read_board(rows: int) -> None:

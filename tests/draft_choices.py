@@ -50,6 +50,10 @@ class Choices:
         self._launch, self._decide = runner.launch, runner.decide
         runner.launch, runner.decide = self.launch, self.decide
 
+    def leave(self) -> None:
+        """Keep nothing from now on: another engine uses the runner."""
+        self._runner.launch, self._runner.decide = self._launch, self._decide
+
     def take(self, sequence: int, position: int) -> Choice:
         return self._found.pop((sequence, position))
 
@@ -65,7 +69,7 @@ class Choices:
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
     ) -> Int[Tensor, " rows"]:
         # The runner samples a plan before the next is launched, also one whose masks follow.
-        adjusted = adjust(logits, sampling, inputs, self._runner.operations).clone()
+        adjusted = adjust(logits, sampling, inputs, self._runner.operations).clone().cpu()
         draws = sampling.draws
         numbers = {} if draws is None else dict(zip(draws.row.tolist(), draws.uniform.tolist(), strict=True))
         for sample, place in enumerate(self._places):

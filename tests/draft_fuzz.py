@@ -39,7 +39,8 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import load_head, load_model
 from weft.runner.exact import ExactRunner
-from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.head import HeadRunner
+from weft.runner.hidden_states import HiddenStates, KeepsStates
 from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
@@ -206,8 +207,9 @@ def drafter(found: Subject, drafting: Drafting | None, runner: Runner) -> DraftM
         own = Ledger(other, MEMORY, SEATS, LONGEST, remember_freed=True)
         small = Runner(model_of(drafting.family), other, MEMORY, SEATS, "cpu", 1)
         return DraftModel(own, small, VOCABULARY, 96, paranoid=True)
-    spec, hidden = MemorySpec(found.head.memories(found.operations), draft_room=ROOM), HiddenStates(1000)
-    runner.keep_hidden = hidden.keep
+    spec = MemorySpec(found.head.memories(found.operations), draft_room=ROOM)
+    hidden = HiddenStates(SEATS, 1000, found.head.width, torch.float32)
+    runner.use = KeepsStates(hidden)
     own = Ledger(spec, MEMORY, SEATS, LONGEST, remember_freed=True)
     head = HeadRunner(hidden, found.head, spec, MEMORY, SEATS, "cpu", 1, found.operations)
     return DraftHead(hidden, own, head, VOCABULARY, 96, True)

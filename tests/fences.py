@@ -66,7 +66,10 @@ MAY_IMPORT = {
 ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
 # Packages that an allowed one above them does not bring along.
 APART = ["weft.memory.device"]
-WITH_TENSORS = ("weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.offline.llm")
+WITH_TENSORS = (
+    "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.drafters",
+    "weft.offline.llm",
+)  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 
 WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}

@@ -13,8 +13,7 @@ from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, model_of, seeded, serve, spec_of, tokens
 from weft import LLM, SamplingParams
 from weft.base.config import EngineConfig
-from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, draft_tokens
+from weft.base.errors import ModelError
 from weft.engine.draft_model import DraftModel
 from weft.engine.loop import Engine
 from weft.memory.capacity import draft_share, least_bytes
@@ -111,11 +110,6 @@ def test_a_draft_model_with_another_vocabulary_is_refused(tmp_path: Path) -> Non
 def test_drafters_that_read_hidden_states_are_refused_by_name(tmp_path: Path, field: str) -> None:
     with pytest.raises(ModelError, match=f"(?i){field[:6]} drafter"):
         open_llm(copy_of_tiny(tmp_path / "block", **{field: {"block_size": 8}}))
-
-
-def test_a_draft_model_is_refused_on_a_gpu() -> None:
-    with pytest.raises(OptionError, match="CPU"):
-        draft_tokens(Options(draft="owner/name"), "cuda")
 
 
 def test_both_models_have_memory_for_a_short_sequence_if_there_is_enough() -> None:

@@ -27,15 +27,15 @@ from tests.operations import CPU
 from tests.oracle import Oracle, scatter
 from weft import LLM
 from weft.base.config import EngineConfig
-from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, draft_tokens
+from weft.base.errors import ModelError
 from weft.engine.draft_head import DraftHead
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.mtp import head_of
 from weft.models.weights import build, load_head, load_model
-from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.head import HeadRunner
+from weft.runner.hidden_states import HiddenStates, KeepsStates
 from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, SequenceDrafts
@@ -47,6 +47,12 @@ MEMORY = 32 << 20
 NEMOTRON = HYBRIDS["nemotron_h"].variant({"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]})
 TINY = HYBRIDS | {
     "nemotron_h": NEMOTRON,
+    "qwen3_5, two layers": HYBRIDS["qwen3_5"].variant(
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+    ),
     "nemotron_h, latent experts in groups": NEMOTRON.variant(
         {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E"},
         moe_latent_size=24,
@@ -282,8 +288,8 @@ def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **se
     options = {"max_sequences": 4, "max_tokens_per_step": 96, "max_length": 400, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory, **options)
     spec, own = (MemorySpec(each.memories(CPU), draft_room=ROOM) for each in (model, head))
-    runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(1000)
-    runner.keep_hidden = hidden.keep
+    runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(4, 1000, head.width, torch.float32)
+    runner.use = KeepsStates(hidden)
     ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
     drafter = Recording(hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), 256, 96, True)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
@@ -323,7 +329,10 @@ def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: st
 
 
 def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:
-    engine = engine_of("qwen3_5")
+    check_hits(engine_of("qwen3_5"))
+
+
+def check_hits(engine: Engine) -> None:
     head = engine.planner.drafts.model
     prompt, entries = tokens(150, 1), []
     for salt, more in ((b"one", []), (b"one", [5, 6]), (b"other", [5, 6])):
@@ -375,7 +384,8 @@ def test_a_seat_that_was_left_keeps_no_hidden_states() -> None:
     """Otherwise the next sequence there could read those of another one."""
     engine = engine_of("qwen3_5")
     serve(engine, [Ask(tokens(30, 1), greedy(5)), Ask(tokens(90, 2), greedy(9), abort_after=3)])
-    assert engine.planner.drafts.model.hidden.seats() == []
+    hidden = engine.planner.drafts.model.hidden
+    assert hidden.first.tolist() == hidden.end.tolist() == [0] * 4
 
 
 # loading --------------------------------------------------------------------------------------------------------------
@@ -385,12 +395,18 @@ def open_llm(**options: object) -> LLM:
     return LLM(progress=False, memory="32MiB", threads=1, max_length=512, draft="mtp", **options)
 
 
-def test_a_checkpoint_with_a_head_drafts_with_it_and_one_without_is_refused(tmp_path: Path) -> None:
-    folder = checkpoint("qwen3_5").folder
-    with open_llm(model=str(folder), dtype="float32") as llm:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_with_a_head_drafts_with_it(dtype: str) -> None:
+    with open_llm(model=str(checkpoint("qwen3_5").folder), dtype=dtype) as llm:
+        drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=DraftHead.name)
+        llm.engine.planner.drafting = llm.engine.planner.drafts.drafting = drafting
         assert isinstance(llm.engine.planner.drafts.model, DraftHead)
         assert llm.engine.config.draft_bytes > 0
         assert llm.generate([np.arange(3, 40).tolist()], greedy(20), progress=False)[0].token_ids
+        assert drafting.counts.proposed.total() > 0
+
+
+def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     plain = Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)
     with pytest.raises(ModelError, match="has no MTP head"):
         open_llm(model=str(plain), dtype="float32")
@@ -420,11 +436,6 @@ def test_nemotron_heads_of_other_blocks_are_refused_by_name(fields: dict, messag
     config = {"architectures": ["NemotronHForCausalLM"]} | NEMOTRON.settings | fields
     with pytest.raises(ModelError, match=message):
         build(config, torch.float32, "meta", family=head_of(config))
-
-
-def test_a_head_is_refused_on_a_gpu() -> None:
-    with pytest.raises(OptionError, match="CPU"):
-        draft_tokens(Options(draft="mtp"), "cuda")
 
 
 def test_exact_answers_keep_their_bits_with_a_head() -> None:

@@ -18,6 +18,7 @@ from tests import (
     test_drafts_of_grammars,
     test_drafts_of_models,
     test_following,
+    test_hidden_states,
     test_mtp,
     test_suffixes,
 )
@@ -27,6 +28,7 @@ from weft.engine.draft_model import DraftModel
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
+from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate.suffix import SharedTexts
 from weft.text.grammar import Guide
 
@@ -250,6 +252,17 @@ def the_draft_model_keeps_guesses_that_were_refused(patch: Patch) -> None:
 def the_head_keeps_an_entry_of_its_own_guess(patch: Patch) -> None:
     original = DraftHead.settle
     patch.setattr(DraftHead, "settle", lambda self, seat, accepted: original(self, seat, accepted + 1))
+
+
+@plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)
+def hidden_states_stay_when_their_sequence_leaves(patch: Patch) -> None:
+    patch.setattr(DraftHead, "leave", DraftModel.leave)
+
+
+@plant(test_hidden_states.test_states_are_read_as_they_were_written)
+def a_block_is_released_with_hidden_states_that_wait(patch: Patch) -> None:
+    original = HiddenStates.drop
+    patch.setattr(HiddenStates, "drop", lambda self, seats, before: original(self, seats, before + BLOCK - 1))
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

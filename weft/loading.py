@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,9 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
+from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose
@@ -26,17 +26,17 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.models.config import Config, read_config, shown, text_part
+from weft.models.config import Config, read_config, text_part
+from weft.models.dtypes import choose_dtype
 from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
-from weft.models.mtp import MtpHead
 from weft.models.sharding import Shard
-from weft.models.weights import build, find_checkpoint, load_head, load_model
+from weft.models.weights import build, find_checkpoint, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
-from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory
+from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
-from weft.runner.head import HeadRunner, HiddenStates
+from weft.runner.hidden_states import KeepsStates
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
@@ -48,19 +48,7 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 
 log = logging.getLogger("weft")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Steps whose hidden states may wait for an MTP head.
-HIDDEN_STEPS = 4
 _logged: set[str] = set()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDraft:
-    """A draft model, or the MTP head of the model itself."""
-
-    model: CausalModel
-    spec: MemorySpec
-    chosen: Chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +86,7 @@ class Loaded:
         try:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
-            runner = self._runner(threads, progress)
+            runner = self._runner(threads, progress, self._kept_states())
             runner.add_tiers(self.config, self.disk, self.fingerprint, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
@@ -120,18 +108,27 @@ class Loaded:
             others.close()
             raise
 
-    def _runner(self, threads: int, progress: bool) -> Runner:
+    def _kept_states(self) -> KeepsStates | None:
+        """Return where the model's hidden states are kept, if it has a head that reads them."""
+        states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
+        return None if states is None else KeepsStates(states)
+
+    def _runner(self, threads: int, progress: bool, use: KeepsStates | None) -> Runner:
         config = self.config
         parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
         if not self.chosen.on_gpu:
             kind = ExactRunner if config.exact else Runner
             threads = threads or available_cores()
-            return kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
+            runner = kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
+            runner.use = use
+            return runner
         from weft.runner.cuda.runner import CudaRunner
 
-        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
+        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations, use=use)
 
-    def draft_model(self, runner: Runner | LeadingRunner, threads: int = 0) -> DraftModel | None:
+    def draft_model(
+        self, runner: Runner | LeadingRunner, threads: int = 0, progress: bool = False
+    ) -> DraftModel | None:
         """Return the draft model or MTP head with its own memory, if there is one. `runner` executes the target."""
         if self.draft is None:
             return None
@@ -147,13 +144,12 @@ class Loaded:
             eviction=config.eviction,
             remember_freed=config.paranoid,
         )
-        parts = (model, spec, size, seats, self.device, threads or available_cores(), self.draft.chosen.operations)
-        if isinstance(model, MtpHead):
-            hidden = HiddenStates(HIDDEN_STEPS * step)
-            runner.keep_hidden = hidden.keep
-            return DraftHead(hidden, ledger, HeadRunner(hidden, *parts), model.vocab_size, step, config.paranoid)
         vocab_size = min(model.vocab_size, self.model.vocab_size)
-        return DraftModel(ledger, Runner(*parts), vocab_size, step, config.paranoid)
+        hidden = None if runner.use is None else runner.use.states
+        executor = self.draft.runner(config, self.device, hidden, threads, progress)
+        if hidden is None:
+            return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
+        return DraftHead(hidden, ledger, executor, vocab_size, step, config.paranoid)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
@@ -258,17 +254,19 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=options.exact)
+    drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
     room = None
     if chosen.on_gpu:
-        found = measure(model, chosen.operations, options, progress)
+        found = measure(model, drafter, chosen.operations, options, progress)
         if isinstance(found, str):
             chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
         else:
             room = found
     report_choices(device, chosen)
     kind = "plain" if device != "cpu" and room is None else device
-    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_tokens(options, kind))
-    draft = load_drafter(options, tokenizer, model, chosen, progress)
+    draft_room = draft_tokens(options, kind)
+    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_room)
+    draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
@@ -288,50 +286,6 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
-
-
-def load_drafter(
-    options: Options, tokenizer: Tokenizer | None, target: CausalModel, chosen: Chosen, progress: bool
-) -> LoadedDraft | None:
-    """Return what decodes the drafts of an engine with these options, if anything does."""
-    if draft_of(options) == "model":
-        return load_draft(options, tokenizer, target, progress)
-    if draft_of(options) != "mtp":
-        return None
-    place, dtype = builtin.place_of(options.model), next(target.parameters()).dtype
-    head = load_head(place, target, dtype, options.weights, options.seed, chosen.operations)
-    spec = MemorySpec(head.memories(chosen.operations), draft_room=draft_tokens(options, "cpu"))
-    return LoadedDraft(head, spec, chosen)
-
-
-def load_draft(options: Options, tokenizer: Tokenizer | None, target: CausalModel, progress: bool) -> LoadedDraft:
-    """Load a draft model, if it reads the same token ids as the target."""
-    name = options.draft
-    folder = find_checkpoint(builtin.place_of(name), options.weights != "dummy")
-    refuse_block_drafter(name, read_config(folder if folder.is_file() else folder / "config.json"))
-    own = load_tokenizer(folder if folder.is_dir() else folder.parent)
-    dtype, room = choose_dtype(options.dtype, folder), draft_tokens(options, "cpu")
-    if (own and own.digest) != (tokenizer and tokenizer.digest):
-        raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
-    model, _ = load_model(folder, dtype, "cpu", progress, options.weights, options.seed, free_bytes())
-    if tokenizer is None and model.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "
-            f"{target.vocab_size}"
-        )
-    chosen = choose("cpu", dtype, model.memories)
-    return LoadedDraft(model, MemorySpec(model.memories(chosen.operations), draft_room=room), chosen)
-
-
-def refuse_block_drafter(name: str, config: Mapping[str, Any]) -> None:
-    """Raise if a checkpoint is a drafter that reads the target's hidden states, and no model of its own."""
-    architectures = str(config.get("architectures", "")).lower()
-    for kind in ("DFlash", "DSpark"):
-        if f"{kind.lower()}_config" in config or kind.lower() in architectures:
-            raise ModelError(
-                f"draft: {name} is a {kind} drafter, which is not supported; pass a model with the same tokenizer, or "
-                "--draft suffix"
-            )
 
 
 def form_of(options: Options, device: str, chosen: Chosen) -> str:
@@ -360,13 +314,22 @@ def warn_once(notice: str) -> None:
         log.warning(notice)
 
 
-def measure(model: CausalModel, operations: Operations, options: Options, progress: bool = False) -> GpuMemory | str:
+def measure(
+    model: CausalModel, drafter: CausalModel | None, operations: Operations, options: Options, progress: bool = False
+) -> GpuMemory | str:
     """Compile the kernels, and find the room on the GPU by running the largest steps; if kernels fail, return why."""
-    spec = MemorySpec(model.memories(operations), draft_room=draft_tokens(options, "cuda"))
+    room = draft_tokens(options, "cuda")
+    spec = MemorySpec(model.memories(operations), draft_room=room)
     tokens, rows = (count(n, getattr(options, n), "cuda") for n in ("max_tokens_per_step", "max_sequences"))
+    size = (max(tokens, rows), rows)
     try:
-        compile_once(model, spec, operations, max(tokens, rows), rows, progress)
-        return measure_memory(model, spec, operations, max(tokens, rows), rows, options.memory_fraction)
+        compile_once(model, spec, operations, *size, progress)
+        if drafter is None:
+            return measure_memory(model, spec, operations, *size, options.memory_fraction)
+        own = MemorySpec(drafter.memories(operations), draft_room=room)
+        compile_once(drafter, own, operations, *size, progress, drafter=True)
+        memory = measure_memory(model, spec, operations, *size, options.memory_fraction)
+        return memory.less(measure_work(drafter, own, operations, *size, drafter=True) + kept_bytes(drafter, *size))
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
@@ -391,19 +354,6 @@ def _root(error: BaseException) -> str:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-
-
-def choose_dtype(asked: str, folder: Path) -> torch.dtype:
-    """Return the requested dtype, or the checkpoint's, or float32."""
-    if asked != "auto":
-        return DTYPES[asked]
-    config = read_config(folder if folder.is_file() else folder / "config.json")
-    stated = text_part(config).get("dtype") or text_part(config).get("torch_dtype")
-    stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
-    if not isinstance(stated, str) or stated not in DTYPES:
-        raise ModelError(f"config.json has dtype {shown(stated)}; set dtype to one of {', '.join(DTYPES)}")
-    log.info("dtype: %s, from the checkpoint", stated)
-    return DTYPES[stated]
 
 
 def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:

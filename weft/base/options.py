@@ -111,8 +111,7 @@ class Options:
     draft: str = option(
         "auto",
         "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; "
-        "mtp: by the checkpoint's own head; a folder or hub id: by a smaller model with the same tokenizer (both on a "
-        "CPU only); auto: off",
+        "mtp: by the checkpoint's own head; a folder or hub id: by a smaller model with the same tokenizer; auto: off",
         metavar="auto|off|suffix|mtp|MODEL",
     )
     tensor_parallel: int = option(
@@ -382,8 +381,6 @@ def draft_tokens(options: Options, device: str) -> int:
     """
     if options.exact and draft_of(options) != "off" and device != "cpu":
         raise InvalidOption("draft", "must be off with exact on a GPU: drafts are not verified in the form of decodes")
-    if draft_of(options) in ("mtp", "model") and device != "cpu":
-        raise InvalidOption("draft", f"is {options.draft}, which needs a CPU; on a GPU pass --draft suffix or off")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
+import numpy as np
+
 from weft.base.plan import Ints
-from weft.engine.draft_model import DraftModel, Open, RowPart
+from weft.engine.draft_model import DraftModel, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
 
@@ -27,17 +29,12 @@ FOLLOWED_AT_ONCE = 64
 
 
 class UnreadStates(Protocol):
-    """Final hidden states of the target by seat, one interval of positions each."""
+    """Final hidden states of the target by seat: one interval of positions each, [first, end)."""
 
-    def first(self, seat: int) -> int: ...
+    first: Longs
+    end: Longs
 
-    def end(self, seat: int) -> int: ...
-
-    def seats(self) -> list[int]:
-        """Return the seats that have some."""
-        ...
-
-    def drop(self, seat: int, before: int) -> None: ...
+    def drop(self, seats: Longs, before: Longs) -> None: ...
 
     def forget(self, seat: int) -> None: ...
 
@@ -53,7 +50,8 @@ class DraftHead(DraftModel):
     def __init__(self, hidden: UnreadStates, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
-        self._lost: set[int] = set()
+        # By seat: whether hidden states are missing, for as long as its sequence runs.
+        self._lost = np.zeros(len(self.ledger.planned), np.bool_)
 
     def known(self, sequence: Sequence) -> int:
         return sequence.length - 1
@@ -77,30 +75,33 @@ class DraftHead(DraftModel):
             row.keys.extend(chain(parent, tokens, self.ledger.cell))
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
-        """Read hidden states that have piled up, without guessing: those of prompts, and of rows that do not draft."""
-        rows = {}
-        for seat in self.hidden.seats():
+        """Read hidden states without guessing once enough have piled up in a row: those of prompts, and of rows that
+        do not draft. All rows are then read together.
+        """
+        rows, most = dict[int, tuple[Sequence, int]](), 0
+        for seat in np.flatnonzero(self.hidden.end > self.hidden.first).tolist():
             sequence = by_seat[seat]
-            if sequence is None or sequence.drafting is None or seat in self._lost:
+            if sequence is None or sequence.drafting is None or self._lost[seat]:
                 self.hidden.forget(seat)
-            elif min(self.hidden.end(seat), self.known(sequence)) - self.hidden.first(seat) >= FOLLOWED_AT_ONCE:
-                rows[seat] = sequence, 0
-        if rows:
+                continue
+            readable = min(int(self.hidden.end[seat]), self.known(sequence)) - int(self.hidden.first[seat])
+            if readable > 0:
+                rows[seat], most = (sequence, 0), max(most, readable)
+        if most >= FOLLOWED_AT_ONCE:
             self.draft(rows)
 
-    def readable(self, seat: int, sequence: Sequence, start: int) -> int:
-        if self.hidden.first(seat) > start:
-            self._lost.add(seat)
-        if seat in self._lost:
-            return start
-        self.hidden.drop(seat, start)
-        return min(self.hidden.end(seat), self.known(sequence))
+    def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
+        self._lost[seats] |= self.hidden.first[seats] > start
+        there = ~self._lost[seats]
+        self.hidden.drop(seats[there], start[there])
+        return np.where(there, np.minimum(self.hidden.end[seats], known), start)
 
-    def landed(self, part: RowPart) -> None:
-        self.settle(part.seat, 0)
-        self.hidden.drop(part.seat, part.end)
+    def landed(self, rows: KnownRows) -> None:
+        for seat in rows.seat.tolist():
+            self.settle(seat, 0)
+        self.hidden.drop(rows.seat, rows.end)
 
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)
         self.hidden.forget(seat)
-        self._lost.discard(seat)
+        self._lost[seat] = False

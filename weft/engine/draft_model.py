@@ -1,25 +1,26 @@
 """A draft model: a second, smaller model that guesses a sequence's next tokens by decoding them greedily.
 
 It has a ledger and a device of its own and uses the seats of the target's planner. For a row of `n` known tokens, one
-grant covers the tokens that it has not computed yet and its own guesses:
+call covers the tokens that it has not computed yet and its own guesses:
 
     [0, computed) is settled   [computed, n) is certain   [n, n + drafts - 1) are guesses, one decode each
 
-The last guess is only sampled. The grant is settled when the target has verified the guesses, so undoing wrong ones
-moves a cursor, as in the target. It is a grant of several flights, which all have landed when `draft` returns.
+The last guess is only sampled. The row is settled when the target has verified the guesses, so undoing wrong ones moves
+a cursor, as in the target. Rows that stay inside their cell need no grant, as in the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Captures, Ints, Plan, Sampling
-from weft.engine.assembly import drain, page_tables
+from weft.engine.assembly import NO_CAPTURES, drain, page_tables
 from weft.engine.device import Device
 from weft.engine.sequence import Sequence
 from weft.memory.audit import check_plan
@@ -27,28 +28,32 @@ from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 
+Longs = NDArray[np.int64]
+
 
 @dataclass(slots=True)
 class Open:
-    """A sequence of the target in the draft model's memory. `certain`: where the guesses of its grant begin."""
+    """A sequence of the target in the draft model's memory. `grant` is that of a call that leaves a cell."""
 
     sequence: Sequence
     keys: list[Key]
     lease: Lease
     grant: Grant | None = None
-    certain: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class RowPart:
-    """A part of a grant that one flight computes: tokens [start, end) of a seat, the first from the board or not."""
+class KnownRows:
+    """The rows of a call: each computes its tokens [start, end), then decodes some guesses."""
 
-    seat: int
-    grant: Grant
-    start: int
-    end: int
-    samples: bool
-    from_board: bool = False
+    seat: Longs
+    start: Longs
+    end: Longs
+    guesses: Longs  # 0: known tokens only
+    tokens: Ints  # of all rows, packed
+
+    def choose(self, rows: NDArray[np.bool_]) -> KnownRows:
+        kept = np.repeat(rows, self.end - self.start)
+        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], self.tokens[kept])
 
 
 class DraftModel:
@@ -68,42 +73,43 @@ class DraftModel:
         self.tokens_per_step = tokens_per_step
         self.paranoid = paranoid
         self._open: dict[int, Open] = {}
+        # By seat: where the guesses of its last call begin, and whether that call is not settled yet.
+        self._certain = np.zeros(len(ledger.planned), np.int64)
+        self._unsettled = np.zeros(len(ledger.planned), np.bool_)
         self._number = 0
 
     # verbs of the planner -------------------------------------------------------------------------------------------
 
-    def draft(self, rows: Mapping[int, tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+    def draft(self, asked: Mapping[int, tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
         """Return guesses by seat for sequences of which the host knows all tokens, each up to its number.
 
         A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
         row that is asked for 0 guesses has any.
         """
-        left, parts, wanted = self.tokens_per_step, [], {}
-        for seat, (sequence, count) in rows.items():
-            if left <= 0:
-                break
-            part = self._grant(seat, sequence, count, left)
-            if part is not None:
-                parts.append(part)
-                left -= part.end - part.start
-                if part.samples:
-                    wanted[seat] = count
-        if not parts:
+        seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
+        for seat in seats:
+            # Guesses that were not verified, because their row had no room in the target's step.
+            self.settle(seat, 0)
+        rows = self._known_rows(seats, asked) if seats else None
+        rows = None if rows is None else self._advance(rows)
+        if rows is None:
             return {}
-        self.ledger.snapshot([self._open[part.seat].lease for part in parts])
-        found = self._decode([self._current(part) for part in parts], wanted)
-        for part in parts:
-            self.landed(part)
+        found = self._decode(rows)
+        self.landed(rows)
         return {seat: self._in_vocabulary(tokens) for seat, tokens in found.items()}
 
     def settle(self, seat: int, accepted: int) -> None:
         """Keep the first `accepted` guesses of a seat, and undo the others."""
-        row = self._open.get(seat)
-        if row is None or row.grant is None:
+        if not self._unsettled[seat]:
             return
-        end = min(row.certain + accepted, row.grant.end)
+        self._unsettled[seat] = False
+        row, ledger = self._open[seat], self.ledger
+        end = min(int(self._certain[seat]) + accepted, int(ledger.planned[seat]))
+        if row.grant is None:
+            ledger.computed[seat] = ledger.planned[seat] = end
+            return
         self.name_cells(row, end)
-        self.ledger.settle(row.lease, row.grant, end)
+        ledger.settle(row.lease, row.grant, end)
         row.grant = None
 
     def leave(self, seat: int, returns: bool) -> None:
@@ -129,9 +135,9 @@ class DraftModel:
         """Return up to which position the inputs of a sequence are known."""
         return sequence.length
 
-    def readable(self, seat: int, sequence: Sequence, start: int) -> int:
-        """Return up to which position a row can be read now."""
-        return self.known(sequence)
+    def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
+        """Return up to which position rows can be read now, if their inputs from `start` to `known` are known."""
+        return known
 
     def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
         """Return the tokens that are read at an interval of positions."""
@@ -145,28 +151,12 @@ class DraftModel:
         """Extend the keys of a row to the cells before a position."""
         row.sequence.name_cells(end // self.ledger.cell)
 
-    # grants ---------------------------------------------------------------------------------------------------------
+    def landed(self, rows: KnownRows) -> None:
+        """Settle rows without guesses; those with guesses are settled when they are verified."""
+        for seat in rows.seat[rows.guesses == 0].tolist():
+            self.settle(seat, 0)
 
-    def _grant(self, seat: int, sequence: Sequence, count: int, most: int) -> RowPart | None:
-        """Return the known tokens of a row to compute, at most `most`, with memory for its guesses; None without."""
-        row = self._open.get(seat) or self.sit(seat, sequence)
-        if row is None:
-            return None
-        # Guesses that were not verified, because their row had no room in the target's step.
-        self.settle(seat, 0)
-        start = int(self.ledger.planned[seat])
-        last = self.readable(seat, sequence, start)
-        if start >= last or int(self.inputs(sequence, start, last).max()) >= self.vocab_size:
-            return None
-        end = min(last, start + most)
-        if end < last and floor_to_grid(end, self.ledger.cell) > start:
-            end = floor_to_grid(end, self.ledger.cell)
-        samples = count > 0 and end == self.known(sequence)
-        grant = self.ledger.advance(row.lease, end + count - 1 if samples else end, certain=end)
-        if grant is None:
-            return None
-        row.grant, row.certain = grant, end
-        return RowPart(seat, grant, start, end, samples)
+    # rows -----------------------------------------------------------------------------------------------------------
 
     def sit(self, seat: int, sequence: Sequence) -> Open | None:
         """Open a lease for a sequence; None if there is no memory for it."""
@@ -177,66 +167,105 @@ class DraftModel:
         self._open[seat] = Open(sequence, keys, lease)
         return self._open[seat]
 
-    def landed(self, part: RowPart) -> None:
-        """Settle a part of a row that has no guesses; one with guesses is settled when they are verified."""
-        if not part.samples:
-            self.settle(part.seat, 0)
+    def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]]) -> KnownRows | None:
+        """Return the known tokens of rows that are to be computed now, if there are any."""
+        seat = np.array(seats, np.int64)
+        known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
+        guesses = np.array([asked[each][1] for each in seats], np.int64)
+        start = self.ledger.planned[seat]
+        end = self._bound(start, self.readable(seat, start, known))
+        behind = np.flatnonzero(end > start)
+        if not len(behind):
+            return None
+        spans = zip(behind.tolist(), start[behind].tolist(), end[behind].tolist(), strict=True)
+        tokens = [self.inputs(asked[seats[row]][0], first, last) for row, first, last in spans]
+        guesses = np.where(end == known, guesses, 0)
+        rows = KnownRows(seat[behind], start[behind], end[behind], guesses[behind], np.concatenate(tokens))
+        if int(rows.tokens.max()) < self.vocab_size:
+            return rows
+        familiar = np.array([int(each.max()) < self.vocab_size for each in tokens])
+        return rows.choose(familiar) if familiar.any() else None
 
-    def _current(self, part: RowPart) -> RowPart:
-        """Return a part with its grant after snapshots were added to it."""
-        row = self._open[part.seat]
-        row.grant = row.lease.pending[-1]
-        return replace(part, grant=row.grant)
+    def _bound(self, start: Longs, last: Longs) -> Longs:
+        """Return where rows end that have at most `tokens_per_step` tokens together. Parts of a row end on the grid."""
+        left, cell = self.tokens_per_step, self.ledger.cell
+        if int(np.maximum(last - start, 0).sum()) <= left:
+            return last
+        ends = last.copy()
+        for row, (first, end) in enumerate(zip(start.tolist(), last.tolist(), strict=True)):
+            if end - first > left:
+                end = first + left
+                end = floor_to_grid(end, cell) if floor_to_grid(end, cell) > first else end
+            ends[row] = end
+            left -= max(0, end - first)
+        return ends
+
+    def _advance(self, rows: KnownRows) -> KnownRows | None:
+        """Allocate memory for rows and their guesses. Return those that have it, if there are any."""
+        ledger = self.ledger
+        tokens = rows.end - rows.start + np.maximum(rows.guesses - 1, 0)
+        needy = ledger.needs_grant(rows.seat, tokens)
+        ledger.advance_each(rows.seat[~needy], tokens[~needy])
+        granted = []
+        for row in np.flatnonzero(needy).tolist():
+            opened = self._open[int(rows.seat[row])]
+            start, end = int(rows.start[row]), int(rows.end[row])
+            opened.grant = ledger.advance(opened.lease, start + int(tokens[row]), certain=end)
+            if opened.grant is not None:
+                needy[row] = False
+                granted.append(opened)
+        ledger.snapshot([each.lease for each in granted])
+        for each in granted:
+            each.grant = each.lease.pending[-1]
+        if needy.any():
+            rows = rows.choose(~needy)
+        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end, True
+        return rows if len(rows.seat) else None
 
     # flights --------------------------------------------------------------------------------------------------------
 
-    def _decode(self, parts: list[RowPart], wanted: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    def _decode(self, rows: KnownRows) -> dict[int, tuple[int, ...]]:
         """Compute the known tokens of all rows, then guess by guess. All flights are launched before one lands."""
-        flights = [self._launch(parts)]
-        guessing = {part.seat: part for part in parts if part.samples}
-        for number in range(1, max(wanted.values(), default=1)):
-            parts = [
-                replace(part, start=part.end + number - 1, end=part.end + number, from_board=True)
-                for seat, part in guessing.items()
-                if wanted[seat] > number
-            ]
-            flights.append(self._launch(parts))
-        found: dict[int, list[int]] = {}
-        for seats, flight in flights:
-            for seat, token in zip(seats, self.executor.land(flight).tokens.tolist(), strict=True):
-                found.setdefault(seat, []).append(token)
-        return {seat: tuple(tokens) for seat, tokens in found.items()}
-
-    def _launch(self, parts: list[RowPart]) -> tuple[list[int], object]:
-        """Launch the plan of some parts, and return the seats that sample, in order, and its flight."""
-        self._number += 1
         # Rows of one token come first.
-        parts = sorted(parts, key=lambda part: part.end - part.start > 1)
-        plan = self._plan(parts)
-        if self.paranoid:
-            check_plan(plan, self.ledger)
-        return [part.seat for part in parts if part.samples], self.executor.launch(plan)
+        order = np.argsort(rows.end - rows.start > 1, kind="stable")
+        samples = rows.guesses[order] > 0
+        flights = [self._launch(rows.seat[order], rows.start[order], rows.end[order], _packed(rows, order), samples)]
+        guessing = [order[samples]]
+        for number in range(1, int(rows.guesses.max())):
+            some = np.flatnonzero(rows.guesses > number)
+            start = rows.end[some] + number - 1
+            flights.append(self._launch(rows.seat[some], start, start + 1, None, np.ones(len(some), np.bool_)))
+            guessing.append(some)
+        tokens = np.zeros((len(rows.seat), len(flights)), np.int64)
+        for number, (some, flight) in enumerate(zip(guessing, flights, strict=True)):
+            tokens[some, number] = self.executor.land(flight).tokens
+        found = zip(rows.seat.tolist(), rows.guesses.tolist(), tokens.tolist(), strict=True)
+        return {seat: tuple(guesses[:count]) for seat, count, guesses in found if count}
 
-    def _plan(self, parts: list[RowPart]) -> Plan:
-        seats, start, end = (
-            np.array([getattr(part, name) for part in parts], np.int64) for name in ("seat", "start", "end")
-        )
-        sampled = np.flatnonzero([part.samples for part in parts]).astype(np.int32)
-        page_table, window_table, window_first = page_tables(self.ledger, seats, start, end)
-        none = np.zeros(0, np.int32)
-        return Plan(
+    def _launch(self, seat: Longs, start: Longs, end: Longs, tokens: Ints | None, samples: NDArray[np.bool_]) -> object:
+        """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
+        self._number += 1
+        page_table, window_table, window_first = page_tables(self.ledger, seat, start, end)
+        sampled, none = np.flatnonzero(samples).astype(np.int32), np.zeros(0, np.int32)
+        grants = [
+            (row, grant) for row, each in enumerate(seat.tolist()) if (grant := self._open[each].grant) is not None
+        ]
+        read_slot = self.ledger.read_slot[seat]
+        for row, grant in grants:
+            read_slot[row] = self._slot_before(grant, int(start[row]))
+        plan = Plan(
             number=self._number,
-            seat=seats.astype(np.int32),
+            seat=seat.astype(np.int32),
             start=start.astype(np.int32),
             end=end.astype(np.int32),
-            tokens=np.concatenate([self._tokens(part) for part in parts]),
-            from_board=np.array([part.from_board for part in parts], np.int32),
-            read_slot=np.array([self._slot_before(part) for part in parts], np.int32),
-            tail=self.ledger.tail[seats],
+            tokens=np.zeros(len(seat), np.int32) if tokens is None else tokens,
+            from_board=np.full(len(seat), tokens is None, np.int32),
+            read_slot=read_slot,
+            tail=self.ledger.tail[seat],
             page_table=page_table,
             window_table=window_table,
             window_first=window_first,
-            captures=_captures(parts),
+            captures=_captures(grants, start, end) if grants else NO_CAPTURES,
             sampled=sampled,
             sampling=Sampling.greedy(len(sampled)),
             score_index=none,
@@ -244,30 +273,39 @@ class DraftModel:
             score_top=0,
             poison=drain(self.ledger.arena.freed),
         )
+        if self.paranoid:
+            check_plan(plan, self.ledger)
+        return self.executor.launch(plan)
 
-    def _tokens(self, part: RowPart) -> Ints:
-        if part.from_board:
-            return np.zeros(1, np.int32)
-        return self.inputs(self._open[part.seat].sequence, part.start, part.end)
-
-    def _slot_before(self, part: RowPart) -> int:
-        """Return the checkpoint at the grid position at or before the part: the grant's, or one that it writes."""
-        here = floor_to_grid(part.start, self.ledger.cell)
-        written = (c.slot for c in part.grant.captures if c.own and c.position == here)
-        return next(written, part.grant.read_slot) or 0
+    def _slot_before(self, grant: Grant, start: int) -> int:
+        """Return the checkpoint at the grid position at or before `start`: the grant's, or one that it writes."""
+        here = floor_to_grid(start, self.ledger.cell)
+        written = (c.slot for c in grant.captures if c.own and c.position == here)
+        return next(written, grant.read_slot) or 0
 
     def _in_vocabulary(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return guesses up to the first one that only the draft model knows."""
-        unknown = (place for place, token in enumerate(tokens) if token >= self.vocab_size)
-        return tokens[: next(unknown, len(tokens))]
+        if max(tokens) < self.vocab_size:
+            return tokens
+        return tokens[: next(place for place, token in enumerate(tokens) if token >= self.vocab_size)]
 
 
-def _captures(parts: list[RowPart]) -> Captures:
+def _packed(rows: KnownRows, order: Longs) -> Ints:
+    """Return the tokens of rows in another order."""
+    length = rows.end - rows.start
+    first = (np.cumsum(length) - length)[order]
+    length = length[order]
+    before = np.cumsum(length) - length
+    packed: Ints = rows.tokens[np.arange(len(rows.tokens)) + np.repeat(first - before, length)]
+    return packed
+
+
+def _captures(grants: list[tuple[int, Grant]], start: Longs, end: Longs) -> Captures:
     found = [
         (row, capture.position, capture.slot)
-        for row, part in enumerate(parts)
-        for capture in part.grant.captures
-        if capture.slot is not None and part.start < capture.position <= part.end
+        for row, grant in grants
+        for capture in grant.captures
+        if capture.slot is not None and start[row] < capture.position <= end[row]
     ]
     table = np.array(found, np.int32).reshape(-1, 3)
     return Captures(*(np.ascontiguousarray(table[:, column]) for column in range(3)))

@@ -126,6 +126,8 @@ class Sequence:
         prompt = self.request.prompt
         if end <= len(prompt):
             return prompt[start:end]
+        if start >= len(prompt):
+            return np.array(self.generated[start - len(prompt) : end - len(prompt)], np.int32)
         tail = np.asarray(self.generated[max(0, start - len(prompt)) : end - len(prompt)], np.int32)
         return np.concatenate([prompt[start:], tail])
 

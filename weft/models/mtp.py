@@ -41,6 +41,11 @@ class MtpHead(CausalModel):
     def tied(self) -> bool:
         return False
 
+    @property
+    def width(self) -> int:
+        """The size of a hidden state."""
+        return int(self.base.model.embed_tokens.weight.shape[1])
+
     def predict(
         self, batch: Batch, views: tuple[View, ...], hidden: Float[Tensor, "tokens hidden"]
     ) -> Float[Tensor, "tokens hidden"]:

@@ -89,12 +89,18 @@ def load_model(
 
 
 def load_head(
-    path: str | Path, base: CausalModel, dtype: torch.dtype, weights: str, seed: int, operations: Operations
+    path: str | Path,
+    base: CausalModel,
+    dtype: torch.dtype,
+    weights: str,
+    seed: int,
+    operations: Operations,
+    device: torch.device | str = "cpu",
 ) -> MtpHead:
-    """Load the MTP head of the checkpoint that `base` was loaded from, for a CPU."""
+    """Load the MTP head of the checkpoint that `base` was loaded from, to the same device."""
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    head = build(config, dtype, family=head_of(config))
+    head = build(config, dtype, device, family=head_of(config))
     assert isinstance(head, MtpHead)
     if weights == "dummy":
         fill_randomly(head, seed)

@@ -78,7 +78,7 @@ class LLM:
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
         runner = loaded.runner(options.threads, progress)
-        drafter = loaded.draft_model(runner, options.threads)
+        drafter = loaded.draft_model(runner, options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False), draft_model=drafter)
         self._stopped: str | None = None
         self._running: dict[int, OpenRequest] = {}

@@ -33,8 +33,10 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
+from weft.runner.hidden_states import StateUse
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -100,8 +102,8 @@ class Runner:
     scratch_units = 0
     # Host memory, then a file, as far as there are any; each makes its own copies.
     tiers: tuple[Any, ...] = ()
-    # Where the final hidden states of all steps are kept for an MTP head.
-    keep_hidden: Callable[[Plan, Tensor], None] | None = None
+    # What steps do with hidden states, if the model has an MTP head or is one.
+    use: StateUse | None = None
 
     def __init__(
         self,
@@ -144,8 +146,7 @@ class Runner:
         """Upload, forward, sample."""
         staged = stage_sampling(plan, self.model.vocab_size)
         batch, sampling, inputs, hidden = self.run_layers(plan, staged)
-        if self.keep_hidden is not None:
-            self.keep_hidden(plan, hidden)
+        self.keep_hidden(plan, hidden)
         prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
         if not len(plan.sampled):
             return fly(sampling.seat, None, prompt_scores)
@@ -174,6 +175,14 @@ class Runner:
                 return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = build_step(plan, *where)
         return ComputedStep(batch, sampling, batch.token_ids, self.compute(batch))
+
+    def keep_hidden(self, plan: Plan, hidden: Float[Tensor, "tokens hidden"]) -> None:
+        """Keep the final hidden states of a step, if an MTP head reads them."""
+        if self.use is not None:
+            self.use.states.write(self.lines_of(plan, self.use), hidden)
+
+    def lines_of(self, plan: Plan, use: StateUse) -> Int[Tensor, " tokens"]:
+        return upload({"lines": use.lines(plan)}, self.device, widen=False)["lines"]
 
     def replay_in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
         """Return the final hidden states of rows of one token, each of which may read what the one before it writes.
@@ -398,4 +407,4 @@ def fly(
 
 def model_dtype(model: CausalModel) -> torch.dtype:
     """Return the dtype of a model's activations, which is its embedding's."""
-    return next(model.parameters()).dtype
+    return next((model.base if isinstance(model, MtpHead) else model).parameters()).dtype

@@ -175,7 +175,7 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
     if loaded.others is not None:
         loaded.others.on_death = _end_with_rank
     runner = loaded.runner(options.threads, progress)
-    drafter = loaded.draft_model(runner, options.threads)
+    drafter = loaded.draft_model(runner, options.threads, progress)
     joined = None if transfer is None else join(loaded, runner, transfer)
     transport = None if joined is None else joined.transport
     engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter, transport=transport)

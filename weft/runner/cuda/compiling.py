@@ -44,27 +44,35 @@ def warm_mixers(model: CausalModel, operations: Operations) -> None:
 
 
 def compile_once(
-    model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, progress: bool = False
+    model: CausalModel,
+    spec: MemorySpec,
+    operations: Operations,
+    tokens: int,
+    rows: int,
+    progress: bool = False,
+    drafter: bool = False,
 ) -> None:
     """Compile the kernels of a model, unless an earlier start on this machine has."""
-    mark = mark_of(model, spec, operations, tokens, rows)
+    mark = mark_of(model, spec, operations, tokens, rows, drafter)
     if mark.exists():
         log.debug("kernels were compiled by an earlier start: %s", mark)
         return
-    compile_kernels(model, spec, operations, tokens, rows, progress)
+    compile_kernels(model, spec, operations, tokens, rows, progress, "cuda", drafter)
     # The cache may be read-only.
     with suppress(OSError):
         mark.touch()
 
 
-def mark_of(model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int) -> Path:
+def mark_of(
+    model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, drafter: bool = False
+) -> Path:
     """Return the path of the mark of these steps. Its name depends on all that decides what is launched."""
     import triton
 
     shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_parameters()]
     kind = "exact" if getattr(operations, "is_exact", False) else "usual"
     versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
-    digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind}", *shapes]).encode())
+    digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind} {drafter}", *shapes]).encode())
     for folder in SOURCES:
         for source in sorted((Path(weft.__file__).parent / folder).glob("*.py")):
             digest.update(source.read_bytes())
@@ -79,6 +87,7 @@ def compile_kernels(
     rows: int,
     progress: bool = False,
     device: torch.device | str = "cuda",
+    drafter: bool = False,
 ) -> None:
     """Compile in parallel what steps of up to `tokens` and `rows` launch. Nothing is computed."""
     # Triton is not installed on machines without a GPU.
@@ -88,7 +97,7 @@ def compile_kernels(
     if not is_known():
         return
     with torch.inference_mode(), compiling_ahead(progress):
-        for step in steps_of(model, spec, operations, tokens, rows, device):
+        for step in steps_of(model, spec, operations, tokens, rows, device, drafter):
             step()
 
 
@@ -99,16 +108,23 @@ def steps_of(
     tokens: int,
     rows: int,
     device: torch.device | str,
+    drafter: bool = False,
 ) -> Iterator[Callable[[], object]]:
-    """Yield the largest steps, those that are recorded, and one of each way to sample, on scratch memory."""
+    """Yield the largest steps, those that are recorded, and one of each way to sample, on scratch memory.
+
+    A `drafter` samples in one way.
+    """
     runner = scratch_runner(model, spec, operations, rows + 1, device)
     for ends in largest_steps(tokens, rows):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
-    where = (1, spec, runner.store.scratch, device, operations)
-    prompts = [StepInputs(size, rows, *where) for size in step_sizes(rows, spec.draft_room)]
+    line = None if runner.use is None else runner.use.states.padding
+    where = (1, spec, runner.store.scratch, device, operations, line)
+    prompts = [StepInputs(size, rows, *where) for size in step_sizes(rows, spec.draft_room, drafter)]
     boards = Boards(runner.board, runner.refused, runner.moved)
-    recorded = RecordedSteps(model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
-    yield from (step for _, step in recorded.steps())
+    parts = (model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
+    yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter).steps())
+    if drafter:
+        return
     for plan in sampled_plans(runner):
         yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]
 

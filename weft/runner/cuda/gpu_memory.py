@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.base.plan import Plan
+from weft.base.plan import Ints, Plan
 from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
 from weft.runner.cuda.padding import Size, trial
 from weft.runner.cuda.recorded import draft_sizes, prompt_sizes
-from weft.runner.runner import Runner
+from weft.runner.head import HeadRunner
+from weft.runner.hidden_states import HiddenStates, ReadsStates
+from weft.runner.runner import Runner, model_dtype
 
 # For libraries' workspaces and fragmentation: enough in practice, and small beside a model.
 SPARE_BYTES = 512 << 20
@@ -29,6 +32,10 @@ class GpuMemory:
     work: int  # of the largest steps, measured
     arena: int  # the rest of the share that Weft may use
 
+    def less(self, more: int) -> GpuMemory:
+        """Return the memory if steps need some bytes more."""
+        return replace(self, work=self.work + more, arena=max(0, self.arena - more))
+
     def __str__(self) -> str:
         left, total, weights, work = (f"{n / 2**30:.1f}" for n in (self.arena, self.total, self.weights, self.work))
         return f"{left} GiB: the GPU has {total} GiB; weights and other processes take {weights}, steps {work}"
@@ -42,14 +49,21 @@ def measure_memory(
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     taken = total - free
+    work = measure_work(model, spec, operations, tokens, rows)
+    torch.cuda.empty_cache()
+    return GpuMemory(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
+
+
+def measure_work(
+    model: CausalModel, spec: MemorySpec, operations: Operations, tokens: int, rows: int, drafter: bool = False
+) -> int:
+    """Return the bytes that steps need besides weights and store. A `drafter` samples each row once."""
     # Recorded steps keep their working memory, but share it with each other.
     prompt, *recorded = largest_steps(tokens, rows)
     peaks = [_peak(model, spec, operations, ends) for ends in recorded]
     if sizes := draft_sizes(rows, spec.draft_room):
-        peaks.append(_peak(model, spec, operations, draft_lengths(sizes[-1]), drafts=True))
-    work = _peak(model, spec, operations, prompt) + max(peaks)
-    torch.cuda.empty_cache()
-    return GpuMemory(total, taken, work, max(0, int(total * fraction) - taken - work - SPARE_BYTES))
+        peaks.append(_peak(model, spec, operations, draft_lengths(sizes[-1]), drafts=not drafter))
+    return _peak(model, spec, operations, prompt) + max(peaks)
 
 
 def largest_steps(tokens: int, rows: int) -> list[list[int]]:
@@ -88,9 +102,22 @@ def scratch_runner(
     model: CausalModel, spec: MemorySpec, operations: Operations, seats: int, device: torch.device | str
 ) -> Runner:
     """Return a runner whose memory is one unit of each kind, for trials."""
-    runner = Runner(model, spec, ALIGNMENT, seats, device, operations=operations)
+    parts = (model, spec, ALIGNMENT, seats, device)
+    if isinstance(model, MtpHead):
+        states = HiddenStates(seats, 0, model.width, model_dtype(model), device)
+        runner: Runner = HeadRunner(states, *parts, operations=operations)
+        runner.use = PaddingUse(states)
+    else:
+        runner = Runner(*parts, operations=operations)
     runner.store = Store(spec, ALIGNMENT, device, scratch=True)
     return runner
+
+
+class PaddingUse(ReadsStates):
+    """Use of a head whose rows are all padding."""
+
+    def lines(self, plan: Plan) -> Ints:
+        return np.full(len(plan.tokens), self.states.padding, np.int32)
 
 
 def trial_of(ends: list[int], runner: Runner) -> Plan:

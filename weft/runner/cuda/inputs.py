@@ -35,7 +35,10 @@ class BufferSlice:
 
 
 class DecodeInputs:
-    """Inputs of decode-only steps. `scratch` names a unit of each kind for padding; `cells` is the longest row's."""
+    """Inputs of decode-only steps. `scratch` names a unit of each kind for padding; `cells` is the longest row's.
+
+    With a `padding_line`, every row also has a line of hidden states.
+    """
 
     def __init__(
         self,
@@ -45,14 +48,16 @@ class DecodeInputs:
         scratch: dict[Kind, int],
         device: torch.device | str,
         operations: Operations,
+        padding_line: int | None = None,
     ) -> None:
+        self.padding_line = padding_line
         self.rows, self.spec, self.scratch, self.operations = rows, spec, scratch, operations
         windows = {m.window is not None for m in spec.memories if isinstance(m, AttentionMemory)}
         # Lists of pages come last, the potentially long one at the very end: the unused part is not copied.
         self.pagings = [name for name, windowed in (("windowed", True), ("full", False)) if windowed in windows]
         self.places: dict[str, BufferSlice] = {}
         self.size = 0
-        for name in PER_ROW:
+        for name in self.per_row:
             self._place(name, rows)
         for paging in self.pagings:
             for name in PER_ROW_OF_PAGES:
@@ -65,6 +70,10 @@ class DecodeInputs:
         self.packed_first = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.none = torch.zeros(1, dtype=torch.int32, device=device)
 
+    @property
+    def per_row(self) -> tuple[str, ...]:
+        return PER_ROW if self.padding_line is None else ("line", *PER_ROW)
+
     def _place(self, name: str, length: int) -> None:
         self.places[name] = BufferSlice(self.size, length)
         self.size += -(-length // ALIGNED) * ALIGNED
@@ -75,15 +84,17 @@ class DecodeInputs:
 
     # filling ----------------------------------------------------------------------------------------------------------
 
-    def fill(self, plan: Plan, rows: int) -> None:
-        """Send a plan of decodes, padded to `rows` rows. The copy is asynchronous."""
+    def fill(self, plan: Plan, rows: int, lines: Ints | None = None) -> None:
+        """Send a plan of decodes, padded to `rows` rows, and the lines of hidden states. The copy is asynchronous."""
         pinned = torch.empty(self.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        used = self._write(plan, rows, pinned.numpy())
+        used = self._write(plan, rows, lines, pinned.numpy())
         self.buffer[:used].copy_(pinned[:used], non_blocking=True)
 
     def fill_with_padding(self) -> None:
         """Fill the inputs like those of a plan without rows, padded to the maximum."""
         padding = {"seat": self.scratch_seat, "tail": self.scratch.get(Kind.TAIL, 0), "closing": NO_SLOT}
+        if self.padding_line is not None:
+            padding["line"] = self.padding_line
         for name, value in padding.items():
             self.tensor(name).fill_(value)
         for paging in self.pagings:
@@ -92,7 +103,7 @@ class DecodeInputs:
             self.tensor(f"{paging}.pages").fill_(scratch_page)
             self.tensor(f"{paging}.bounds").copy_(self.packed_first)
 
-    def _write(self, plan: Plan, rows: int, host: NDArray[np.int32]) -> int:
+    def _write(self, plan: Plan, rows: int, lines: Ints | None, host: NDArray[np.int32]) -> int:
         """Write all arrays into `host`; return how much of it to copy."""
 
         def put(name: str, values: Ints | NDArray[np.int64], padding: int) -> None:
@@ -103,6 +114,8 @@ class DecodeInputs:
         cell = self.spec.cell
         closing = np.full(plan.rows, NO_SLOT, np.int32)
         closing[plan.captures.row] = plan.captures.slot
+        if lines is not None and self.padding_line is not None:
+            put("line", lines, self.padding_line)
         put("token", plan.tokens, 0)
         put("seat", plan.seat, self.scratch_seat)
         put("from_board", plan.from_board, 0)

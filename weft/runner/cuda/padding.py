@@ -87,10 +87,13 @@ class StepTensors:
     # In steps with drafts: rows that follow others in flight, and where samples of drafts are.
     following: FollowingRows | None
     drafts: DraftSamples | None
+    line: Tensor | None = None  # [tokens] of hidden states
 
 
 class StepInputs:
     """Inputs of one size in one buffer, filled by one copy. `cells` is a row's maximum length.
+
+    With a `padding_line`, every token also has a line of hidden states.
 
     Rows and tokens lie as follows; the last row has all tokens that are left:
 
@@ -106,7 +109,9 @@ class StepInputs:
         scratch: Mapping[Kind, int],
         device: torch.device | str,
         operations: Operations,
+        padding_line: int | None = None,
     ) -> None:
+        self.padding_line = padding_line
         self.size, self.seat, self.spec, self.scratch, self.device = size, seat, spec, scratch, torch.device(device)
         staged = self._stage_padding(operations)
         arrays = staged.arrays()
@@ -151,6 +156,8 @@ class StepInputs:
         batch.fields["positions"] = np.zeros(size.all_tokens, np.int32)
         rows, answers = np.zeros(size.rows, np.int32), np.zeros(size.answers, np.int32)
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
+        if self.padding_line is not None:
+            seats["line"] = np.full(size.all_tokens, self.padding_line, np.int32)
         return StagedValue(StepTensors, {"batch": batch, **seats, **self._stage_drafts()})
 
     @property
@@ -177,9 +184,9 @@ class StepInputs:
             "drafts": StagedValue(DraftSamples, drafts),
         }
 
-    def fill(self, plan: Plan) -> None:
-        """Send a plan that fits. The copy is asynchronous."""
-        filling = Filling(self, plan)
+    def fill(self, plan: Plan, lines: Ints | None = None) -> None:
+        """Send a plan that fits, and the lines of its tokens' hidden states. The copy is asynchronous."""
+        filling = Filling(self, plan, lines)
         pinned = torch.empty(filling.used, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         filling.write(pinned.numpy())
         self.buffer[: filling.used].copy_(pinned, non_blocking=True)
@@ -188,8 +195,9 @@ class StepInputs:
 class Filling:
     """Writes one plan into the inputs of its size. What is the same for every plan comes from the padding."""
 
-    def __init__(self, inputs: StepInputs, plan: Plan) -> None:
+    def __init__(self, inputs: StepInputs, plan: Plan, lines: Ints | None) -> None:
         self.inputs, self.plan, size, cell = inputs, plan, inputs.size, inputs.spec.cell
+        self.lines = lines
         self.decodes = plan.decode_rows
         self.longer = plan.rows - self.decodes
         self.start, self.end = plan.start.astype(np.int64), plan.end.astype(np.int64)
@@ -220,6 +228,8 @@ class Filling:
         self._put(host, "batch.slot", np.where(plan.start >= cell, plan.read_slot, 0))
         self._put(host, "batch.tail", plan.tail)
         self._put(host, "batch.token_ids", plan.tokens)
+        if self.lines is not None:
+            self._put(host, "line", self.lines)
         positions, owners = ranges(self.start, self.end - self.start)
         self._put(host, "batch.positions", positions)
         end = self.inputs.first["batch.positions"] + self.inputs.size.all_tokens

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from weft.base.plan import Plan
+from weft.base.plan import Ints, Plan
 from weft.kernels.interface import Batch
 from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
+from weft.runner.hidden_states import StateUse
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as it
 # takes to launch their kernels one by one.
@@ -77,9 +78,15 @@ def draft_sizes(most: int, room: int) -> list[Size]:
     )
 
 
-def step_sizes(most: int, room: int) -> list[Size]:
-    """Return all sizes of steps with longer rows to record, smallest first."""
-    sizes = [*prompt_sizes(most), *draft_sizes(most, room)]
+def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:
+    """Return all sizes of steps with longer rows to record, smallest first.
+
+    After a verification, a `drafter` reads as many tokens of a row as were accepted, and samples once.
+    """
+    drafts = draft_sizes(most, room)
+    if drafter:
+        drafts = [replace(size, samples=None) for size in drafts]
+    sizes = [*prompt_sizes(most), *drafts]
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
 
@@ -90,7 +97,7 @@ class StepOutput:
     In a step of decodes every row has a line, sampled or not.
     """
 
-    logits: Tensor  # [samples, vocab]
+    logits: Tensor | None  # [samples, vocab]; those of a drafter are not kept
     tokens: Tensor  # [samples] the most likely
     # [tokens] of the step. Those of decodes have the plan's indices; their seats on the board are overwritten.
     inputs: Tensor
@@ -105,7 +112,10 @@ class Boards(NamedTuple):
 
 
 class RecordedSteps:
-    """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size."""
+    """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size.
+
+    `use` is what steps do with hidden states. A `drafter` needs only the most likely tokens.
+    """
 
     def __init__(
         self,
@@ -114,7 +124,10 @@ class RecordedSteps:
         boards: Boards,
         decodes: DecodeInputs,
         prompts: list[StepInputs],
+        use: StateUse | None = None,
+        drafter: bool = False,
     ) -> None:
+        self.use, self.drafter = use, drafter
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
@@ -123,7 +136,7 @@ class RecordedSteps:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
         if len(plan.tokens) == plan.rows:
             rows = next(rows for rows in self.rows if rows >= plan.rows)
-            self.decodes.fill(plan, rows)
+            self.decodes.fill(plan, rows, self._lines(plan))
             return self._replay(rows, lambda: self._decode(rows))
         decodes = plan.decode_rows
         shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count)
@@ -131,13 +144,16 @@ class RecordedSteps:
         inputs = next((inputs for inputs in fitting if inputs.follows or not len(plan.behind)), None)
         if inputs is None:
             return None
-        inputs.fill(plan)
+        inputs.fill(plan, self._lines(plan))
         output = self._replay(inputs.size, lambda: self._prompt(inputs))
         if len(plan.drafts) and decodes < inputs.size.decodes:
             # Without the padding between them, all tokens have the plan's indices.
             tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
             output = replace(output, inputs=tokens)
         return output
+
+    def _lines(self, plan: Plan) -> Ints | None:
+        return None if self.use is None else self.use.lines(plan)
 
     def _replay(self, size: Hashable, step: Callable[[], StepOutput]) -> StepOutput:
         if size not in self._recorded:
@@ -153,7 +169,8 @@ class RecordedSteps:
         known = inputs.tensor("token", rows)
         ids = inputs.operations.read_board(self.boards.token, seat, inputs.tensor("from_board", rows), known)
         batch = inputs.batch(rows, ids)
-        return self._choose(self.model(batch, self.views), batch, seat)
+        line = None if self.use is None else inputs.tensor("line", rows)
+        return self._choose(self._compute(batch, line), batch, seat)
 
     def _prompt(self, inputs: StepInputs) -> StepOutput:
         step = inputs.step
@@ -163,14 +180,25 @@ class RecordedSteps:
             batch.operations.move_rows(batch, step.following, step.seat, boards.refused, boards.moved)
         ids, first = batch.token_ids, batch.first[:-1]
         ids[first] = batch.operations.read_board(boards.token, step.seat, step.from_board, ids[first])
-        output = self._choose(self.model(batch, self.views)[step.answer], batch, step.answer_seat)
+        output = self._choose(self._compute(batch, step.line)[step.answer], batch, step.answer_seat)
         if step.drafts is not None:
             batch.operations.verify_drafts(output.tokens, ids, step.drafts, boards.token, boards.refused)
         return output
 
+    def _compute(self, batch: Batch, line: Tensor | None) -> Tensor:
+        """Return the final hidden states of a step."""
+        if self.use is None:
+            hidden: Tensor = self.model(batch, self.views)
+            return hidden
+        assert line is not None
+        return self.use.compute(self.model, batch, self.views, line)
+
     def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
+        if self.use is not None:
+            self.use.chosen(hidden, seat)
         logits = self.model.logits(hidden, batch)
-        return StepOutput(logits, batch.operations.take_likeliest(logits, self.boards.token, seat), batch.token_ids)
+        tokens = batch.operations.take_likeliest(logits, self.boards.token, seat)
+        return StepOutput(None if self.drafter else logits, tokens, batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
         """Return a step of every size with inputs of padding, largest first."""

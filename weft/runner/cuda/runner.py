@@ -14,6 +14,7 @@ from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, step_sizes
+from weft.runner.hidden_states import StateUse
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
 
@@ -22,8 +23,13 @@ SCORE_ELEMENTS = 1 << 24
 
 
 class CudaRunner(Runner):
-    """Runner on a GPU. `max_length` is a row's maximum length. On a CPU (in tests) it works without recording."""
+    """Runner on a GPU. `max_length` is a row's maximum length. On a CPU (in tests) it works without recording.
 
+    `use` is what steps do with hidden states.
+    """
+
+    # Whether all samples are guesses, the most likely tokens.
+    drafter = False
     score_elements = SCORE_ELEMENTS
     scratch_units = 1
 
@@ -37,7 +43,9 @@ class CudaRunner(Runner):
         device: torch.device | str = "cuda",
         progress: bool = False,
         operations: Operations | None = None,
+        use: StateUse | None = None,
     ) -> None:
+        self.use = use
         self.model, self.spec, self.device = model, spec, torch.device(device)
         self.operations = everywhere("cuda") if operations is None else operations
         check_device(self.operations, str(device))
@@ -49,12 +57,14 @@ class CudaRunner(Runner):
         if self.device.type == "cuda":
             warm_mixers(model, self.operations)
         cells = -(-max_length // spec.cell)
-        where = (cells, spec, self.store.scratch, self.device, self.operations)
+        line = None if use is None else use.states.padding
+        where = (cells, spec, self.store.scratch, self.device, self.operations, line)
         decodes = DecodeInputs(seats, *where)
-        prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room)]
+        prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room, self.drafter)]
+        boards = Boards(self.board, self.refused, self.moved)
+        parts = (model, self.store.views, boards, decodes, prompts)
         with torch.inference_mode():
-            boards = Boards(self.board, self.refused, self.moved)
-            self.recorded = RecordedSteps(model, self.store.views, boards, decodes, prompts)
+            self.recorded = RecordedSteps(*parts, use, self.drafter)
             if self.device.type == "cuda":
                 self.recorded.record_all(progress)
 
@@ -78,6 +88,7 @@ class CudaRunner(Runner):
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
         if every and plan.sampling.all_greedy and not wants_more:
             return fly(output.tokens[:samples], None, None)
+        assert output.logits is not None
         sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[:samples] if every else output.logits[sampling.index]
         # The next step is launched after the masks, so it does not overwrite these logits before.
@@ -88,6 +99,7 @@ class CudaRunner(Runner):
     def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
-        if len(plan.score_index) or not len(plan.sampled) or not (decodes_only or len(plan.sampled) == plan.rows):
+        every = len(plan.sampled) == plan.rows
+        if len(plan.score_index) or not len(plan.sampled) or not (every or (decodes_only and not self.drafter)):
             return None
         return self.recorded.run(plan)

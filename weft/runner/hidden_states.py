@@ -1,0 +1,197 @@
+"""The model's final hidden states by seat, for the positions that its MTP head has not read yet.
+
+They lie in one buffer that never moves, so recorded steps can write and read it. Its lines:
+
+    blocks of positions, each of one seat   the head's own last output, by seat   padding
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from weft.base.grid import cells_covering
+from weft.base.plan import Ints, Plan
+from weft.kernels.interface import Batch
+from weft.kernels.rows import Longs, ranges
+from weft.memory.device.store import View
+from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
+
+# Positions of a block, and blocks that a seat needs while its states wait to be read many at once.
+BLOCK = 16
+BLOCKS_OF_A_SEAT = 6
+
+
+class HiddenStates:
+    """A seat keeps one interval of positions, [first, end).
+
+    What a step writes replaces everything from its first position on, so states of wrong drafts are gone when the next
+    step writes. Beyond `most` positions, or without a free block, a seat loses all of them.
+    """
+
+    def __init__(
+        self, seats: int, most: int, width: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        blocks = block_count(seats, most)
+        self.most = most
+        self.own = blocks * BLOCK
+        self.padding = self.own + seats
+        self.lines = torch.zeros(self.padding + 1, width, dtype=dtype, device=device)
+        self.first = np.zeros(seats, np.int64)
+        self.end = np.zeros(seats, np.int64)
+        # By seat: the end of the last block that it holds, and its blocks by their number in the sequence, in a ring.
+        self._limit = np.zeros(seats, np.int64)
+        self._blocks = np.zeros((seats, blocks), np.int32)
+        self._free = list(range(blocks))
+
+    # on the host ------------------------------------------------------------------------------------------------------
+
+    def place(self, plan: Plan) -> Ints:
+        """Keep the states of a step's tokens from now on, and return the line of each."""
+        seat, start, end = (each.astype(np.int64) for each in (plan.seat, plan.start, plan.end))
+        for row in np.flatnonzero((start > self.end[seat]) | (start < self.first[seat])).tolist():
+            self.forget(int(seat[row]))
+            self._begin(int(seat[row]), int(start[row]))
+        self.end[seat] = end
+        full = [row for row in np.flatnonzero(end > self._limit[seat]).tolist() if not self._grow(int(seat[row]))]
+        positions, owners = ranges(start, end - start)
+        lines = self._find(seat[owners], positions)
+        if full:
+            lines[np.isin(owners, full)] = self.padding
+        return lines
+
+    def find(self, plan: Plan) -> Ints:
+        """Return the lines that a head reads for a step: of its own output if a row's token is on the board."""
+        seat, start, end = (each.astype(np.int64) for each in (plan.seat, plan.start, plan.end))
+        own = plan.from_board > 0
+        kept = (self.first[seat] <= start) & (end <= self.end[seat])
+        assert (own | kept).all(), "a head reads states that were not kept"
+        positions, owners = ranges(start, end - start)
+        return np.where(own[owners], self.own + seat[owners], self._find(seat[owners], positions)).astype(np.int32)
+
+    def drop(self, seats: Longs, before: Longs) -> None:
+        """Drop the states before positions of seats: the head has read them, and its entries stand."""
+        passed = np.minimum(before, self._limit[seats]) // BLOCK > self.first[seats] // BLOCK
+        for seat, end in zip(seats[passed].tolist(), before[passed].tolist(), strict=True):
+            self._release(seat, min(end, int(self._limit[seat])))
+        self.first[seats] = np.maximum(self.first[seats], before)
+        self.end[seats] = np.maximum(self.end[seats], self.first[seats])
+        for seat in seats[self._limit[seats] < self.first[seats] // BLOCK * BLOCK].tolist():
+            self._begin(seat, int(self.first[seat]))
+
+    def forget(self, seat: int) -> None:
+        """Drop all states of a seat."""
+        self._release(seat, int(self._limit[seat]))
+        self.first[seat] = self.end[seat] = self._limit[seat] = 0
+
+    def _begin(self, seat: int, position: int) -> None:
+        """Let a seat that holds no block begin at a position."""
+        self.first[seat] = self.end[seat] = position
+        self._limit[seat] = position // BLOCK * BLOCK
+
+    def _grow(self, seat: int) -> bool:
+        """Take blocks up to the end of a seat's interval; if there is no room, forget all of it."""
+        limit, end = int(self._limit[seat]), int(self.end[seat])
+        needed = cells_covering(end - limit, BLOCK)
+        if needed > len(self._free) or end - int(self.first[seat]) > self.most:
+            self.forget(seat)
+            return False
+        for number in range(limit // BLOCK, limit // BLOCK + needed):
+            self._blocks[seat, number % self._blocks.shape[1]] = self._free.pop()
+        self._limit[seat] = limit + needed * BLOCK
+        return True
+
+    def _release(self, seat: int, end: int) -> None:
+        """Release the blocks of a seat that lie before a position."""
+        numbers = np.arange(int(self.first[seat]) // BLOCK, end // BLOCK) % self._blocks.shape[1]
+        self._free.extend(self._blocks[seat, numbers].tolist())
+
+    def _find(self, seats: Longs, positions: Longs) -> Ints:
+        block = self._blocks[seats, positions // BLOCK % self._blocks.shape[1]]
+        found: Ints = (block * BLOCK + positions % BLOCK).astype(np.int32)
+        return found
+
+    # on the device ----------------------------------------------------------------------------------------------------
+
+    def write(self, lines: Int[Tensor, " n"], states: Float[Tensor, "n hidden"]) -> None:
+        self.lines[lines] = states.to(self.lines.dtype)
+
+    def read(self, lines: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
+        return self.lines[lines]
+
+
+def block_count(seats: int, most: int) -> int:
+    return cells_covering(most, BLOCK) + BLOCKS_OF_A_SEAT * seats
+
+
+def hidden_bytes(seats: int, most: int, width: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the buffer of `HiddenStates`."""
+    return (block_count(seats, most) * BLOCK + seats + 1) * width * dtype.itemsize
+
+
+class StateUse(Protocol):
+    """What the steps of a runner do with hidden states."""
+
+    states: HiddenStates
+
+    def lines(self, plan: Plan) -> Ints:
+        """Return the line of each token of a plan. Called once for each launch."""
+        ...
+
+    def compute(
+        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the final states of a batch."""
+        ...
+
+    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
+        """Take note of the states from which samples of seats are chosen."""
+        ...
+
+
+class KeepsStates:
+    """Use of a model that has a head: keeps the states of all its tokens."""
+
+    def __init__(self, states: HiddenStates) -> None:
+        self.states = states
+
+    def lines(self, plan: Plan) -> Ints:
+        return self.states.place(plan)
+
+    def compute(
+        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        hidden: Tensor = model(batch, views)
+        self.states.write(lines, hidden)
+        return hidden
+
+    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
+        """Keep nothing more."""
+
+
+class ReadsStates:
+    """Use of a head. A row's tokens are those after its positions.
+
+    A row whose token is on the board continues from the head's own output at its last sample, any other row from the
+    model's hidden states.
+    """
+
+    def __init__(self, states: HiddenStates) -> None:
+        self.states = states
+
+    def lines(self, plan: Plan) -> Ints:
+        return self.states.find(plan)
+
+    def compute(
+        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "tokens hidden"]:
+        assert isinstance(model, MtpHead)
+        return model.predict(batch, views, self.states.read(lines))
+
+    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
+        self.states.write(seat + self.states.own, hidden)
