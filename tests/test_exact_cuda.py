@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from importlib import import_module
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -20,9 +21,10 @@ from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.choosing import choose
 from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
-from weft.kernels.cuda.exact_linear import cut, unsplit, way_of
+from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
+from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.gpus import H200
-from weft.kernels.cuda.linear_few import Cut, few_rows
+from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
 from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tiled
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
@@ -59,10 +61,13 @@ def test_exact_answers_are_refused_where_bits_would_depend_on_company(monkeypatc
         choose("cuda", torch.float32, lambda operations: (), exact=True)
 
 
-def test_no_number_of_rows_splits_a_sum():
+def test_no_number_of_rows_changes_how_a_sum_is_split():
     for outputs in (16, 100, 1089, 2048, 4480, 6144, 24576, 131072):
-        for rows in range(1, 33):
-            assert cut(rows, outputs, 8192).shares == cut(rows, outputs, 8192, AMPERE).shares == 1
+        for inputs, rows in product((512, 1000, 2880, 8192), range(1, 33)):
+            for cut_here in (cut(rows, outputs, inputs), cut(rows, outputs, inputs, AMPERE)):
+                assert cut_here.shares == shares_of(outputs, inputs)
+                assert cut_here.shares == 1 or INPUTS % cut_here.inputs == 0, "shares would end elsewhere"
+        assert shares_of(outputs, 8192) == 1 or {way_of(rows, outputs, 8192) for rows in ROWS} == {"few", "tiles"}
     for sizes in ((1089, 2048), (64, 2880), (4096, 20)):
         assert way_of(8192, *sizes) == "tiles", "nobody has compared the library there"
     assert {way_of(rows, 4096, 4096, AMPERE) for rows in range(1, 300)} == {"few", "tiles"}
@@ -119,6 +124,27 @@ def test_every_way_to_multiply_gives_the_plain_product(device, rows, outputs, in
     # One line more than rows: nothing may be written behind them.
     for by in (Tile(16, 32, 64, 4, 2), Tile(32, 16, 32, 4, 1)):
         torch.testing.assert_close(tiled(x, weight, bias, by).float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
+    """Within a share all sums are whole numbers; in any other order the large ones would not swallow the ones."""
+    outputs, inputs, large = 40, 2048, 2.0**12
+    x = torch.zeros(70, inputs, dtype=torch.float16)
+    weight = torch.zeros(outputs, inputs, dtype=torch.float16)
+    assert shares_of(outputs, inputs) == 4
+    x[:, 0], x[:, 512], x[:, 1024], x[:, 1536], x[:, 2047] = large, 1, 1, -large, 3
+    weight[:, 0] = weight[:, 1536] = large
+    weight[:, 512] = weight[:, 1024] = weight[:, 2047] = 1
+    # ((2^24 + 1) + 1) + (3 - 2^24) is 3 in float32.
+    for rows in (1, 16, 20, 70):
+        assert EXACT.linear(x[:rows], Weight(weight)).eq(3).all(), rows
+        stream = EXACT.residual(torch.zeros(rows, outputs, dtype=torch.float16))
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        assert stream.total().eq(3).all()
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        stream.finish(SimpleNamespace(weight=torch.ones(outputs, dtype=torch.float16), eps=0.0))
+        assert stream.x.eq(6).all()
+    assert few_rows(x[:1], weight, by=Cut(64, 2, 128, 4, 2)).ne(3).all(), "another split would be seen"
 
 
 def test_scores_of_experts_are_float32_products():
@@ -352,6 +378,9 @@ def launch_exact_products() -> None:
         few_rows(x, weight, by=cut(rows, outputs, inputs))
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))
     tiled(x, weight, None, tile_of(40, 1089))
+    weight, x = (torch.empty(2048, 8192, dtype=torch.bfloat16) for _ in range(2))
+    for rows in (40, 2048):
+        tiled(x[:rows], weight, None, tile_of(rows, 2048), shares=4)
     float32_scores(torch.empty(8, 2688, dtype=torch.bfloat16), torch.empty(128, 2688))
 
 
@@ -365,7 +394,9 @@ def launch_exact_attention() -> None:
 def launch_exact_experts() -> None:
     layer = layer_of(4, 128, 64, True, torch.bfloat16, "cpu")
     chosen = torch.zeros(1, 2, dtype=torch.int32)
-    exact_moe.pair_results(torch.empty(1, 128, dtype=torch.bfloat16), chosen, layer)
+    x, shared = torch.empty(1, 128, dtype=torch.bfloat16), shared_of(1, 128, 64, torch.bfloat16, "cpu")
+    exact_moe.pair_results(x, chosen, layer)
+    few_experts(x, torch.zeros(1, 2), chosen, layer, shared)
 
 
 def test_exact_kernels_compile_for_sm_90():

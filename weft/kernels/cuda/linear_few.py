@@ -96,7 +96,7 @@ def few_rows(
     results = outputs // parts
     width, shares, step, warps, stages = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
-    share = -(-inputs // (shares * step)) * step
+    share = share_of(inputs, shares, step)
     summed = summed or shares == 1
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
@@ -132,6 +132,16 @@ def shares_of(blocks: int, inputs: int, programs: int) -> int:
     while blocks * shares < programs and inputs >= 4 * INPUTS * shares:
         shares *= 2
     return shares
+
+
+def share_of(inputs: int, shares: int, step: int = INPUTS) -> int:
+    """Return the inputs of a share but the last, which may be shorter. Steps of up to INPUTS give the same shares.
+
+    >>> share_of(8192, 4), share_of(2880, 4, step=64), share_of(2880, 1, step=1024)
+    (2048, 768, 3072)
+    """
+    step = max(step, INPUTS)
+    return -(-inputs // (shares * step)) * step
 
 
 @lru_cache
@@ -174,8 +184,8 @@ def few_rows_kernel(
             tl.debug_barrier()
             if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
                 return
-            total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-            for other in range(SHARES):
+            total = tl.load(found + place, mask=real, other=0.0, cache_modifier=".cg")
+            for other in range(1, SHARES):
                 total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
             tl.store(come + block, 0)
     if y is not None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launching import jit, named
+from weft.kernels.cuda.linear_few import share_of
 from weft.kernels.cuda.overlap import early, wait
 
 
@@ -58,12 +59,16 @@ def tiled(
     weight: Float[Tensor, "outputs inputs"],
     bias: Float[Tensor, " outputs"] | None = None,
     by: Tile | None = None,
+    shares: int = 1,
 ) -> Float[Tensor, "rows outputs"]:
-    """Return the matmul, rounded once. `by` overrides the usual tile."""
+    """Return the matmul, rounded once. `by` overrides the usual tile.
+
+    The inputs are cut into `shares`, which are summed separately and added in their order, as `few_rows` does.
+    """
     rows, outputs = len(x), len(weight)
     y = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     by = by or tile_of(rows, outputs, gpu_of(x.device))
-    launch(x, weight, bias, y, by, "tf32")
+    launch(x, weight, bias, y, by, "tf32", shares)
     return y
 
 
@@ -76,7 +81,9 @@ def float32_scores(
     return y
 
 
-def launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, by: Tile, precision: str) -> None:
+def launch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, by: Tile, precision: str, shares: int = 1
+) -> None:
     (rows, inputs), outputs = x.shape, len(weight)
     assert x.stride(1) == weight.stride(1) == 1
     if not rows:
@@ -85,18 +92,18 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, by: Tile, 
     tiled_kernel[(tiles,)](
         named(
             x=x, weight=weight, bias=bias, y=y, rows=rows, outputs=outputs, inputs=inputs, x_stride=x.stride(0),
-            weight_stride=weight.stride(0),
+            weight_stride=weight.stride(0), share=share_of(inputs, shares),
         ),
-        ROWS=by.rows, OUTPUTS=by.outputs, INPUTS=by.inputs, EVEN=inputs % by.inputs == 0, ADJACENT=ADJACENT,
-        PRECISION=precision, num_warps=by.warps, num_stages=by.stages, **early(x),
+        ROWS=by.rows, OUTPUTS=by.outputs, INPUTS=by.inputs, EVEN=inputs % by.inputs == 0, SHARES=shares,
+        ADJACENT=ADJACENT, PRECISION=precision, num_warps=by.warps, num_stages=by.stages, **early(x),
     )  # fmt: skip
 
 
 @jit(do_not_specialize=["rows"])
 def tiled_kernel(
-    x, weight, bias, y, rows, outputs, inputs, x_stride, weight_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, ADJACENT: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, bias, y, rows, outputs, inputs, x_stride, weight_stride, share,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, SHARES: tl.constexpr,
+    ADJACENT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     row_tile, output_tile = place(tl.program_id(0), tl.cdiv(rows, ROWS), tl.cdiv(outputs, OUTPUTS), ADJACENT)
     row = row_tile * ROWS + tl.arange(0, ROWS)
@@ -107,15 +114,18 @@ def tiled_kernel(
     weights = weight + tl.minimum(output, outputs - 1).to(tl.int64)[:, None] * weight_stride + column[None, :]
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     wait(EARLY)
-    for first in range(0, inputs, INPUTS):
-        if EVEN:
-            value, w = tl.load(values), tl.load(weights)
-        else:
-            is_input = (first + column < inputs)[None, :]
-            value, w = tl.load(values, mask=is_input, other=0.0), tl.load(weights, mask=is_input, other=0.0)
-        total = tl.dot(value.to(w.dtype), tl.trans(w), total, input_precision=PRECISION)
-        values += INPUTS
-        weights += INPUTS
+    # Sums from zero are never negative zeros, so it does not matter that their own sum starts from zero too.
+    for number in tl.range(SHARES, num_stages=1):
+        part = tl.zeros((ROWS, OUTPUTS), tl.float32)
+        for first in range(number * share, tl.minimum(inputs, (number + 1) * share), INPUTS):
+            if EVEN:
+                value, w = tl.load(values + first), tl.load(weights + first)
+            else:
+                is_input = (first + column < inputs)[None, :]
+                value = tl.load(values + first, mask=is_input, other=0.0)
+                w = tl.load(weights + first, mask=is_input, other=0.0)
+            part = tl.dot(value.to(w.dtype), tl.trans(w), part, input_precision=PRECISION)
+        total += part
     if bias is not None:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
     real = (row < rows)[:, None] & (output < outputs)[None, :]
