@@ -20,6 +20,7 @@ from weft.base.options import Options, SizingFacts, count, draft_of, draft_token
 from weft.base.sampling import SamplingParams
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
+from weft.exact_costs import decide
 from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes, gpu_count, use_gpu
 from weft.kernels.interface import Operations
@@ -242,6 +243,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     shard = shard_of(options, 0)
     if others is not None:
         use_gpu_of(0, others.ranks, device)
+    options = decided(options, folder, device, dtype)
+    exact = options.exact is True
     try:
         model, config = load_model(
             folder,
@@ -251,18 +254,18 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
             options.weights,
             options.seed,
             spare_bytes(shard.ranks),
-            partial(compile_early, exact=options.exact),
-            exact=options.exact,
+            partial(compile_early, exact=exact),
+            exact=exact,
             shard=shard,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    chosen = choose(device, dtype, model.memories, exact=options.exact)
+    chosen = choose(device, dtype, model.memories, exact=exact)
     room = None
     if chosen.on_gpu:
         found = measure(model, chosen.operations, options, progress)
         if isinstance(found, str):
-            chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
+            chosen = choose(device, dtype, model.memories, refused=found, exact=exact)
         else:
             room = found
     report_choices(device, chosen)
@@ -271,7 +274,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     draft = load_drafter(options, tokenizer, model, chosen, progress)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
-    if options.exact:
+    if exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
@@ -288,6 +291,22 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
+
+
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> Options:
+    """Return options without an `exact` that is "auto": a table says where it is worth its cost."""
+    if options.exact != "auto":
+        return options
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    conflict = None
+    if options.tensor_parallel > 1:
+        conflict = "tensor_parallel is not supported with it"
+    elif draft_of(options) != "off":
+        conflict = "draft is not supported with it on a GPU"
+    name = str(dtype).removeprefix("torch.")
+    exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
+    log.info("exact: %s", reason)
+    return replace(options, exact=exact)
 
 
 def load_drafter(
