@@ -128,9 +128,11 @@ class Loaded:
             kind = ExactRunner if config.exact else Runner
             threads = threads or available_cores()
             return kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
+        from weft.runner.cuda.exact import ExactCudaRunner
         from weft.runner.cuda.runner import CudaRunner
 
-        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations)
+        on_gpu = ExactCudaRunner if config.exact else CudaRunner
+        return on_gpu(*parts, config.max_length, progress=progress, operations=operations)
 
     def draft_model(self, runner: Runner | LeadingRunner, threads: int = 0) -> DraftModel | None:
         """Return the draft model or MTP head with its own memory, if there is one. `runner` executes the target."""

@@ -12,7 +12,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import StepInputs
+from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepOutput, step_sizes
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
@@ -50,11 +50,15 @@ class CudaRunner(Runner):
         cells = -(-max_length // spec.cell)
         where = (cells, spec, self.store.scratch, self.device, self.operations)
         decodes = DecodeInputs(seats, *where)
-        prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room)]
+        prompts = [StepInputs(size, seats, *where) for size in self.recorded_sizes(seats)]
         with torch.inference_mode():
             self.recorded = RecordedSteps(model, self.store.views, self.board, decodes, prompts)
             if self.device.type == "cuda":
                 self.recorded.record_all(progress)
+
+    def recorded_sizes(self, seats: int) -> list[Size]:
+        """Return the sizes of steps with longer rows to record."""
+        return step_sizes(seats, self.spec.draft_room)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
