@@ -55,7 +55,7 @@ def test_only_a_family_with_every_column_at_most_3_percent_is_exact_by_default(m
         ("a GPU", "unknown", "bfloat16"): "not measured for 1 row",
         ("a GPU", "cheap", "float16"): "cheap in float16 on a GPU was not measured",
         ("another GPU", "cheap", "bfloat16"): "on another GPU was not measured",
-        ("a GPU", "cheap", "bfloat16", "draft is not supported"): "draft is not supported",
+        ("a GPU", "cheap", "bfloat16", "ranks are not supported"): "ranks are not supported",
     }.items():
         exact, why = decide(*asked)
         assert not exact

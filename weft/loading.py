@@ -300,11 +300,7 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
     if options.exact != "auto":
         return options
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    conflict = None
-    if options.tensor_parallel > 1:
-        conflict = "tensor_parallel is not supported with it"
-    elif draft_of(options) != "off":
-        conflict = "draft is not supported with it on a GPU"
+    conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
     log.info("exact: %s", reason)
