@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, serve, tokens
-from tests.exact_traffic import alone, check_traffic, exact_engine, exact_model
+from tests.exact_traffic import Served, alone, check_traffic, exact_engine, exact_model
 from tests.http_server import serving
 from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
@@ -23,9 +23,9 @@ from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Tokens per family and data type of the slow test, and the first seed: processes with seeds far apart compare
+# Tokens of traffic per family and data type in the slow test, and the first seed: processes with seeds apart compare
 # different traffic, so that a million tokens can be spread over cores.
-TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "2000"))
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "20000"))
 FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "2"))
 # 0: one or two, in turns.
 THREADS = int(os.environ.get("WEFT_EXACT_THREADS", "0"))
@@ -42,11 +42,11 @@ def test_every_digest_is_that_of_a_lone_cold_run(family: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype: str) -> None:
-    served, seed = 0, FIRST_SEED
-    while served < TOKENS:
-        served += check_traffic(family, DTYPES[dtype], seed, count=8, threads=THREADS or 1 + seed % 2)
+    served, seed = Served(), FIRST_SEED
+    while served.tokens < TOKENS:
+        served = served.more(check_traffic(family, DTYPES[dtype], seed, 8, THREADS or 1 + seed % 2, engines=4))
         seed += 1
-    print(f"{family} in {dtype}: {served} digests compared, seeds {FIRST_SEED} to {seed - 1}")
+    print(f"{family} in {dtype}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 
 
 @pytest.mark.parametrize("family", ["lfm2"])

@@ -11,7 +11,7 @@ import torch
 
 from tests.cuda_engines import few_layers, for_each, held, load, load_tiny, make, packaged
 from tests.engines import FAMILIES, NOT_EXACT_ON_GPU
-from tests.exact_traffic import compare_traffic
+from tests.exact_traffic import Served, compare_traffic
 from tests.gpu_memory import ARENA_BYTES
 from weft import LLM
 from weft.engine.loop import Engine
@@ -19,8 +19,8 @@ from weft.memory.spec import MemorySpec
 
 pytestmark = pytest.mark.gpu
 
-# Tokens for each model, and the first seed: several processes with seeds far apart compare different traffic.
-TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "600"))
+# Tokens of traffic for each model, and the first seed: processes with seeds far apart compare different traffic.
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "4000"))
 FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "0"))
 PUBLISHED = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "gpt-oss-20b")
 
@@ -47,11 +47,11 @@ def _a_gpu() -> None:
 
 def compare(name: str, found: OnGpu) -> None:
     """With drafts if the seed is odd."""
-    served, seed = 0, FIRST_SEED
-    while served < TOKENS:
-        served += compare_traffic(found, name, seed, 6, drafts=seed % 2 == 1)
+    served, seed = Served(), FIRST_SEED
+    while served.tokens < TOKENS:
+        served = served.more(compare_traffic(found, name, seed, 6, drafts=seed % 2 == 1, engines=2))
         seed += 1
-    print(f"{name}: {served} digests compared, seeds {FIRST_SEED} to {seed - 1}")
+    print(f"{name}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 
 
 @pytest.mark.parametrize(
