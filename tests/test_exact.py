@@ -132,9 +132,19 @@ def test_doctor_compares_digests(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-length", "1024", "--exact"]
     assert main(["doctor", *arguments]) == 0
     text = capsys.readouterr().out
-    for name in ("prefill-hit", "second turn", "in company"):
+    for name in ("prefill-hit", "second turn", "in company", "in chunks"):
         assert f"{name}:" in text
-    assert text.count("equal, ") == 3
+    assert text.count("equal, ") == 4
+
+
+def test_doctor_cuts_a_prompt_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(**tiny_model.OPTIONS, **SMALL, max_tokens_per_step=512, exact=True) as llm:
+        plans, launch = [], llm.engine._device.launch
+        monkeypatch.setattr(llm.engine._device, "launch", lambda plan: (plans.append(plan), launch(plan))[1])
+        found = ExactTest(llm).run()["in chunks"]
+    assert found.differs is None
+    # The first cell of a prompt beside others, and the rest in another step.
+    assert any(plan.rows > 1 and ((plan.start == 0) & (plan.end == 64)).any() for plan in plans)
 
 
 def test_doctor_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:

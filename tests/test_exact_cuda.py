@@ -25,7 +25,7 @@ from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
 from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
-from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tiled
+from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
@@ -145,6 +145,9 @@ def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
         stream.finish(SimpleNamespace(weight=torch.ones(outputs, dtype=torch.float16), eps=0.0))
         assert stream.x.eq(6).all()
     assert few_rows(x[:1], weight, by=Cut(64, 2, 128, 4, 2)).ne(3).all(), "another split would be seen"
+    # So many tiles that one program takes all shares of its tile.
+    many = tiled(x[:1].expand(176, -1), weight[:1].expand(192, -1), None, Tile(16, 16, 128, 4, 2), shares=4)
+    assert many.eq(3).all()
 
 
 def test_scores_of_experts_are_float32_products():
@@ -375,12 +378,12 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 def launch_exact_products() -> None:
     for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
-        few_rows(x, weight, by=cut(rows, outputs, inputs))
+        few_rows(x, weight, by=cut(rows, outputs, inputs), ahead_bytes=exact_linear.AHEAD_BYTES)
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))
     tiled(x, weight, None, tile_of(40, 1089))
     weight, x = (torch.empty(2048, 8192, dtype=torch.bfloat16) for _ in range(2))
-    for rows in (40, 2048):
-        tiled(x[:rows], weight, None, tile_of(rows, 2048), shares=4)
+    for rows in (40, 100, 2048):
+        tiled(x[:rows], weight, None, tile_of_shares(rows), shares=4)
     float32_scores(torch.empty(8, 2688, dtype=torch.bfloat16), torch.empty(128, 2688))
 
 

@@ -31,9 +31,8 @@ PROGRAMS = {16: 128, 32: 88}
 WIDE, LEAST_WIDE = 128, 100 * 128
 # More blocks of outputs than any layer has.
 COUNTERS = 1 << 16
-# Bytes of weights that a matmul asks the cache for while previous kernels still run, beyond those that it loads; and
-# those that one request brings.
-AHEAD_BYTES, LINE_BYTES = 24 << 20, tl.constexpr(128)
+# Bytes that one request for the cache brings.
+LINE_BYTES = tl.constexpr(128)
 
 
 class Cut(NamedTuple):
@@ -89,11 +88,13 @@ def few_rows(
     parts: int = 1,
     summed: bool = True,
     by: Cut | None = None,
+    ahead_bytes: int = 0,
 ) -> Float[Tensor, "*shares rows results"]:
     """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
     Without `summed`, and if several programs share an output, return each program's float32 partial sum. `by`
-    overrides the usual cut.
+    overrides the usual cut. While previous kernels still run, the programs together ask the cache for `ahead_bytes` of
+    weights, beyond those that they load.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
@@ -109,7 +110,8 @@ def few_rows(
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),
         ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
-        NAME=activation or "", PARTS=parts, AHEAD=lines_ahead(outputs * shares, share - step, x.element_size()),
+        NAME=activation or "", PARTS=parts,
+        AHEAD=lines_ahead(ahead_bytes, outputs * shares, (share - step) * x.element_size()),
         num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
@@ -148,9 +150,13 @@ def share_of(inputs: int, shares: int, step: int = INPUTS) -> int:
     return -(-inputs // (shares * step)) * step
 
 
-def lines_ahead(sums: int, inputs: int, element_size: int) -> int:
-    """Return how many lines of weights are fetched ahead for each of `sums` sums over these inputs: a power of two."""
-    lines = min(AHEAD_BYTES // (sums * LINE_BYTES.value), inputs * element_size // LINE_BYTES.value)
+def lines_ahead(ahead_bytes: int, sums: int, left_bytes: int) -> int:
+    """Return how many lines of weights to ask for ahead, for each of `sums` sums with so many left: a power of two.
+
+    >>> lines_ahead(8 << 20, sums=4 * 2048, left_bytes=3840), lines_ahead(0, 2048, 4096)
+    (8, 0)
+    """
+    lines = min(ahead_bytes // sums, left_bytes) // LINE_BYTES.value
     return 1 << lines.bit_length() - 1 if lines > 0 else 0
 
 

@@ -66,8 +66,12 @@ def projected_short_conv(
     batch: Batch,
     view: RecurrentView,
     by_vectors: bool = True,
+    ahead_bytes: int = 0,
 ) -> Float[Tensor, "rows channels"]:
-    """Return the convolution. One row is multiplied `by_vectors`, which is faster, or as one of few rows."""
+    """Return the convolution. One row is multiplied `by_vectors`, which is faster, or as one of few rows.
+
+    `ahead_bytes` are those of `few_rows`.
+    """
     row, source = operands(x)
     (rows, inputs), (channels, width) = row.shape, weight.shape
     assert rows == batch.decodes
@@ -86,7 +90,7 @@ def projected_short_conv(
         window_of(view), rows_of(batch),
         ROWS=1 if alone else rows_compiled(rows), CHANNELS=at_once, SIZE=inputs, WIDTH=width,
         COLUMNS=Vectors(1, WARPS).columns if alone else INPUTS,
-        AHEAD=0 if alone else lines_ahead(len(projection), inputs - INPUTS, row.element_size()),
+        AHEAD=0 if alone else lines_ahead(ahead_bytes, len(projection), (inputs - INPUTS) * row.element_size()),
         num_warps=WARPS, num_stages=STAGES, **early(row),
     )  # fmt: skip
     return y
