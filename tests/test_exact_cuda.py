@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from importlib import import_module
-from itertools import product
+from itertools import permutations, product
 from types import SimpleNamespace
 
 import pytest
@@ -148,6 +148,16 @@ def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
     # So many tiles that one program takes all shares of its tile.
     many = tiled(x[:1].expand(176, -1), weight[:1].expand(192, -1), None, Tile(16, 16, 128, 4, 2), shares=4)
     assert many.eq(3).all()
+
+
+def test_an_unordered_merge_would_be_seen():
+    """Planted bug: whichever program is last adds the shares as they came."""
+    x = random(1, 2048, dtype=torch.float16, device="cpu")
+    weight = random(64, 2048, dtype=torch.float16, device="cpu", seed=1)
+    parts = few_rows(x, weight, summed=False, by=cut(1, 64, 2048))
+    sums = {order: sum(parts[list(order)], torch.zeros(1, 64)) for order in permutations(range(4))}
+    assert any(not torch.equal(found, sums[0, 1, 2, 3]) for found in sums.values())
+    assert torch.equal(EXACT.linear(x, Weight(weight)), sums[0, 1, 2, 3].half())
 
 
 def test_scores_of_experts_are_float32_products():
