@@ -137,7 +137,7 @@ def compare_traffic(
 
 def random_engine(random: Random, found: ExactSource, tight: int, **settings: Any) -> Engine:
     return found.engine(
-        memory_bytes=random.choice([ROOM, 2 * tight, tight]),
+        memory_bytes=random.choice([max(ROOM, 4 * tight), 2 * tight, tight]),
         max_sequences=random.choice([2, 8]),
         max_tokens_per_step=random.choice([8, 100, 512]),
         depth=random.randint(0, 1),
