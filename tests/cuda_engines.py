@@ -32,6 +32,7 @@ from weft.engine.loop import Engine
 from weft.models import configurations
 from weft.models.config import read_config
 from weft.runner.runner import Runner
+from weft.speculate.drafting import Drafting
 
 MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
@@ -148,9 +149,9 @@ def few_kimi_layers(config: dict[str, Any]) -> dict[str, Any]:
     return config | {"num_hidden_layers": count, "linear_attn_config": listed | few}
 
 
-def make(llm: LLM, memory_bytes: int | None = None, **settings: Any) -> Engine:
+def make(llm: LLM, memory_bytes: int | None = None, drafting: Drafting | None = None, **settings: Any) -> Engine:
     """An engine on the model's device. Freed memory is filled with NaN, and every step is audited."""
     before = llm.engine
     given = {**SETTINGS, "memory_bytes": memory_bytes or before.config.memory_bytes, "paranoid": True, **settings}
     assert given["memory_bytes"] <= before.config.memory_bytes
-    return Engine(before.ledger.spec, before._device, EngineConfig(**given))
+    return Engine(before.ledger.spec, before._device, EngineConfig(**given), drafting=drafting)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -76,9 +77,21 @@ def alone(found: ExactSource, ask: Ask, **settings: Any) -> Answer:
     return serve(engine, [replace(ask, step=0, abort_after=None)])[0]
 
 
-def conversations(random: Random, found: ExactSource, count: int, longest: int = 300, **settings: Any) -> list[Ask]:
-    """Requests that share beginnings with earlier ones, and continue their answers."""
-    asks: list[Ask] = []
+class Served(NamedTuple):
+    """Tokens of prompts and answers that were served, and those of answers, whose digests were compared."""
+
+    tokens: int = 0
+    digests: int = 0
+
+    def more(self, other: Served) -> Served:
+        return Served(self.tokens + other.tokens, self.digests + other.digests)
+
+
+def conversations(
+    random: Random, found: ExactSource, count: int, longest: int = 300, **settings: Any
+) -> list[tuple[Ask, Answer]]:
+    """Requests that share beginnings with earlier ones and continue their answers, each with that of a lone run."""
+    asks: list[tuple[Ask, Answer]] = []
     known: list[list[int]] = []
     for number in range(count):
         stem: list[int] = []
@@ -88,26 +101,42 @@ def conversations(random: Random, found: ExactSource, count: int, longest: int =
         fresh = tokens(random.choice([1, 1, 5, 63, 64, 65, 130]), random.randrange(1 << 30))
         prompt = (stem + fresh)[:longest]
         ask = Ask(prompt, digesting(random.choice([1, 3, 70]), number), step=random.randint(0, 30))
-        asks.append(ask)
-        known.append(prompt + alone(found, ask, **settings).tokens if random.random() < 0.6 else prompt)
+        answer = alone(found, ask, **settings)
+        asks.append((ask, answer))
+        known.append(prompt + answer.tokens if random.random() < 0.6 else prompt)
     return asks
 
 
-def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, threads: int = 1) -> int:
-    """Serve random traffic on a CPU; with drafts if the seed is odd. Returns the number of digests compared."""
-    return compare_traffic(exact_model(family, dtype), family, seed, count, seed % 2 == 1, threads=threads)
+def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, threads: int = 1, engines: int = 1) -> Served:
+    """Serve random traffic on a CPU; with drafts if the seed is odd."""
+    found = exact_model(family, dtype)
+    return compare_traffic(found, family, seed, count, seed % 2 == 1, engines, threads=threads)
 
 
-def compare_traffic(found: ExactSource, family: str, seed: int, count: int, drafts: bool, **settings: Any) -> int:
-    """Serve random traffic in a random engine; every digest equals that of a lone, cold run. Returns their number."""
+def compare_traffic(
+    found: ExactSource, family: str, seed: int, count: int, drafts: bool, engines: int = 1, **settings: Any
+) -> Served:
+    """Serve random traffic in some random engines; every digest equals that of a lone, cold run."""
     random = Random(f"{family} {seed}")
-    asks = conversations(random, found, count, **settings)
+    asks, answers = zip(*conversations(random, found, count, **settings), strict=True)
     longest = max(len(ask.prompt) + ask.params.max_tokens for ask in asks)
-    answers = [alone(found, ask, **settings) for ask in asks]
     tight = smallest_memory(family, longest, spec=found.spec)
-    if drafts:
-        settings["drafting"] = drafts_of(asks, answers, seed)
-    engine = found.engine(
+    for number in range(engines):
+        if drafts:
+            settings["drafting"] = drafts_of(asks, answers, seed + number)
+        # Those after the first see the requests arrive in other steps.
+        arriving = [replace(ask, step=random.randint(0, 30)) for ask in asks] if number else asks
+        for ask, answer, expected in zip(
+            asks, serve(random_engine(random, found, tight, **settings), arriving), answers
+        ):
+            assert answer.digests == expected.digests, first_difference(ask, answer, expected)
+            assert answer.tokens == expected.tokens
+    answered = sum(ask.params.max_tokens for ask in asks)
+    return Served(engines * (answered + sum(len(ask.prompt) for ask in asks)), engines * answered)
+
+
+def random_engine(random: Random, found: ExactSource, tight: int, **settings: Any) -> Engine:
+    return found.engine(
         memory_bytes=random.choice([max(ROOM, 4 * tight), 2 * tight, tight]),
         max_sequences=random.choice([2, 8]),
         max_tokens_per_step=random.choice([8, 100, 512]),
@@ -117,13 +146,9 @@ def compare_traffic(found: ExactSource, family: str, seed: int, count: int, draf
         max_step_ms=random.choice([0.0, 0.001]),
         **settings,
     )
-    for ask, answer, expected in zip(asks, serve(engine, asks), answers, strict=True):
-        assert answer.digests == expected.digests, first_difference(ask, answer, expected)
-        assert answer.tokens == expected.tokens
-    return sum(ask.params.max_tokens for ask in asks)
 
 
-def drafts_of(asks: list[Ask], answers: list[Answer], seed: int) -> ScriptedDrafting:
+def drafts_of(asks: Sequence[Ask], answers: Sequence[Answer], seed: int) -> ScriptedDrafting:
     """Drafts of the answers, some of them wrong."""
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
     return ScriptedDrafting(known, DRAFTS, seed)

@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, serve, tokens
-from tests.exact_traffic import alone, check_traffic, exact_engine, exact_model
+from tests.exact_traffic import Served, alone, check_traffic, exact_engine, exact_model
 from tests.http_server import serving
 from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
@@ -23,8 +23,12 @@ from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Tokens per family of the slow test; 1,000,000 takes about an hour each.
-TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "2000"))
+# Tokens of traffic per family and data type in the slow test, and the first seed: processes with seeds apart compare
+# different traffic, so that a million tokens can be spread over cores.
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "20000"))
+FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "2"))
+# 0: one or two, in turns.
+THREADS = int(os.environ.get("WEFT_EXACT_THREADS", "0"))
 SMALL = {"memory": "32MiB", "threads": 1, "max_length": 1024, "max_sequences": 8}
 
 
@@ -38,10 +42,11 @@ def test_every_digest_is_that_of_a_lone_cold_run(family: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype: str) -> None:
-    served, seed = 0, 2
-    while served < TOKENS:
-        served += check_traffic(family, DTYPES[dtype], seed, count=8, threads=1 + seed % 2)
+    served, seed = Served(), FIRST_SEED
+    while served.tokens < TOKENS:
+        served = served.more(check_traffic(family, DTYPES[dtype], seed, 8, THREADS or 1 + seed % 2, engines=4))
         seed += 1
+    print(f"{family} in {dtype}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 
 
 @pytest.mark.parametrize("family", ["lfm2"])
@@ -127,9 +132,19 @@ def test_doctor_compares_digests(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--threads", "1", "--max-length", "1024", "--exact"]
     assert main(["doctor", *arguments]) == 0
     text = capsys.readouterr().out
-    for name in ("prefill-hit", "second turn", "in company"):
+    for name in ("prefill-hit", "second turn", "in company", "in chunks"):
         assert f"{name}:" in text
-    assert text.count("equal, ") == 3
+    assert text.count("equal, ") == 4
+
+
+def test_doctor_cuts_a_prompt_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(**tiny_model.OPTIONS, **SMALL, max_tokens_per_step=512, exact=True) as llm:
+        plans, launch = [], llm.engine._device.launch
+        monkeypatch.setattr(llm.engine._device, "launch", lambda plan: (plans.append(plan), launch(plan))[1])
+        found = ExactTest(llm).run()["in chunks"]
+    assert found.differs is None
+    # The first cell of a prompt beside others, and the rest in another step.
+    assert any(plan.rows > 1 and ((plan.start == 0) & (plan.end == 64)).any() for plan in plans)
 
 
 def test_doctor_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:

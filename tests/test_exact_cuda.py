@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from importlib import import_module
+from itertools import permutations, product
 from types import SimpleNamespace
 
 import pytest
@@ -20,10 +21,11 @@ from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.choosing import choose
 from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
-from weft.kernels.cuda.exact_linear import cut, unsplit, way_of
+from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
+from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.gpus import H200
-from weft.kernels.cuda.linear_few import Cut, few_rows
-from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tiled
+from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
+from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
@@ -59,10 +61,13 @@ def test_exact_answers_are_refused_where_bits_would_depend_on_company(monkeypatc
         choose("cuda", torch.float32, lambda operations: (), exact=True)
 
 
-def test_no_number_of_rows_splits_a_sum():
+def test_no_number_of_rows_changes_how_a_sum_is_split():
     for outputs in (16, 100, 1089, 2048, 4480, 6144, 24576, 131072):
-        for rows in range(1, 33):
-            assert cut(rows, outputs, 8192).shares == cut(rows, outputs, 8192, AMPERE).shares == 1
+        for inputs, rows in product((512, 1000, 2880, 8192), range(1, 33)):
+            for cut_here in (cut(rows, outputs, inputs), cut(rows, outputs, inputs, AMPERE)):
+                assert cut_here.shares == shares_of(outputs, inputs)
+                assert cut_here.shares == 1 or INPUTS % cut_here.inputs == 0, "shares would end elsewhere"
+        assert shares_of(outputs, 8192) == 1 or {way_of(rows, outputs, 8192) for rows in ROWS} == {"few", "tiles"}
     for sizes in ((1089, 2048), (64, 2880), (4096, 20)):
         assert way_of(8192, *sizes) == "tiles", "nobody has compared the library there"
     assert {way_of(rows, 4096, 4096, AMPERE) for rows in range(1, 300)} == {"few", "tiles"}
@@ -121,6 +126,40 @@ def test_every_way_to_multiply_gives_the_plain_product(device, rows, outputs, in
         torch.testing.assert_close(tiled(x, weight, bias, by).float(), wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
+    """Within a share all sums are whole numbers; in any other order the large ones would not swallow the ones."""
+    outputs, inputs, large = 40, 2048, 2.0**12
+    x = torch.zeros(70, inputs, dtype=torch.float16)
+    weight = torch.zeros(outputs, inputs, dtype=torch.float16)
+    assert shares_of(outputs, inputs) == 4
+    x[:, 0], x[:, 512], x[:, 1024], x[:, 1536], x[:, 2047] = large, 1, 1, -large, 3
+    weight[:, 0] = weight[:, 1536] = large
+    weight[:, 512] = weight[:, 1024] = weight[:, 2047] = 1
+    # ((2^24 + 1) + 1) + (3 - 2^24) is 3 in float32.
+    for rows in (1, 16, 20, 70):
+        assert EXACT.linear(x[:rows], Weight(weight)).eq(3).all(), rows
+        stream = EXACT.residual(torch.zeros(rows, outputs, dtype=torch.float16))
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        assert stream.total().eq(3).all()
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        stream.finish(SimpleNamespace(weight=torch.ones(outputs, dtype=torch.float16), eps=0.0))
+        assert stream.x.eq(6).all()
+    assert few_rows(x[:1], weight, by=Cut(64, 2, 128, 4, 2)).ne(3).all(), "another split would be seen"
+    # So many tiles that one program takes all shares of its tile.
+    many = tiled(x[:1].expand(176, -1), weight[:1].expand(192, -1), None, Tile(16, 16, 128, 4, 2), shares=4)
+    assert many.eq(3).all()
+
+
+def test_an_unordered_merge_would_be_seen():
+    """Planted bug: whichever program is last adds the shares as they came."""
+    x = random(1, 2048, dtype=torch.float16, device="cpu")
+    weight = random(64, 2048, dtype=torch.float16, device="cpu", seed=1)
+    parts = few_rows(x, weight, summed=False, by=cut(1, 64, 2048))
+    sums = {order: sum(parts[list(order)], torch.zeros(1, 64)) for order in permutations(range(4))}
+    assert any(not torch.equal(found, sums[0, 1, 2, 3]) for found in sums.values())
+    assert torch.equal(EXACT.linear(x, Weight(weight)), sums[0, 1, 2, 3].half())
+
+
 def test_scores_of_experts_are_float32_products():
     x, weight = random(5, 70, dtype=torch.bfloat16, device="cpu"), random(9, 70, dtype=torch.float32, device="cpu")
     torch.testing.assert_close(float32_scores(x, weight), F.linear(x.float(), weight))
@@ -177,7 +216,7 @@ def test_activations_inside_and_outside_a_matmul_agree_for_every_number(function
 def test_a_split_chosen_by_rows_would_be_seen():
     x = random(64, 8192, dtype=torch.bfloat16, device="cuda")
     weight = random(2048, 8192, dtype=torch.bfloat16, device="cuda", seed=1) / 90
-    split = few_rows(x[:8], weight, by=Cut(64, 4, 128, 4, 4))
+    split = few_rows(x[:8], weight, by=Cut(64, 2, 128, 4, 4))
     assert not torch.equal(split, EXACT.linear(x, Weight(weight))[:8])
 
 
@@ -349,9 +388,12 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 def launch_exact_products() -> None:
     for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
-        few_rows(x, weight, by=cut(rows, outputs, inputs))
+        few_rows(x, weight, by=cut(rows, outputs, inputs), ahead_bytes=exact_linear.AHEAD_BYTES)
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))
     tiled(x, weight, None, tile_of(40, 1089))
+    weight, x = (torch.empty(2048, 8192, dtype=torch.bfloat16) for _ in range(2))
+    for rows in (40, 100, 2048):
+        tiled(x[:rows], weight, None, tile_of_shares(rows), shares=4)
     float32_scores(torch.empty(8, 2688, dtype=torch.bfloat16), torch.empty(128, 2688))
 
 
@@ -365,7 +407,9 @@ def launch_exact_attention() -> None:
 def launch_exact_experts() -> None:
     layer = layer_of(4, 128, 64, True, torch.bfloat16, "cpu")
     chosen = torch.zeros(1, 2, dtype=torch.int32)
-    exact_moe.pair_results(torch.empty(1, 128, dtype=torch.bfloat16), chosen, layer)
+    x, shared = torch.empty(1, 128, dtype=torch.bfloat16), shared_of(1, 128, 64, torch.bfloat16, "cpu")
+    exact_moe.pair_results(x, chosen, layer)
+    few_experts(x, torch.zeros(1, 2), chosen, layer, shared)
 
 
 def test_exact_kernels_compile_for_sm_90():

@@ -11,7 +11,7 @@ import torch
 
 from tests.cuda_engines import few_layers, for_each, held, load, load_tiny, make, packaged
 from tests.engines import FAMILIES, NOT_EXACT_ON_GPU
-from tests.exact_traffic import compare_traffic
+from tests.exact_traffic import Served, compare_traffic
 from tests.gpu_memory import ARENA_BYTES
 from weft import LLM
 from weft.engine.loop import Engine
@@ -19,8 +19,9 @@ from weft.memory.spec import MemorySpec
 
 pytestmark = pytest.mark.gpu
 
-# Tokens for each model; 100,000 takes a few minutes each.
-TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "600"))
+# Tokens of traffic for each model, and the first seed: processes with seeds far apart compare different traffic.
+TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "4000"))
+FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "0"))
 PUBLISHED = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "gpt-oss-20b")
 
 
@@ -45,20 +46,26 @@ def _a_gpu() -> None:
 
 
 def compare(name: str, found: OnGpu) -> None:
-    served, seed = 0, 0
-    while served < TOKENS:
-        served += compare_traffic(found, name, seed, 6, drafts=False)
-        seed += 2
+    """With drafts if the seed is odd."""
+    served, seed = Served(), FIRST_SEED
+    while served.tokens < TOKENS:
+        served = served.more(compare_traffic(found, name, seed, 6, drafts=seed % 2 == 1, engines=2))
+        seed += 1
+    print(f"{name}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 
 
 @pytest.mark.parametrize(
     "family", for_each([name for name in FAMILIES if name not in NOT_EXACT_ON_GPU], "tiny {} exact")
 )
 def test_every_digest_on_a_gpu_is_that_of_a_lone_cold_run(family: str) -> None:
-    compare(family, OnGpu(held(f"tiny {family} exact", lambda: load_tiny(family, "bfloat16", exact=True))))
+    compare(
+        family, OnGpu(held(f"tiny {family} exact", lambda: load_tiny(family, "bfloat16", exact=True, draft="suffix")))
+    )
 
 
 @pytest.mark.parametrize("name", for_each(PUBLISHED))
 def test_every_digest_of_a_published_shape_is_that_of_a_lone_cold_run(name: str) -> None:
-    llm = held(f"exact {name}", lambda: load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES, exact=True))
+    llm = held(
+        f"exact {name}", lambda: load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES, exact=True, draft="suffix")
+    )
     compare(name, OnGpu(llm))

@@ -15,11 +15,12 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, resolve
+from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
 from weft.base.sampling import SamplingParams
 from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
+from weft.exact_costs import decide
 from weft.kernels.choosing import Chosen, begin_compiling, choose
 from weft.kernels.devices import choose_device, device_name, free_bytes, gpu_count, use_gpu
 from weft.kernels.interface import Operations
@@ -122,9 +123,11 @@ class Loaded:
             runner = kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
             runner.use = use
             return runner
+        from weft.runner.cuda.exact import ExactCudaRunner
         from weft.runner.cuda.runner import CudaRunner
 
-        return CudaRunner(*parts, config.max_length, progress=progress, operations=operations, use=use)
+        on_gpu = ExactCudaRunner if config.exact else CudaRunner
+        return on_gpu(*parts, config.max_length, progress=progress, operations=operations, use=use)
 
     def draft_model(
         self, runner: Runner | LeadingRunner, threads: int = 0, progress: bool = False
@@ -238,6 +241,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     shard = shard_of(options, 0)
     if others is not None:
         use_gpu_of(0, others.ranks, device)
+    options = decided(options, folder, device, dtype)
+    exact = options.exact is True
     try:
         model, config = load_model(
             folder,
@@ -247,19 +252,19 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
             options.weights,
             options.seed,
             spare_bytes(shard.ranks),
-            partial(compile_early, exact=options.exact),
-            exact=options.exact,
+            partial(compile_early, exact=exact),
+            exact=exact,
             shard=shard,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    chosen = choose(device, dtype, model.memories, exact=options.exact)
+    chosen = choose(device, dtype, model.memories, exact=exact)
     drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
     room = None
     if chosen.on_gpu:
         found = measure(model, drafter, chosen.operations, options, progress)
         if isinstance(found, str):
-            chosen = choose(device, dtype, model.memories, refused=found, exact=options.exact)
+            chosen = choose(device, dtype, model.memories, refused=found, exact=exact)
         else:
             room = found
     report_choices(device, chosen)
@@ -269,7 +274,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
-    if options.exact:
+    if exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
@@ -286,6 +291,20 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
+
+
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> Options:
+    """Return options without an `exact` that is "auto": a table says where it is worth its cost."""
+    if options.exact != "auto":
+        return options
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
+    if device != "cpu" and draft_of(options) in ("mtp", "model"):
+        conflict = f"draft is {options.draft}"
+    name = str(dtype).removeprefix("torch.")
+    exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
+    log.info("exact: %s", reason)
+    return replace(options, exact=exact)
 
 
 def form_of(options: Options, device: str, chosen: Chosen) -> str:

@@ -105,8 +105,10 @@ class Options:
         ("value", "lru", "flops"),
     )
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
-    exact: bool = option(
-        False, "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md)"
+    exact: bool | str = option(
+        "auto",
+        "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md); auto: on where it "
+        "was measured to cost at most 3%",
     )
     draft: str = option(
         "auto",
@@ -147,7 +149,9 @@ class Options:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
-        for name in ("cache", "exact", "expert_parallel", "paranoid"):
+        if self.exact != "auto" and not isinstance(self.exact, bool):
+            raise InvalidOption("exact", f'must be True, False or "auto", got {self.exact!r}')
+        for name in ("cache", "expert_parallel", "paranoid"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -187,7 +191,7 @@ def check_ranks(options: Options) -> None:
             )
         return
     drafter = draft_of(options) in ("mtp", "model")
-    given = {"exact": options.exact, "draft": drafter, "remote": options.remote}
+    given = {"exact": options.exact is True, "draft": drafter, "remote": options.remote}
     for name, value in given.items():
         if value not in (False, None):
             raise InvalidOption(
@@ -315,7 +319,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         order=options.order,
         eviction=options.eviction,
         capture_every=options.capture_every,
-        exact=options.exact,
+        exact=options.exact is True,
         paranoid=options.paranoid,
         seed=options.seed,
         host_bytes=_host_bytes(options, facts, reasons),
@@ -379,8 +383,9 @@ def draft_tokens(options: Options, device: str) -> int:
     >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
     (0, 7)
     """
-    if options.exact and draft_of(options) != "off" and device != "cpu":
-        raise InvalidOption("draft", "must be off with exact on a GPU: drafts are not verified in the form of decodes")
+    if options.exact is True and draft_of(options) in ("mtp", "model") and device != "cpu":
+        reason = "is not verified in the form of decodes with exact on a GPU; pass --draft suffix or off"
+        raise InvalidOption("draft", reason)
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from weft.base.errors import InvalidOption
-from weft.cli.options import argument, flag, listed
+from weft.cli.options import SWITCH, argument, flag, is_switch, listed
 
 ABOUT = "print a completion script for bash, zsh or fish"
 SHELLS = ("bash", "zsh", "fish")
@@ -61,7 +61,8 @@ def _completed(options: type) -> Iterator[Completed]:
             yield Completed(flag(each.name), about, False, ())
             yield Completed(f"--no-{flag(each.name)[2:]}", f"do not: {about}", False, ())
         else:
-            yield Completed(flag(each.name), about, True, choices)
+            values = tuple(SWITCH) if is_switch(hints[each.name]) else choices
+            yield Completed(flag(each.name), about, True, values)
     yield Completed("--help", "show the help of this command", False, ())
 
 

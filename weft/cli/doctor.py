@@ -121,7 +121,7 @@ def examine(options: DoctorOptions) -> list[str]:
         show("decisions", decisions(options, heard.said))
         if not options.self_test:
             return []
-        return exact_test(llm) if options.exact else self_test(llm, dtype)
+        return exact_test(llm) if llm.config.exact else self_test(llm, dtype)
 
 
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:

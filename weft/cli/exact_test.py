@@ -7,7 +7,7 @@ that differs.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ class ExactTest:
         return 6 * self._cell + 3 * ANSWER <= self._llm.config.max_length
 
     def run(self) -> dict[str, ExactCheck]:
-        """Compare a hit, a second turn, and an answer in company with lone, cold runs of the same prompts."""
+        """Compare a hit, a second turn, and answers in company and in chunks with those of lone, cold runs."""
         cell, prompt = self._cell, self._draw(2 * self._cell + 17)
         salt = self._new_salt()
         turn = self._answer([prompt], salt)[0]
@@ -61,25 +61,38 @@ class ExactTest:
             "prefill-hit": self._compare([prompt], salt),
             "second turn": self._compare([follow_up], salt),
             "in company": self._compare([prompt, *others], self._new_salt()),
+            "in chunks": self._compare([prompt, *self._fillers()], self._new_salt(), last=True),
         }
 
-    def _compare(self, prompts: list[list[int]], salt: str) -> ExactCheck:
-        """Compare the first answer with a cold run of its prompt alone."""
-        found, cold = self._answer(prompts, salt)[0], self._answer(prompts[:1], self._new_salt())[0]
+    def _fillers(self) -> list[list[int]]:
+        """Return prompts that leave one cell of a step's tokens to a prompt behind them, if as many may run at once."""
+        length, config = 4 * self._cell, self._llm.config
+        count = min((config.max_tokens_per_step - self._cell) // length, config.max_sequences - 1)
+        rest = config.max_tokens_per_step - self._cell - count * length
+        sizes = [length] * count + ([rest] if 0 < rest < length and count + 1 < config.max_sequences else [])
+        return [self._draw(size) for size in sizes]
+
+    def _compare(self, prompts: list[list[int]], salt: str, last: bool = False) -> ExactCheck:
+        """Compare the first answer with a cold run of its prompt alone. `last`: its prompt comes after the others."""
+        prompts = [*prompts[1:], prompts[0]] if last else prompts
+        ours = -1 if last else 0
+        found, cold = self._answer(prompts, salt)[ours], self._answer([prompts[ours]], self._new_salt())[0]
         pairs = enumerate(zip(found.digests or (), cold.digests or (), strict=True))
         differs = next((index for index, (one, other) in pairs if one != other), None)
         layer = None
         if differs is not None:
-            known = [*prompts[0], *cold.token_ids[:differs]]
             # What the first run left in the cache may have been the cause: under its own salt, nothing has changed.
-            layer = self._first_layer(prompts, salt, known)
+            layer = self._first_layer(prompts, prompts[ours], salt, cold.token_ids[:differs])
         return ExactCheck(found.cached_tokens, differs, layer)
 
-    def _first_layer(self, prompts: list[list[int]], salt: str, known: list[int]) -> int | None:
+    def _first_layer(
+        self, prompts: list[list[int]], prompt: list[int], salt: str, answered: Sequence[int]
+    ) -> int | None:
+        known = [*prompt, *answered]
         with watched(self._llm, known) as one:
             self._answer(prompts, salt)
         with watched(self._llm, known) as other:
-            self._answer(prompts[:1], self._new_salt())
+            self._answer([prompt], self._new_salt())
         differ = sorted(place for place in one.keys() & other.keys() if one[place] != other[place])
         return differ[0][0] if differ else None
 
@@ -130,6 +143,6 @@ def exact_complaints(found: dict[str, ExactCheck]) -> list[str]:
         if each.differs is not None:
             where = "" if each.layer is None else f", first after layer {each.layer}"
             wrong.append(f"{name}: the logits of token {each.differs} differ from those of a cold run{where}")
-        if name != "in company" and not each.cached_tokens:
+        if name in ("prefill-hit", "second turn") and not each.cached_tokens:
             wrong.append(f"{name}: nothing was reused, so nothing was tested")
     return wrong

@@ -27,6 +27,17 @@ class CommandParser(argparse.ArgumentParser):
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(**{"allow_abbrev": False, "formatter_class": formatter, **named})
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Give a switch that stands alone its value: `--exact MODEL` is `--exact=on MODEL`."""
+        given = [*(sys.argv[1:] if args is None else args)]
+        for place, word in enumerate(given):
+            value = given[place + 1] if place + 1 < len(given) else None
+            if getattr(self._option_string_actions.get(word), "type", None) is switch and value not in tuple(SWITCH):
+                given[place] = f"{word}=on"
+        return super().parse_known_args(given, namespace)
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
         sys.exit(2)
@@ -58,6 +69,24 @@ def kind(hint: Any) -> Callable[[str], Any]:
 
 def number_or_word(value: str) -> int | str:
     return value if value == "auto" else int(value)
+
+
+SWITCH: Mapping[str, bool | str] = {"on": True, "off": False, "auto": "auto"}
+
+
+def switch(value: str) -> bool | str:
+    """Parse the value of an option that is a boolean, or "auto".
+
+    >>> switch("on"), switch("auto")
+    (True, 'auto')
+    """
+    if value not in SWITCH:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(SWITCH)}, got {value!r}")
+    return SWITCH[value]
+
+
+def is_switch(hint: Any) -> bool:
+    return get_args(hint) == (bool, str)
 
 
 def listed(options: type) -> list[Field[Any]]:
@@ -105,8 +134,17 @@ def _add_option(parser: argparse._ActionsContainer, each: Field[Any], hint: Any)
     elif hint is bool:
         action = argparse.BooleanOptionalAction
         parser.add_argument(flag(each.name), action=action, default=each.default, help=about)
+    elif is_switch(hint):
+        _add_switch(parser, each, f"{about} (default: {each.default})")
     else:
         _add_value(parser, each, hint, about)
+
+
+def _add_switch(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
+    name, default, unset = flag(each.name), each.default, argparse.SUPPRESS
+    parser.add_argument(name, type=switch, default=default, metavar="|".join(SWITCH), help=about)
+    opposite = f"--no-{name[2:]}"
+    parser.add_argument(opposite, action="store_const", const=False, dest=each.name, default=unset, help=unset)
 
 
 def _add_argument(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
@@ -168,6 +206,8 @@ def _name(each: Field[Any], hint: Any) -> str:
         return f"`{shown}{'...' if each.metadata['positional'] == '*' else ''}`"
     if hint is bool:
         return f"`{flag(each.name)}`, `--no-{flag(each.name)[2:]}`"
+    if is_switch(hint):
+        return f"`{flag(each.name)}`, `{flag(each.name)} on or off or auto`"
     return f"`{flag(each.name)} {' or '.join(each.metadata['choices'] or (metavar(each),))}`"
 
 

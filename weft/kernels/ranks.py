@@ -48,8 +48,7 @@ def over_ranks(operations: Operations, group: RankGroup) -> Operations:
         return stream
 
     def sum_up(addend: Addend, dtype: torch.dtype) -> Addend:
-        # Partial sums of a matmul, which may be wider, are added first: fewer bytes travel.
-        return group.sum((addend if addend.ndim == 2 else addend.sum(0)).to(dtype).contiguous())
+        return group.sum(addend.to(dtype).contiguous())
 
     def look_up(
         tokens: Int[Tensor, " n"], table: Float[Tensor, "part size"], scale: float = 1.0
@@ -72,6 +71,8 @@ def over_ranks(operations: Operations, group: RankGroup) -> Operations:
 
     own = {
         "residual": residual,
+        # A rank adds up its own partial sums before they travel.
+        "linear_into_stream": operations.linear,
         "look_up": look_up,
         "add_ranks": add_ranks,
         "gather_ranks": gather_ranks,

@@ -105,7 +105,7 @@ def _find(
     number, row_start, rows,
     CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Return the row of a share, counted through all rows, and the number of shares before that row.
+    """Return the row of a share, counted through all rows; the number of shares before that row, and of all rows.
 
     If there is no such share, the row is `rows`.
     """
@@ -122,7 +122,7 @@ def _find(
         row += tl.sum(passed.to(tl.int32), 0)
         before = tl.maximum(before, tl.max(tl.where(passed, ends, 0), 0))
         done += tl.sum(count, 0)
-    return row, before
+    return row, before, done
 
 
 @jit(**STEP)
@@ -138,14 +138,14 @@ def _attend_shares(
 ):  # fmt: skip
     """Compute some shares, for the heads of one group."""
     kv_head, number = tl.program_id(0), tl.program_id(1)
-    row, before = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+    row, before, shares = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
     wait(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     member = tl.arange(0, BLOCK_HEADS)
     head = kv_head * GROUP + member
     feature = tl.arange(0, BLOCK_DIM)
     is_query = (member < GROUP)[:, None] & (feature < HEAD_DIM)[None, :]
-    while row < rows:
+    while number < shares:
         position = tl.load(row_start + row)
         first_cell, size, count = _cut(position, CELL, WINDOW, MOST, LEAST_CELLS)
         share = number - before
@@ -169,7 +169,8 @@ def _attend_shares(
             tl.store(parts_ptr + part_at, mixed * (1 / total)[:, None], mask=is_query)
             tl.store(parts_ptr + sums + which, peak + tl.log2(total), mask=member < GROUP)
         number += tl.num_programs(1)
-        row, before = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+        if number < shares:
+            row, before, _ = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
 
 
 @triton.jit

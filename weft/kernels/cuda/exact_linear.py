@@ -1,8 +1,10 @@
-"""Matmuls whose bits do not depend on the number of rows: every output is one sum over its inputs, in their order.
+"""Matmuls whose bits do not depend on the number of rows: every output is a sum over its inputs, in their order.
 
 Tensor cores give such a sum the same bits in every tile, and so does the library wherever it does not split the
 inputs; `tests/test_exact_cuda.py` compares them on a GPU. So the number of rows may decide which kernel multiplies, but
-never whether a sum is split. The kernels for one row (`linear_one`) add in another order and are not used.
+never how a sum is split. Narrow layers have too few outputs to keep a GPU busy; their sums are split into a number of
+shares that the weights alone decide, added in order. The kernels for one row (`linear_one`) add in another order and
+are not used.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.exact_norm import rows_of
 from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
 from weft.kernels.cuda.linear import prepare
-from weft.kernels.cuda.linear_few import MOST_ROWS, Cut, are_few, few_rows, rows_compiled
+from weft.kernels.cuda.linear_few import MOST_ROWS, OUTPUTS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear_few import cut as usual_cut
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
-from weft.kernels.stream import Normed
+from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
 __all__ = ["activated_linear", "linear", "linear_into_stream", "prepare"]
@@ -43,8 +45,15 @@ REDUCTIONS = {
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
     torch.float16: "allow_fp16_reduced_precision_reduction",
 }
+# Weights to ask the cache for while a norm runs, which the usual package computes inside the matmul: two microseconds'
+# worth. Not measured yet.
+AHEAD_BYTES = 8 << 20
 # From this number of outputs the usual programs are enough without splitting sums.
 ENOUGH_OUTPUTS = 6144
+# Up to this number of outputs, sums are split into up to MOST_SHARES shares of at least LEAST_SHARE inputs, for about
+# PROGRAMS programs: unsplit, a tensor core takes longer to add one after another than the memory to deliver. Wider
+# layers are left to the library, which multiplies long prompts faster and knows no shares.
+NARROW_OUTPUTS, MOST_SHARES, LEAST_SHARE, PROGRAMS = 3072, 4, 512, 128
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
@@ -55,8 +64,12 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
     return product(rows, weight)
 
 
-def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Float[Tensor, "n outputs"]:
-    """Multiply for the residual stream. There are no partial sums: their number would depend on the rows."""
+def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+    """Multiply for the residual stream, which adds up the shares of few rows in the same order as the other kernels."""
+    (outputs, inputs), gpu = weight.matrix.shape, gpu_of(x.device)
+    if weight.bias is None and shares_of(outputs, inputs) > 1 and are_few(x, weight.matrix):
+        by = cut(len(x), outputs, inputs, gpu)
+        return few_rows(x, weight.matrix, summed=False, by=by, ahead_bytes=AHEAD_BYTES)
     return linear(x, weight)
 
 
@@ -65,7 +78,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     matrix, bias = weight.matrix, weight.bias
     if activation in NAMES and are_few(rows, matrix):
         by = cut(len(rows), len(matrix), matrix.shape[1], gpu_of(rows.device))
-        return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
+        return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by, ahead_bytes=AHEAD_BYTES)
     if activation in NAMES and are_some(rows, matrix):
         return some_rows(rows, matrix, bias, NAMES[activation], parts)
     projected = product(rows, weight)
@@ -82,27 +95,41 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
         x = x.contiguous()
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
-        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))
+        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu), ahead_bytes=AHEAD_BYTES)
     if way == "library" and x.is_cuda and x.dtype in REDUCTIONS and can_describe(x, matrix):
         with unsplit(x.dtype):
             return F.linear(x, matrix, bias)
-    return tiled(x, matrix, bias)
+    return tiled(x, matrix, bias, shares=shares_of(len(matrix), matrix.shape[1]))
+
+
+def shares_of(outputs: int, inputs: int) -> int:
+    """Return the number of shares of every sum over the inputs. It knows nothing of rows.
+
+    >>> shares_of(2048, 8192), shares_of(2048, 1024), shares_of(64, 512), shares_of(4480, 15680)
+    (4, 2, 1, 1)
+    """
+    if outputs > NARROW_OUTPUTS:
+        return 1
+    shares, blocks = 1, -(-outputs // OUTPUTS)
+    while shares < MOST_SHARES and blocks * shares < PROGRAMS and inputs >= 2 * LEAST_SHARE * shares:
+        shares *= 2
+    return shares
 
 
 def way_of(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Way:
     """Return which kernel multiplies; all give the same bits.
 
-    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(40, 2048, 8192), way_of(128, 2048, 8192)
+    >>> way_of(1, 2048, 8192), way_of(32, 4480, 15680), way_of(128, 2048, 8192), way_of(128, 6144, 2048)
     ('few', 'library', 'tiles', 'library')
     """
-    if is_compared(outputs, inputs, gpu) and rows >= library_rows(outputs, inputs):
+    if rows >= library_rows(outputs, inputs) and is_compared(outputs, inputs, gpu):
         return "library"
     return "few" if rows <= MOST_ROWS else "tiles"
 
 
 def is_compared(outputs: int, inputs: int, gpu: Gpu) -> bool:
     """Return whether the library was seen to give our bits for such sizes."""
-    aligned = outputs % 8 == 0 and inputs % 8 == 0
+    aligned = outputs % 8 == 0 and inputs % 8 == 0 and shares_of(outputs, inputs) == 1
     return gpu.capability == HOPPER and aligned and outputs >= LEAST_OUTPUTS and inputs >= LEAST_INPUTS
 
 
@@ -114,13 +141,14 @@ def library_rows(outputs: int, inputs: int) -> int:
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """Return a division into programs by outputs alone: narrow layers get narrow programs, which read far ahead.
+    """Return a division into programs. Narrow layers that are not split get narrow programs, which read far ahead.
 
-    >>> cut(1, 2048, 8192), cut(32, 15680, 4480)
-    (Cut(width=16, shares=1, inputs=1024, warps=4, stages=3), Cut(width=128, shares=1, inputs=128, warps=8, stages=4))
+    >>> cut(1, 2048, 8192), cut(1, 4096, 4096)
+    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=32, shares=1, inputs=512, warps=4, stages=3))
     """
-    if not gpu.is_roomy or outputs >= ENOUGH_OUTPUTS:
-        return usual_cut(rows, outputs, inputs, gpu)._replace(shares=1)
+    shares = shares_of(outputs, inputs)
+    if not gpu.is_roomy or outputs >= ENOUGH_OUTPUTS or shares > 1:
+        return usual_cut(rows, outputs, inputs, gpu)._replace(shares=shares)
     few = rows_compiled(rows) == 16
     if outputs <= gpu.multiprocessors * 17:
         return Cut(16, 1, 1024, 4, 3) if few else Cut(16, 1, 256, 4, 5)

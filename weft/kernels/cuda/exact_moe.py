@@ -10,12 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from weft.kernels.cuda.exact_linear import linear
+from weft.kernels.cuda.exact_linear import linear, shares_of
+from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.exact_norm import rows_of
 from weft.kernels.cuda.gpus import HOPPER, gpu_of
 from weft.kernels.cuda.linear_tiles import float32_scores
 from weft.kernels.cuda.moe import prepare_experts, route_softmax, route_top
-from weft.kernels.cuda.moe_choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, Tiles, tiles
+from weft.kernels.cuda.moe_choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles
 from weft.kernels.cuda.moe_many import can_group, many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
 from weft.kernels.cuda.moe_some import multiply
@@ -32,9 +33,6 @@ __all__ = [
     "route_top",
     "score_experts",
 ]
-
-# Tiles of pairs that are computed alone.
-ALONE = (Tiles(16, 32, 256, 4, 3, False), Tiles(16, 32, 256, 4, 3, False))
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
@@ -93,6 +91,8 @@ def experts(
             x, weights, chosen, layer.first, layer.second, layer.activation, layer.first_bias, layer.second_bias,
             shared, linear,
         )  # fmt: skip
+    if is_for_few(tokens, routing[0].shape[1], layer, shared):
+        return few_experts(x, weights, chosen, layer, shared)
     results = pair_results(x, chosen, layer)
     return weighted_sum(results, weights, shared, None, chosen, layer.second_bias, linear)
 
@@ -102,12 +102,17 @@ def is_grouped_in_order(layer: ExpertWeights) -> bool:
     return can_group(layer.first, layer.second) and gpu_of(layer.first.device).capability == HOPPER
 
 
+def is_for_few(tokens: int, k: int, layer: ExpertWeights, shared: SharedExpert | None) -> bool:
+    """Return whether pairs are computed alone, with a shared expert whose sums are whole."""
+    whole = shared is None or shares_of(*shared.second.matrix.shape) == 1
+    return whole and (tokens == 1 or tokens * k <= FEW_PAIRS * len(layer.second))
+
+
 def pair_results(x: Tensor, chosen: Tensor, layer: ExpertWeights) -> Float[Tensor, "pairs hidden"]:
     """Return the outputs of every pair's expert, without the second bias."""
     (tokens, k), (count, hidden, inner) = chosen.shape, layer.second.shape
-    alone = tokens == 1 or tokens * k <= FEW_PAIRS * count
-    blocks = ALONE if alone else tiles(x.dtype, tokens, k, count)
-    lists = None if alone else list_pairs(chosen, count, blocks[0].pairs if tokens > WHOLE_TOKENS else None)
+    blocks = tiles(x.dtype, tokens, k, count)
+    lists = list_pairs(chosen, count, blocks[0].pairs if tokens > WHOLE_TOKENS else None)
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     results = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
     kind = layer.activation

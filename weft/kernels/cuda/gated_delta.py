@@ -82,7 +82,8 @@ def gated_delta(
     check(inputs, view)
     y = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     if batch.decodes:
-        launch_decode(inputs, batch, view, y, DECODE, WEIGH_MANY if exact else None)
+        # The way of few rows: for many it costs less than the other would cost one.
+        launch_decode(inputs, batch, view, y, DECODE, WEIGH_FEW if exact else None)
     if batch.rows > batch.decodes:
         new = 0 if exact else short_tokens(batch, NEW)
         if new:

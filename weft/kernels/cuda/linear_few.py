@@ -31,6 +31,8 @@ PROGRAMS = {16: 128, 32: 88}
 WIDE, LEAST_WIDE = 128, 100 * 128
 # More blocks of outputs than any layer has.
 COUNTERS = 1 << 16
+# Bytes that one request for the cache brings.
+LINE_BYTES = tl.constexpr(128)
 
 
 class Cut(NamedTuple):
@@ -86,17 +88,19 @@ def few_rows(
     parts: int = 1,
     summed: bool = True,
     by: Cut | None = None,
+    ahead_bytes: int = 0,
 ) -> Float[Tensor, "*shares rows results"]:
     """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
     Without `summed`, and if several programs share an output, return each program's float32 partial sum. `by`
-    overrides the usual cut.
+    overrides the usual cut. While previous kernels still run, the programs together ask the cache for `ahead_bytes` of
+    weights, beyond those that they load.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
     width, shares, step, warps, stages = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
-    share = -(-inputs // (shares * step)) * step
+    share = share_of(inputs, shares, step)
     summed = summed or shares == 1
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = torch.empty(rows, results, dtype=x.dtype, device=x.device) if summed else None
@@ -106,7 +110,9 @@ def few_rows(
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),
         ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
-        NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
+        NAME=activation or "", PARTS=parts,
+        AHEAD=lines_ahead(ahead_bytes, outputs * shares, (share - step) * x.element_size()),
+        num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
@@ -134,6 +140,26 @@ def shares_of(blocks: int, inputs: int, programs: int) -> int:
     return shares
 
 
+def share_of(inputs: int, shares: int, step: int = INPUTS) -> int:
+    """Return the inputs of a share but the last, which may be shorter. Steps of up to INPUTS give the same shares.
+
+    >>> share_of(8192, 4), share_of(2880, 4, step=64), share_of(2880, 1, step=1024)
+    (2048, 768, 3072)
+    """
+    step = max(step, INPUTS)
+    return -(-inputs // (shares * step)) * step
+
+
+def lines_ahead(ahead_bytes: int, sums: int, left_bytes: int) -> int:
+    """Return how many lines of weights to ask for ahead, for each of `sums` sums with so many left: a power of two.
+
+    >>> lines_ahead(8 << 20, sums=4 * 2048, left_bytes=3840), lines_ahead(0, 2048, 4096)
+    (8, 0)
+    """
+    lines = min(ahead_bytes // sums, left_bytes) // LINE_BYTES.value
+    return 1 << lines.bit_length() - 1 if lines > 0 else 0
+
+
 @lru_cache
 def counters(device: torch.device, branch: bool = False) -> Tensor:
     """Return the counters of finished programs per block of outputs. Every launch leaves them at zero.
@@ -147,7 +173,7 @@ def counters(device: torch.device, branch: bool = False) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
@@ -160,7 +186,7 @@ def few_rows_kernel(
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
         x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
-        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
+        ROWS, OUTPUTS, INPUTS, EVEN, AHEAD, EARLY,
     )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
@@ -174,8 +200,8 @@ def few_rows_kernel(
             tl.debug_barrier()
             if tl.atomic_add(come + block, 1, sem="acq_rel") < SHARES - 1:
                 return
-            total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-            for other in range(SHARES):
+            total = tl.load(found + place, mask=real, other=0.0, cache_modifier=".cg")
+            for other in range(1, SHARES):
                 total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
             tl.store(come + block, 0)
     if y is not None:
@@ -185,7 +211,8 @@ def few_rows_kernel(
 @triton.jit
 def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = begin + tl.arange(0, INPUTS)
@@ -197,6 +224,8 @@ def summed_products(
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    if EARLY and AHEAD > 0:
+        fetch(weight + tl.where(is_output, output, 0).to(tl.int64) * inputs, begin + INPUTS, end, AHEAD)
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     for first in range(begin + INPUTS, end, INPUTS):
@@ -209,6 +238,15 @@ def summed_products(
         w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     return total
+
+
+@triton.jit
+def fetch(lines, first, end, COUNT: tl.constexpr):
+    """Ask for COUNT lines of weights from column `first` on, of each row, to be in the cache when they are loaded."""
+    STEP: tl.constexpr = LINE_BYTES * 8 // lines.dtype.element_ty.primitive_bitwidth
+    column = tl.minimum(first + tl.arange(0, COUNT) * STEP, end - 1)
+    place = (lines[:, None] + column[None, :]).to(tl.int64)
+    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
 
 
 @triton.jit

@@ -32,16 +32,17 @@ def is_able(device: torch.device) -> bool:
 
 def early(x: Tensor, wanted: bool = True) -> dict[str, Any]:
     """Return launch settings for a kernel with a constant EARLY that calls `wait(EARLY)`; `x` is one of its inputs."""
-    late, _branch.is_fresh = _branch.is_fresh, False
+    late, _branch.is_fresh = _branch.is_fresh or _branch.in_full, False
     return EARLY if wanted and not late and is_able(x.device) else NOT_EARLY
 
 
 @dataclass
 class Branch:
-    """Whether launches go to a branch, and whether it is still empty."""
+    """Whether launches go to a branch, whether it is still empty, and whether kernels wait for previous ones to end."""
 
     is_open: bool = False
     is_fresh: bool = False
+    in_full: bool = False
 
 
 _branch = Branch()
@@ -59,6 +60,16 @@ def branching() -> Iterator[None]:
         yield
     finally:
         _branch.is_open = _branch.is_fresh = False
+
+
+@contextmanager
+def in_full() -> Iterator[None]:
+    """Let each kernel launched inside begin when the previous one has ended: it may read all that that one wrote."""
+    before, _branch.in_full = _branch.in_full, True
+    try:
+        yield
+    finally:
+        _branch.in_full = before
 
 
 @cache

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ log = logging.getLogger("weft")
 
 # Code that decides which kernels are launched.
 SOURCES = ("kernels/cuda", "runner/cuda", "models", "models/layers")
+# Rows of a turn of exact answers with drafts, by the kernels that they need.
+TURNS = (1, 17, 40)
 # Log-probabilities that clients ask for.
 TOP_LOGPROBS = 5
 
@@ -119,14 +122,25 @@ def steps_of(
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
     line = None if runner.use is None else runner.use.states.padding
     where = (1, spec, runner.store.scratch, device, operations, line)
-    prompts = [StepInputs(size, rows, *where) for size in step_sizes(rows, spec.draft_room, drafter)]
+    in_turns = getattr(operations, "is_exact", False) and spec.draft_room > 0
+    sizes = step_sizes(rows, 0 if in_turns else spec.draft_room, drafter)
+    prompts = [StepInputs(size, rows, *where) for size in sizes]
     boards = Boards(runner.board, runner.refused, runner.moved)
     parts = (model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
     yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter).steps())
     if drafter:
         return
+    if in_turns:
+        yield from (partial(forward_in_turns, runner, size) for size in TURNS if size < rows)
     for plan in sampled_plans(runner):
         yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]
+
+
+def forward_in_turns(runner: Runner, size: int) -> object:
+    """Verify a draft of one of `size` rows in the form of decodes."""
+    from weft.kernels.cuda.exact_turns import in_turns
+
+    return runner.forward(in_turns(runner.build_batch(trial_of([1] * (size + 1), runner)), [size, 1]))
 
 
 def sampled_plans(runner: Runner) -> Iterator[Plan]:

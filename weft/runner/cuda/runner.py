@@ -12,7 +12,7 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import StepInputs
+from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, step_sizes
 from weft.runner.hidden_states import StateUse
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
@@ -60,13 +60,17 @@ class CudaRunner(Runner):
         line = None if use is None else use.states.padding
         where = (cells, spec, self.store.scratch, self.device, self.operations, line)
         decodes = DecodeInputs(seats, *where)
-        prompts = [StepInputs(size, seats, *where) for size in step_sizes(seats, spec.draft_room, self.drafter)]
+        prompts = [StepInputs(size, seats, *where) for size in self.recorded_sizes(seats)]
         boards = Boards(self.board, self.refused, self.moved)
         parts = (model, self.store.views, boards, decodes, prompts)
         with torch.inference_mode():
             self.recorded = RecordedSteps(*parts, use, self.drafter)
             if self.device.type == "cuda":
                 self.recorded.record_all(progress)
+
+    def recorded_sizes(self, seats: int) -> list[Size]:
+        """Return the sizes of steps with longer rows to record."""
+        return step_sizes(seats, self.spec.draft_room, self.drafter)
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
         """Return whether such a step is recorded, also if drafts of some rows find no memory."""
