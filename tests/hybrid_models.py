@@ -310,6 +310,7 @@ ODD_HYBRIDS: dict[str, Tiny] = {
     ),
     "falcon_h1, state of 24": FALCON_H1.variant(mamba_d_state=24),
     "falcon_h1, wide convolution": FALCON_H1.variant(mamba_d_conv=5),
+    "falcon_h1, narrow convolution": FALCON_H1.variant(mamba_d_conv=2),
     "falcon_h1, norm after gate, bias of Mamba2 alone": FALCON_H1.variant(mamba_rms_norm=True, mamba_proj_bias=True),
     "falcon_h1, bias of attention alone, odd heads": FALCON_H1.variant(attention_bias=True, **ODD_HEADS),
     "falcon_h1, biases of both mixers, odd heads": FALCON_H1.variant(

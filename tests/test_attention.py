@@ -139,14 +139,14 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("window", [None, 1, 8, 64, 70, 100, 1000])
+@pytest.mark.parametrize("window", [None, 1, 17, 64, 70, 100, 1000])
 @pytest.mark.parametrize("mix", MIXES)
 def test_paged_attention_equals_a_dense_one(mix, window, options):
     assert_equal(Scene(MIXES[mix], window), **OPTIONS[options])
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("window", [None, 1, 70])
+@pytest.mark.parametrize("window", [None, 1, 17, 100])
 def test_the_plain_definition_equals_a_dense_one(window, options):
     assert_equal(Scene(MIXES["decodes and prompts"], window, operations=PLAIN), **OPTIONS[options])
 

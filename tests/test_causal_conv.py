@@ -46,7 +46,7 @@ def make_rig(lengths, width=4, bias=True, activation=True, dtype=torch.float32, 
     return Rig(memory, sequences, call, seed=seed, **options)
 
 
-@pytest.mark.parametrize("width", [2, 3, 4])
+@pytest.mark.parametrize("width", [2, 3, 4, 5])
 @pytest.mark.parametrize(("bias", "activation"), [(True, True), (False, False)])
 def test_packed_rows_of_any_length_equal_the_loop(width, bias, activation):
     for seed in range(6):

@@ -138,8 +138,8 @@ OPTIONS = {
 
 @pytest.mark.parametrize(
     ("mix", "window"),
-    [(mix, window) for mix in MIXES for window in (None, 8, 40)]
-    + [("decodes and prompts", window) for window in (1, 20, 1000)],
+    [(mix, window) for mix in MIXES for window in (None, 17, 40)]
+    + [("decodes and prompts", window) for window in (1, 8, 100, 1000)],
 )
 def test_attention_equals_the_reference(mix, window):
     assert_equal(Scene(MIXES[mix], window), sinks=True)

@@ -61,7 +61,8 @@ def make_gated_rig(lengths, width=3, dtype=torch.float32, channels=CHANNELS, **o
 
 
 @pytest.mark.parametrize(
-    ("width", "bias", "activation"), [(2, True, False), (3, False, False), (4, True, True), (9, True, True)]
+    ("width", "bias", "activation"),
+    [(2, True, False), (3, False, False), (4, True, True), (5, False, True), (9, True, True)],
 )
 def test_packed_rows_of_any_length_equal_the_loop(width, bias, activation):
     rig = make_rig([41, 33, 8, 7, 1], width, bias, activation, room=width - 2)

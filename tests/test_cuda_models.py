@@ -53,6 +53,9 @@ RECURRENT += [name for name in configurations.names() if name not in ("gemma-3-1
 ODD_SIZES = (
     "falcon_h1, state of 24",
     "falcon_h1, wide convolution",
+    "falcon_h1, narrow convolution",
+    "llama, tied, biases, one kv head, llama3 rope",
+    "mistral, window of 17",
     "falcon_h1, biases of both mixers, odd heads",
     "qwen3_next, three value heads per key head, dense layer, tied",
     "qwen3_next, equal heads, width 3, every second layer sparse",

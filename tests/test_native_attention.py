@@ -141,7 +141,7 @@ starts = st.lists(st.sampled_from([0, 1, 15, 16, 17, 47, 48, 63]) | st.integers(
 shapes = st.tuples(
     st.integers(1, 3), st.sampled_from([1, 2, 3, 4, 5, 6, 7, 13]), st.sampled_from([2, 8, 16, 24, 64, 82])
 )
-windows = st.sampled_from([None, 1, 7, 16, 40, 1000])
+windows = st.sampled_from([None, 1, 7, 16, 17, 40, 100, 1000])
 
 
 @settings(max_examples=150, deadline=None)

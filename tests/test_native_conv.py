@@ -13,7 +13,7 @@ from weft.kernels.recurrent import short_conv_memory
 
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-seeds, rooms, widths, sizes = st.integers(0, 999), st.sampled_from([0, 1, 5]), st.integers(2, 4), st.integers(1, 40)
+seeds, rooms, widths, sizes = st.integers(0, 999), st.sampled_from([0, 1, 5]), st.integers(2, 5), st.integers(1, 40)
 
 
 @settings(max_examples=80, deadline=None)

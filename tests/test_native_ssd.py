@@ -15,7 +15,7 @@ from weft.kernels.recurrent import UNLIMITED
 
 pytestmark = needs_compiler
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2}
-shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([1, 6, 16, 37]), st.integers(1, 3))
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 40), st.sampled_from([1, 6, 16, 24, 37]), st.integers(1, 3))
 
 
 def compare(starts, dtype, shape, room, seed, raw, limit, skip, gated=False) -> None:

@@ -32,7 +32,7 @@ def by_group(states: Tensor, groups: int) -> Tensor:
     return states.unflatten(1, (groups, -1)).transpose(2, 3).flatten(3)
 
 
-def make_rig(lengths, groups=2, skip=True, dtype=torch.float32, seed=0, dt_scale=0.3, **options) -> Rig:
+def make_rig(lengths, groups=2, skip=True, dtype=torch.float32, seed=0, dt_scale=0.3, state=STATE, **options) -> Rig:
     torch.manual_seed(seed)
     A = -torch.rand(HEADS) * 2 - 0.05
     D = torch.randn(HEADS) if skip else None
@@ -40,7 +40,7 @@ def make_rig(lengths, groups=2, skip=True, dtype=torch.float32, seed=0, dt_scale
     sequences = []
     for n in lengths:
         x, line = torch.randn(n, HEADS, HEAD_DIM).to(dtype), torch.randn(n, CHANNELS)
-        B, C = (torch.randn(n, groups, STATE).to(dtype) * STATE**-0.5 for _ in range(2))
+        B, C = (torch.randn(n, groups, state).to(dtype) * state**-0.5 for _ in range(2))
         dt = torch.rand(n, HEADS) * dt_scale
         y, states = naive_ssd(x, dt, A, B, C, D)
         convolved, windows = naive_conv(line, weight, None, False)
@@ -51,8 +51,13 @@ def make_rig(lengths, groups=2, skip=True, dtype=torch.float32, seed=0, dt_scale
         x, dt, B, C, line = inputs
         return ssd(x, dt, A, B, C, D, batch, view), causal_conv(line, weight, None, False, batch, view)
 
-    memory = ssd_memory(HEADS, HEAD_DIM, STATE, groups, CHANNELS, WIDTH, "float32", by=options.get("operations", CPU))
+    memory = ssd_memory(HEADS, HEAD_DIM, state, groups, CHANNELS, WIDTH, "float32", by=options.get("operations", CPU))
     return Rig(memory, sequences, call, seed=seed, **options)
+
+
+@pytest.mark.parametrize("operations", [CPU, PLAIN], ids=["cpu", "plain"])
+def test_states_may_have_a_size_that_is_no_power_of_two(operations):
+    make_rig([50, 33, 7, 1], state=24, operations=operations).run([1, 2, 8, 27])
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])

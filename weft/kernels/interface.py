@@ -127,6 +127,19 @@ class Batch:
 
 
 @runtime_checkable
+class OrderedDecodes(Protocol):
+    """What `record_decodes` returns where rows of one token may be of one sequence: each sees those before it."""
+
+    def __call__(self, batch: Batch) -> Tensor: ...
+
+    def in_order(self, batch: Batch) -> Tensor | None:
+        """Return the final hidden states; None if this step cannot be computed so, and tails may be overwritten."""
+
+    def is_new(self, batch: Batch) -> bool:
+        """Return whether `in_order` may return None and overwrite tails: no step with as many rows ran before."""
+
+
+@runtime_checkable
 class Operations(Protocol):
     """Operations that models and samplers compute with.
 

@@ -24,8 +24,7 @@ from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
-from weft.kernels.interface import Batch, Operations
-from weft.kernels.native.replay import Replays
+from weft.kernels.interface import Batch, Operations, OrderedDecodes
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
@@ -167,7 +166,7 @@ class Runner:
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         """Return the batch of a plan, its sampling, its tokens, and their final hidden states."""
         where = (self.spec, self.board, self.device, self.operations, staged)
-        single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, Replays) else None
+        single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, OrderedDecodes) else None
         if single is not None:
             batch, sampling = build_step(single, *where)
             hidden = self.replay_in_order(single, batch)
@@ -189,7 +188,7 @@ class Runner:
 
         None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
         """
-        if not isinstance(self.compute, Replays):
+        if not isinstance(self.compute, OrderedDecodes):
             return None
         # With all drafts that fit, a convolution's ring overwrites inputs that the step's first token reads.
         has_tails = Kind.TAIL in self.store.unit_bytes
@@ -317,7 +316,7 @@ class Runner:
         """
         hosts = [tier for tier in self.tiers if isinstance(tier, HostMemory)]
         sizes = self.store.unit_bytes
-        if not hosts and self.store.buffer.is_cuda:
+        if not hosts and not self.store.is_host_memory:
             from weft.memory.tiers.staged_copies import SLOTS, StagedCopies, slot_bytes
 
             slot = slot_bytes(self.spec, sizes)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
+from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import (
@@ -151,7 +152,7 @@ def extend(
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
-    choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype)
+    choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype, gpu_of(x.device))
     ring = view.tail["input"].shape[1]
     totals, shifted, left = torch.empty((3, heads, batch.pieces, cell), dtype=torch.float32, device=x.device)
     low_limit, high_limit = finite(inputs.limit)

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-# Programs that run concurrently: one per multiprocessor of a large GPU.
-AT_ONCE = 132
+from weft.kernels.cuda.gpus import Gpu
 
 
 class DecodeChoice(NamedTuple):
@@ -36,7 +35,7 @@ class CellsChoice(NamedTuple):
 SHORT, SHORT_WIDE, SHORT_CHUNK = CellsChoice(32, 2, 1), CellsChoice(32, 2, 2), 16
 
 
-def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype) -> CellsChoice:
+def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype, gpu: Gpu) -> CellsChoice:
     # Matmuls of less than 64 columns by a whole warp group read beyond their operands (Triton 3.6); with two warps they
     # do not.
     if dtype == torch.float32:
@@ -46,4 +45,4 @@ def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.
     if state > 128:
         return CellsChoice(64, 2, 8)
     # Two stages leave room for a second program on the multiprocessor, if there is one.
-    return CellsChoice(64, 3 if rows * heads * -(-head_dim // 64) <= AT_ONCE else 2, 4)
+    return CellsChoice(64, 3 if rows * heads * -(-head_dim // 64) <= gpu.multiprocessors else 2, 4)

@@ -29,27 +29,44 @@ constexpr int WIDTH = 8, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
 constexpr int WIDTH = 4, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
 #endif
 // Up to this number of rows inputs are read where they lie; more are packed.
+#if defined(__aarch64__)
+constexpr int UNPACKED = 1;
+#else
 constexpr int UNPACKED = 3;
+#endif
 
 // Inputs of a block: its weights, widened, stay in the first-level cache.
 constexpr long INPUTS = 256;
-// Whether all tiles of a panel do, beside the inputs of a block of rows, which are then read once for all tiles. ARM's
-// larger cores have 64 kB of this cache, others often 32.
 #if defined(__aarch64__)
-constexpr bool BLOCK_BY_BLOCK = true;
+// The first rows to be multiplied widen weights, for all others: in panels of floats.
+constexpr bool WIDENS_IN_FIRST = true;
 constexpr int PAIRS_IN_PLACE = MOST_ROWS;
+constexpr long WIDE_STRIDE = PANEL, TILE_APART = TILE;
 #else
-constexpr bool BLOCK_BY_BLOCK = false;
+// Widened weights lie tile by tile.
+constexpr bool WIDENS_IN_FIRST = false;
 constexpr int PAIRS_IN_PLACE = IN_PLACE;
+constexpr long WIDE_STRIDE = TILE, TILE_APART = INPUTS * TILE;
 #endif
 
-// Weights to ask the memory for while others are multiplied, with the cache lines that an input has. Processors fetch
-// ahead by themselves what is read line by line, but not the other half of a panel.
+// Bytes of a cache line, and inputs by which weights are asked for ahead, in the first-level cache and in the second.
+constexpr long LINE = 64, AHEAD = 8, FAR_AHEAD = 32;
+
+// Float32 weights to ask the memory for while others are multiplied. Processors fetch ahead by themselves what is read
+// line by line, but not the other half of a panel.
 struct Later {
-    const char* weights = nullptr;
-    int lines = 0;
+    const char* weights;
+
+    void advance() {
+        __builtin_prefetch(weights);
+        __builtin_prefetch(weights + LINE);
+        weights += 2 * LINE;
+    }
 };
-constexpr long LINE = 64, AHEAD = 8;
+
+struct Nothing {
+    void advance() {}
+};
 
 using Lane = float __attribute__((vector_size(WIDTH * 4)));
 using Words = uint32_t __attribute__((vector_size(WIDTH * 4)));
@@ -141,55 +158,107 @@ void add_floats(Inputs x, const float* weights, long stride, long count, float* 
 }
 
 #if defined(__aarch64__)
-// Four rows or more: inputs are loaded as vectors, and an instruction multiplies one lane of them. Compilers broadcast
-// each input from memory instead, with the units that multiply.
+// Inputs are loaded as vectors, and an instruction multiplies one lane of them. Compilers broadcast each input from
+// memory instead, with the units that multiply.
+//
+// Weights are widened by the integer units and read back DELAY inputs later, because the vector units multiply all the
+// time. To widen a vector there costs a Neoverse-N1 two multiplications: a result after two cycles is written together
+// with that of a multiplication, which takes four.
+constexpr long DELAY = 4;
+
+// Widens one half of two adjacent pairs. As assembly: compilers would make vectors of it.
+template <bool HIGH>
+inline uint64_t widened(uint64_t pairs) {
+    constexpr uint64_t halves = 0xffff0000ffff0000;
+    uint64_t wide;
+    if constexpr (HIGH)
+        asm("and %0, %1, %2" : "=r"(wide) : "r"(halves), "r"(pairs));
+    else
+        asm("and %0, %1, %2, lsl 16" : "=r"(wide) : "r"(halves), "r"(pairs));
+    return wide;
+}
+
+// Widens the weights of one input after the other, to [count, PANEL]: the lower half of the outputs, the upper or both.
+template <bool LOW, bool HIGH>
+struct Widening {
+    const Pair* from;
+    float* to;
+
+    void advance() {
+        if (LOW) __builtin_prefetch(from + AHEAD * HALF);
+        if (LOW && !HIGH) __builtin_prefetch(from + FAR_AHEAD * HALF, 0, 2);
+#pragma GCC unroll 4
+        for (int j = 0; j < HALF; j += 4) {
+            uint64_t pairs[2];
+            std::memcpy(pairs, from + j, sizeof(pairs));
+            uint64_t low[2] = {widened<false>(pairs[0]), widened<false>(pairs[1])};
+            uint64_t high[2] = {widened<true>(pairs[0]), widened<true>(pairs[1])};
+            if (LOW) std::memcpy(to + j, low, sizeof(low));
+            if (HIGH) std::memcpy(to + HALF + j, high, sizeof(high));
+        }
+        from += HALF;
+        to += PANEL;
+    }
+};
+
+// Up to four inputs of a column. `inside`: another column follows, of which one may be read.
+template <int ROWS>
+inline float32x4_t load_column(const float* x, bool inside) {
+    if constexpr (ROWS == 2) return vcombine_f32(vld1_f32(x), vdup_n_f32(0));
+    if (ROWS == 3 && !inside) return vcombine_f32(vld1_f32(x), vld1_dup_f32(x + 2));
+    return vld1q_f32(x);
+}
+
 template <int LANE>
 inline void add_row(float32x4_t* total, const float32x4_t* factor, float32x4_t x) {
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) total[j] = vfmaq_laneq_f32(total[j], factor[j], x, LANE);
 }
 
-// Four weights of a tile: floats, or one half of as many pairs.
-template <bool HIGH>
-inline float32x4_t load_four(const float* from) {
-    return vld1q_f32(from);
-}
-
-template <bool HIGH>
-inline float32x4_t load_four(const Pair* from) {
-    uint32x4_t both = vld1q_u32(&from->bits);
-    return vreinterpretq_f32_u32(HIGH ? vandq_u32(both, vdupq_n_u32(0xffff0000u)) : vshlq_n_u32(both, 16));
-}
-
-template <int ROWS, bool HIGH, class Weight>
-void add_lanes(const float* x, const Weight* weights, long stride, long count, float* sums, bool begin, Later later) {
-    static_assert(TILE == 16 && ROWS >= 4 && ROWS <= 6);
-    float32x4_t total[ROWS][4];
+// Two rows or more, while other weights get ready. Inlined, it would run out of registers.
+template <int ROWS, int OUTPUTS, bool INSIDE, class Others>
+__attribute__((noinline)) void add_lanes(const float* x, const float* weights, long stride, long count, float* sums,
+                                         bool begin, Others others) {
+    static_assert(OUTPUTS % 16 == 0 && ROWS >= 2 && ROWS <= 6 && ROWS * OUTPUTS <= 96);
+    float32x4_t total[ROWS][OUTPUTS / 4];
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) total[row][j] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + row * PANEL + 4 * j);
+#pragma GCC unroll 8
+        for (int j = 0; j < OUTPUTS / 4; j++)
+            total[row][j] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + row * PANEL + 4 * j);
     for (long i = 0; i < count; i++, weights += stride, x += ROWS) {
-        float32x4_t factor[4] = {load_four<HIGH>(weights), load_four<HIGH>(weights + 4), load_four<HIGH>(weights + 8),
-                                 load_four<HIGH>(weights + 12)};
-        for (int line = 0; line < later.lines; line++) __builtin_prefetch(later.weights + line * LINE);
-        later.weights += later.lines * LINE;
-        float32x4_t four = vld1q_f32(x);
-        add_row<0>(total[0], factor, four);
-        add_row<1>(total[1], factor, four);
-        add_row<2>(total[2], factor, four);
-        add_row<3>(total[3], factor, four);
-        if constexpr (ROWS == 5) add_row<0>(total[4], factor, vcombine_f32(vld1_dup_f32(x + 4), vdup_n_f32(0)));
-        if constexpr (ROWS == 6) {
-            float32x4_t two = vcombine_f32(vld1_f32(x + 4), vdup_n_f32(0));
-            add_row<0>(total[4], factor, two);
-            add_row<1>(total[5], factor, two);
+        others.advance();
+        float32x4_t first = load_column<ROWS>(x, INSIDE), second = first;
+        if constexpr (ROWS == 5) second = vcombine_f32(vld1_dup_f32(x + 4), vdup_n_f32(0));
+        if constexpr (ROWS == 6) second = vcombine_f32(vld1_f32(x + 4), vdup_n_f32(0));
+#pragma GCC unroll 2
+        for (int j = 0; j < OUTPUTS / 4; j += 4) {
+            const float* from = weights + 4 * j;
+            float32x4_t factor[4] = {vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)};
+            add_row<0>(total[0] + j, factor, first);
+            add_row<1>(total[1] + j, factor, first);
+            if constexpr (ROWS > 2) add_row<2>(total[2] + j, factor, first);
+            if constexpr (ROWS > 3) add_row<3>(total[3] + j, factor, first);
+            if constexpr (ROWS > 4) add_row<0>(total[4] + j, factor, second);
+            if constexpr (ROWS > 5) add_row<1>(total[5] + j, factor, second);
         }
     }
 #pragma GCC unroll 6
     for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; j++) vst1q_f32(sums + row * PANEL + 4 * j, total[row][j]);
+#pragma GCC unroll 8
+        for (int j = 0; j < OUTPUTS / 4; j++) vst1q_f32(sums + row * PANEL + 4 * j, total[row][j]);
+}
+
+// Multiplies with some outputs of pairs, whose weights stay in `wide`.
+template <int ROWS, int OUTPUTS, bool LOW, bool HIGH>
+void add_widening(const float* x, const Pair* weights, long count, float* sums, bool begin, float* wide) {
+    long ahead = std::min(DELAY, count), most = count - ahead;
+    Widening<LOW, HIGH> widening{weights, wide};
+    for (long i = 0; i < ahead; i++) widening.advance();
+    if (!LOW) sums += HALF, wide += HALF;
+    add_lanes<ROWS, OUTPUTS, true>(x, wide, PANEL, most, sums, begin, widening);
+    add_lanes<ROWS, OUTPUTS, false>(x + most * ROWS, wide + most * PANEL, PANEL, ahead, sums, begin && most == 0,
+                                    Nothing{});
 }
 #endif
 
@@ -208,21 +277,24 @@ struct AddPairs {
     long count;
     float* sums;
     bool begin;
+    float* wide;  // ARM leaves widened weights here, unless there is one row
     template <int ROWS>
     void run() const {
+#if defined(__aarch64__)
+        if constexpr (ROWS > 3) {
+            add_widening<ROWS, HALF, true, false>(x, weights, count, sums, begin, wide);
+            return add_widening<ROWS, HALF, false, true>(x, weights, count, sums, begin, wide);
+        }
+        if constexpr (ROWS == 2 || ROWS == 3)
+            return add_widening<ROWS, PANEL, true, true>(x, weights, count, sums, begin, wide);
+#endif
         if constexpr (ROWS <= UNPACKED)
             if (stride) return add_pairs<ROWS>(UnpackedInputs{x, stride}, weights, count, sums, begin);
-#if defined(__aarch64__)
-        if constexpr (ROWS > UNPACKED) {
-            add_lanes<ROWS, false>(x, weights, HALF, count, sums, begin, {});
-            return add_lanes<ROWS, true>(x, weights, HALF, count, sums + HALF, begin, {});
-        }
-#endif
         if constexpr (ROWS <= IN_PLACE) add_pairs<ROWS>(PackedInputs<ROWS>{x}, weights, count, sums, begin);
     }
 };
 
-template <int OUTPUTS>
+template <int OUTPUTS, class Others = Nothing>
 struct AddFloats {
     const float* x;
     long stride;
@@ -230,14 +302,14 @@ struct AddFloats {
     long apart, count;
     float* sums;
     bool begin;
-    Later later;
+    Others others;
     template <int ROWS>
     void run() const {
         if constexpr (ROWS <= UNPACKED)
             if (stride) return add_floats<ROWS, OUTPUTS>(UnpackedInputs{x, stride}, weights, apart, count, sums, begin);
 #if defined(__aarch64__)
-        if constexpr (OUTPUTS == TILE && ROWS > UNPACKED)
-            return add_lanes<ROWS, false>(x, weights, apart, count, sums, begin, later);
+        if constexpr (OUTPUTS == TILE && ROWS > 2)
+            return add_lanes<ROWS, TILE, false>(x, weights, apart, count, sums, begin, others);
 #endif
         if constexpr (OUTPUTS == TILE || ROWS <= IN_PLACE)
             add_floats<ROWS, OUTPUTS>(PackedInputs<ROWS>{x}, weights, apart, count, sums, begin);
@@ -280,33 +352,40 @@ void pack_block(const Value* x, long stride, const Rows& rows, long block, float
               PackBlock<Value>{x + here * stride, stride, rows.inputs, to + here * rows.inputs});
 }
 
+// Writes weights as floats, in tiles of TILE outputs.
+inline void widen(const Pair* weights, long count, float* wide) {
+    for (long k = 0; k < count; k++)
+        for (int j = 0; j < HALF; j += WIDTH) {
+            Lane low, high;
+            load_pairs(weights + k * HALF + j, low, high);
+            store_lane(wide + k * TILE + j, low);
+            store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
+        }
+}
+
 // Products of blocks of rows with a panel of bfloat16 weights; sums are [rows, PANEL].
 inline void multiply(const Rows& x, long from, long to, const Pair* panel, float* sums) {
     alignas(64) float wide[INPUTS * PANEL];
+    constexpr long TILES = PANEL / TILE;
     long row = x.first(from);
     bool in_place = to - from == 1 && x.first(to) - row <= PAIRS_IN_PLACE;
     for (long i = 0; i < x.inputs; i += INPUTS) {
-        long count = std::min(INPUTS, x.inputs - i);
+        long count = std::min(INPUTS, x.inputs - i), next = from;
         const Pair* weights = panel + i * HALF;
-        if (in_place) {
-            with_rows(x.first(to) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0});
-            continue;
+        if (in_place || WIDENS_IN_FIRST) {
+            next = from + 1;
+            with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
+        } else {
+            widen(weights, count, wide);
         }
-        // Tiles of TILE outputs, each [count, TILE].
-        for (long k = 0; k < count; k++)
-            for (int j = 0; j < HALF; j += WIDTH) {
-                Lane low, high;
-                load_pairs(weights + k * HALF + j, low, high);
-                store_lane(wide + k * TILE + j, low);
-                store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
-            }
-        constexpr long TILES = PANEL / TILE;
-        for (long piece = 0; piece < TILES * (to - from); piece++) {
-            long tile = BLOCK_BY_BLOCK ? piece % TILES : piece / (to - from);
-            long block = from + (BLOCK_BY_BLOCK ? piece / TILES : piece % (to - from)), first = x.first(block);
+        for (long piece = 0; piece < TILES * (to - next); piece++) {
+            // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
+            // cores, which have 64 kB of it; others often have 32.
+            long tile = WIDENS_IN_FIRST ? piece % TILES : piece / (to - next);
+            long block = next + (WIDENS_IN_FIRST ? piece / TILES : piece % (to - next)), first = x.first(block);
             float* here = sums + (first - row) * PANEL + tile * TILE;
-            with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * INPUTS * TILE,
-                                                                  TILE, count, here, i == 0, {}});
+            with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * TILE_APART,
+                                                                  WIDE_STRIDE, count, here, i == 0, {}});
         }
     }
 }
@@ -325,12 +404,15 @@ inline void multiply(const Rows& x, long from, long to, const float* panel, floa
         }
         for (long tile = 0; tile < PANEL / TILE; tile++)
             for (long block = from; block < to; block++) {
-                long first = x.first(block);
+                long first = x.first(block), rows = x.first(block + 1) - first;
                 float* here = sums + (first - row) * PANEL + tile * TILE;
-                Later next;
-                if (tile == 0 && block == from) next = {(const char*)(weights + AHEAD * PANEL), 2};
-                with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, weights + tile * TILE,
-                                                                      PANEL, count, here, i == 0, next});
+                AddFloats<TILE> add{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0, {}};
+                if (tile > 0 || block > from) {
+                    with_rows(rows, add);
+                    continue;
+                }
+                Later later{(const char*)(weights + AHEAD * PANEL)};
+                with_rows(rows, AddFloats<TILE, Later>{add.x, x.stride, weights, PANEL, count, here, i == 0, later});
             }
     }
 }

@@ -73,6 +73,11 @@ class Store:
         self.buffer = _zeros(size, torch.device(device))
         self.views = self._carve()
 
+    @property
+    def is_host_memory(self) -> bool:
+        """Return whether threads of the host can read and write the units in place."""
+        return self.buffer.is_cpu
+
     def poison(self, kind: str, index: int) -> None:
         """Fill a freed unit with NaN (paranoid mode), so that reading it shows."""
         size = self.unit_bytes[Kind(kind)]
