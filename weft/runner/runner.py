@@ -24,6 +24,7 @@ from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations
+from weft.kernels.marks import LayerMarks
 from weft.kernels.native.replay import Replays
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
@@ -61,12 +62,13 @@ class DeviceScores:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A launched plan: its downloads, and the parts that it has."""
+    """A launched plan: its downloads, and the parts that it has. `marks` say when its layers were computed."""
 
     download: Download
     sampled_scores: bool
     prompt_scores: bool
     digests: bool = False
+    marks: LayerMarks | None = None
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class WaitingFlight:
     inputs: Tensor  # [tokens] of the step
     prompt_scores: DeviceScores | None
     flight: RunnerFlight | None = None
+    marks: LayerMarks | None = None
 
 
 Flight = RunnerFlight | WaitingFlight
@@ -99,6 +102,8 @@ class Runner:
     scratch_units = 0
     # Host memory, then a file, as far as there are any; each makes its own copies.
     tiers: tuple[Any, ...] = ()
+    # Whether prefixes depart while they are computed.
+    marks_layers = False
     # Where the final hidden states of all steps are kept for an MTP head.
     keep_hidden: Callable[[Plan, Tensor], None] | None = None
 
@@ -226,6 +231,10 @@ class Runner:
         """Return the token of every sampled row."""
         return sample(logits, sampling, inputs, self.operations)
 
+    def landed(self, flight: Flight) -> bool:
+        done = flight.flight if isinstance(flight, WaitingFlight) else flight
+        return done is None or done.download.landed
+
     def land(self, flight: Flight) -> Landing:
         if isinstance(flight, WaitingFlight):
             assert flight.flight is not None, "a step lands after its masks were supplied"
@@ -256,6 +265,7 @@ class Runner:
             self.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
         if remote is not None:
             self.add_remote(remote, fingerprint)
+        self.marks_layers = bool(config.departures_bytes)
         for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
             self.add_area(size)
 
@@ -342,6 +352,12 @@ class Runner:
     def copy(self, plan: CopyPlan) -> Any:
         tier = self.tiers[plan.level]
         return tier, tier.copy(plan)
+
+    def copy_after(self, plan: CopyPlan, flight: Flight, layer: int) -> Any:
+        tier = self.tiers[plan.level]
+        # Without marks, when all steps have ended that were launched so far.
+        plan = replace(plan, after_steps=flight.marks is None)
+        return tier, tier.copy(plan, None if flight.marks is None else flight.marks.after(layer))
 
     def copied(self, flight: Any, wait: bool) -> float | None:
         tier, copies = flight

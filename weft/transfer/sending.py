@@ -20,7 +20,7 @@ from weft.fleet.handshake import MAX_BYTES, RouterSide
 from weft.fleet.remote import client_context
 from weft.fleet.sockets import notice_death
 from weft.memory.kinds import Kind
-from weft.memory.tiers.sent_units import header_of_staged
+from weft.memory.tiers.sent_units import header_of_staged, piece_of
 from weft.transfer.connection import (
     PATIENCE_SECONDS,
     PULSE_SECONDS,
@@ -108,8 +108,8 @@ class Pull:
 
     carrier: Carrier
     introduction: Introduction
-    # Units that may be read, by place, and since when.
-    untaken: dict[int, tuple[StagedUnit, int, float]] = field(default_factory=dict)
+    # Pieces that may be read, by place and start, and since when.
+    untaken: dict[tuple[int, int], tuple[StagedUnit, int, float]] = field(default_factory=dict)
 
 
 class Outgoer:
@@ -252,22 +252,25 @@ class Outgoer:
         assert isinstance(order, StagedUnit)
         units = self._owner.memories.staged
         assert units is not None
-        payload = units(order.kind, order.unit)
+        sizes = self._owner.contract.unit_bytes
+        start, end = piece_of(order, sizes)
+        payload = units(order.kind, order.unit)[start:end]
         header = header_of_staged(order, payload).encode()
         if self._pull is not None:
-            self._pull.untaken[order.place] = (order, len(payload), perf_counter())
+            self._pull.untaken[order.place, start] = (order, len(payload), perf_counter())
             self._debt.ready()
-            self._connection.write(framed(ReadyMessage(header, address_of(payload))))
+            self._connection.write(framed(ReadyMessage(header, start, address_of(payload))))
             return
         began = perf_counter()
-        self._connection.write(framed(UnitMessage(header)))
+        self._connection.write(framed(UnitMessage(header, start)))
         self._connection.write(payload)
         self._sent(order, len(payload), perf_counter() - began)
 
     def _sent(self, unit: StagedUnit, size_bytes: int, seconds: float) -> None:
         self._owner.note_sent(size_bytes, seconds)
         self._owner.report(UnitsSent(self.number, (unit,)))
-        if unit.kind == Kind.PAGE:
+        sizes = self._owner.contract.unit_bytes
+        if unit.kind == Kind.PAGE and piece_of(unit, sizes).end == sizes[Kind.PAGE]:
             self._debt.sent_page(unit.place)
 
     def _hear(self, body: bytes) -> None:
@@ -280,8 +283,8 @@ class Outgoer:
                 raise TransferError(f"refused: {reason}")
             case WayMessage(pulls, reason):
                 self._choose_way(pulls, reason)
-            case TakenMessage(place):
-                self._take_back(place)
+            case TakenMessage(place, start):
+                self._take_back(place, start)
             case GrantMessage(first, end, point):
                 self._debt.granted(end)
                 self._owner.report(Granted(self.number, first, end, point))
@@ -303,11 +306,11 @@ class Outgoer:
         elif self._offered is not None:
             self._owner.carriage.note_fallback(f"the decode engine does not pull: {reason}")
 
-    def _take_back(self, place: int) -> None:
+    def _take_back(self, place: int, start: int) -> None:
         pull = self._pull
-        if pull is None or place not in pull.untaken:
+        if pull is None or (place, start) not in pull.untaken:
             raise TransferError(f"the receiver has taken the unit of place {place}, which was not to be read")
-        unit, size_bytes, ready_at = pull.untaken.pop(place)
+        unit, size_bytes, ready_at = pull.untaken.pop((place, start))
         now = perf_counter()
         self._debt.taken(len(pull.untaken))
         # Reads of several units overlap.
