@@ -80,7 +80,7 @@ class CudaRunner(Runner):
 
     def run(self, plan: Plan) -> Flight:
         """Launch the kernels of a step one by one, with marks between the layers if prefixes depart."""
-        if not self.marks_layers or self.device.type != "cuda" or not isinstance(self.model, DecoderModel):
+        if not self.marks_layers or not self.store.buffer.is_cuda or not isinstance(self.model, DecoderModel):
             return super().run(plan)
         decoder = self.model.model
         marks = LayerMarks(len(decoder.layers), blocks_of_mixers(self.model))
