@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -278,3 +280,18 @@ def test_quantised_experts_are_read_in_parts():
     whole, parts = experts(Shard()), [experts(Shard(rank, 2)) for rank in (0, 1)]
     for name, dim in {"first": 2, "second": 2}.items():
         assert torch.equal(torch.cat([part[name] for part in parts], dim), whole[name])
+
+
+def test_a_check_of_shapes_imports_no_compiler():
+    """The first rank makes it before it loads: the compiler would take two seconds and 120 MB."""
+    code = """
+import sys, torch
+from weft.models import configurations
+from weft.models.config import read_config, text_part
+from weft.models.weights import build
+for name in ("falcon-h1-7b", "gpt-oss-20b", "qwen3.5-9b"):
+    build(text_part(read_config(configurations.find(name))), torch.float32, "meta")
+print({"torch._dynamo", "triton", "sympy"} & sys.modules.keys())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "set()\n", found.stdout + found.stderr
