@@ -189,8 +189,8 @@ async def send_prompts_apart(url: str) -> None:
         numbers = iter(range(1000))
 
         async def has_travelled() -> bool:
-            # A prompt of its own each time: the router sends one apart when the rates that it has seen say that it pays.
             # A prompt of its own each time: one goes apart when the rates seen so far say that it pays.
+            words = " ".join(f"{next(numbers)} and {each}" for each in range(200))
             assert await Reader(client, words, tokens=4).whole() == (4, "done")
             return await sent_and_received(client) > 0
 
