@@ -174,7 +174,7 @@ def test_prefill_engines_on_ray_compute_prompts_for_the_others(deploy, tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("s" * 64)
     secret.chmod(0o600)
-    options = {**SETTINGS["options"], "max_length": 4096, "arrivals": "64MiB"}
+    options = {**SETTINGS["options"], "arrivals": "64MiB"}
     settings = {"options": options, "prefill": {"replicas": 1, "secret_file": str(secret)}, "replicas": 1}
     asyncio.run(send_prompts_apart(deploy({**settings, "cpus": 0.25, "ingress": {"cpus": 0.25}})))
 
