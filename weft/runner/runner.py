@@ -262,7 +262,7 @@ class Runner:
         if config.host_bytes:
             self.add_host_memory(config.host_bytes)
         if disk is not None:
-            self.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
+            self.add_disk(disk, config.disk_bytes, fingerprint, part)
         if remote is not None:
             self.add_remote(remote, fingerprint)
         self.marks_layers = bool(config.departures_bytes)
@@ -274,17 +274,17 @@ class Runner:
         self.tiers = (HostMemory(self.store, size_bytes),)
 
     def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
-        """Open the file for what memory evicts."""
-        from weft.memory.tiers.disk_file import open_file
+        """Open the file for what memory evicts; `path` is the first rank's."""
+        from weft.memory.tiers.disk_file import headers_of_first, open_file
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
+        file = open_file(part.path(path), DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
         if part.rank:
             # The first rank's file decides what is there. A drop that was interrupted ends here.
-            file.erase(file.doomed)
+            file.erase_all_but(headers_of_first(path, file.layout))
         found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
-        log.info("disk: %s, %d MiB, %s", path, file.layout.size_bytes >> 20, found)
+        log.info("disk: %s, %d MiB, %s", part.path(path), file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))
 
     def add_remote(self, url: str, fingerprint: bytes) -> None:
