@@ -23,6 +23,7 @@ WAIT = 300
 ENDLESS = 60_000
 SEATS = 2
 Replicas = dict[str, dict[str, Any]]
+Deploy = Callable[[dict[str, Any]], str]
 SETTINGS = {
     "options": {
         **tiny_model.OPTIONS,
@@ -48,12 +49,17 @@ SETTINGS = {
 
 
 @pytest.fixture
-def deploy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[dict[str, Any]], str]]:
+def deploy(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[str, Any]], str]]:
     """Deploy a fleet on a cluster of this process, and end every process of it afterwards."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
-    # Ray writes a token into the home folder; compiled kernels stay where they are.
+    # Ray writes a token into the home folder, which is read once by this process and by each that Ray starts: one
+    # folder for all tests. Compiled kernels stay where they are.
+    home = tmp_path_factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -141,8 +141,26 @@ def test_granted_units_arrive_in_their_places_and_the_sender_hears_of_the_end(bo
     assert (receiver.memory[Kind.STATE][1] == 9).all()
     receiver.transport.confirm(offered.transfer)
     assert sender.await_event(SendingEnded) == SendingEnded(4, None)
-    assert len([event for event in sender.events if isinstance(event, UnitsSent)]) == 2
+    assert [unit.place for unit in sent_by(sender)] == [2, 3]
     receiver.await_event(ReceivingEnded)
+
+
+def sent_by(sender: End) -> list[StagedUnit]:
+    return [unit for event in sender.events if isinstance(event, UnitsSent) for unit in event.units]
+
+
+def test_many_units_are_reported_as_sent_in_few_events(ends):
+    sender, receiver = ends()
+    sender.transport.open(4, receiver.place, OFFER)
+    offered = receiver.await_event(Offered)
+    units = [ReservedUnit(3 + each, "state", each % 4, KEYS[2], None, 192) for each in range(40)]
+    receiver.transport.grant(offered.transfer, 3, 3, True, units)
+    sender.await_event(Granted)
+    # At once, as when the engine has staged several pieces.
+    orders = [StagedUnit(3 + each, "state", each % 4, KEYS[2], None, 192, b"") for each in range(40)]
+    sender.transport.send(4, orders)
+    wait_until(lambda: sender.events.extend(sender.transport.poll()) or len(sent_by(sender)) == 40)
+    assert sent_by(sender) == orders
 
 
 def pieces(*borders: int) -> list[StagedUnit]:
@@ -169,10 +187,7 @@ def test_a_unit_in_pieces_counts_when_all_of_it_has_arrived(both_ways):
     assert (receiver.memory[Kind.PAGE][6] == np.arange(size) % 251).all()
     receiver.transport.confirm(offered.transfer)
     assert sender.await_event(SendingEnded) == SendingEnded(4, None)
-    assert [event.units[0].piece for event in sender.events if isinstance(event, UnitsSent)] == [
-        first.piece,
-        *(each.piece for each in others),
-    ]
+    assert sent_by(sender) == [first, *others]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,8 @@ log = logging.getLogger("weft")
 CONNECT_SECONDS = 10.0
 # How long a sender waits for the end of a receiver that may still read. Then it makes reads impossible.
 SETTLE_SECONDS = 10.0
+# Pieces that are reported as sent together: each report wakes the engine's thread.
+MOST_REPORTED = 16
 # Orders to a connection: everything was sent; the transfer is to end.
 FINISH, ABANDON = object(), object()
 ABANDONED = "the transfer was abandoned"
@@ -130,6 +132,8 @@ class Outgoer:
         self._pull: Pull | None = None
         self._way_known = False
         self._taken_at = 0.0
+        # Sent and not reported yet.
+        self._done: list[StagedUnit] = []
         # The network has failed and not the receiver: the socket's end does not say that the receiver has ended.
         self._lost = False
 
@@ -246,6 +250,7 @@ class Outgoer:
         if order is ABANDON:
             raise TransferError(ABANDONED)
         if order is FINISH:
+            self._report_done()
             self._connection.write(framed(FinishMessage()))
             self._debt.begin()
             return
@@ -267,11 +272,20 @@ class Outgoer:
         self._sent(order, len(payload), perf_counter() - began)
 
     def _sent(self, unit: StagedUnit, size_bytes: int, seconds: float) -> None:
+        assert self._connection is not None
         self._owner.note_sent(size_bytes, seconds)
-        self._owner.report(UnitsSent(self.number, (unit,)))
+        self._done.append(unit)
+        # Pieces that are read report at once, because no order may follow.
+        if self._pull is not None or len(self._done) >= MOST_REPORTED or not self._connection.has_orders:
+            self._report_done()
         sizes = self._owner.contract.unit_bytes
         if unit.kind == Kind.PAGE and piece_of(unit, sizes).end == sizes[Kind.PAGE]:
             self._debt.sent_page(unit.place)
+
+    def _report_done(self) -> None:
+        if self._done:
+            self._owner.report(UnitsSent(self.number, tuple(self._done)))
+            self._done.clear()
 
     def _hear(self, body: bytes) -> None:
         match read_from_receiver(body):
