@@ -7,7 +7,17 @@ from random import Random
 
 import numpy as np
 
-from tests.bad_wire import THERE, AreaDevice, Faults, PullingWire, ReceivingEnd, RoundingAreaDevice, SendingEnd, Wire
+from tests.bad_wire import (
+    THERE,
+    AreaDevice,
+    Faults,
+    PullingWire,
+    ReceivingEnd,
+    RoundingAreaDevice,
+    SendingEnd,
+    Wire,
+    with_layers,
+)
 from tests.workloads import Arrival, Workload, random_workload, request_of, tight_memory
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
@@ -18,6 +28,7 @@ from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import chain, root_key
+from weft.memory.sections import sections
 from weft.memory.tiers.departures import area_bytes
 
 
@@ -49,6 +60,7 @@ def random_faults(random: Random) -> Faults:
 
 def make_pair(seed: int, count: int = 8, exact: bool = False, pulled: bool = False) -> Pair:
     workload, random = random_workload(seed, count, cache=True, exact=exact), Random(f"apart {seed}")
+    workload = replace(workload, spec=with_layers(workload.spec))
     spec, longest = workload.spec, max(len(each.prompt) for each in workload.arrivals)
     cells = longest // spec.cell + 1
     arrivals = int(area_bytes(spec, cells) * random.choice([2.0, 2.1, 2.5, 20]))
@@ -76,6 +88,8 @@ def make_pair(seed: int, count: int = 8, exact: bool = False, pulled: bool = Fal
     prefill = Engine(spec, source, prefilling, transport=SendingEnd(wire))
     decode = Engine(spec, target, decoding, transport=ReceivingEnd(wire))
     assert prefill.ledger.departures is not None
+    # Units travel whole, or layer by layer.
+    prefill.ledger.departures.sections = sections(spec, random.choice([1, 1, 1 << 20]))
     wire.source_owners = prefill.ledger.departures.arena.owners
     assert decode.ledger.tiers is not None
     assert decode.ledger.tiers.arrivals is not None

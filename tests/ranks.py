@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.base.config import EngineConfig
-from weft.base.plan import Landing, Plan
+from weft.base.plan import Ints, Landing, Plan
 from weft.engine.loop import Engine
 from weft.kernels.choosing import choose
 from weft.memory.spec import MemorySpec
@@ -72,9 +72,15 @@ class ThreadedRanks:
     def __init__(self, runners: list[RankRunner], meeting: Meeting) -> None:
         self.runners, self.meeting = runners, meeting
         self.pool = ThreadPoolExecutor(len(runners))
+        self.flights: dict[RankRunner, Any] = {}
 
     def launch(self, plan: Plan) -> Any:
-        return self.together(lambda runner: runner.launch(plan))[0]
+        self.flights = dict(zip(self.runners, self.together(lambda runner: runner.launch(plan)), strict=True))
+        return self.flights[self.runners[0]]
+
+    def supply_masks(self, flight: Any, masks: Ints) -> None:
+        assert flight is self.flights[self.runners[0]], "masks belong to the last step"
+        self.together(lambda runner: runner.supply_masks(self.flights[runner], masks))
 
     def land(self, flight: Any) -> Landing:
         return self.runners[0].land(flight)

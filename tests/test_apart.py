@@ -48,8 +48,8 @@ def test_most_prefixes_arrive_on_a_good_wire_and_are_not_computed_again(pulled):
         assert tiers is not None
         assert tiers.arrivals is not None
         loaded, confirmed = loaded + tiers.arrivals.loaded_tokens, confirmed + pair.wire.confirmed
-    assert confirmed > 30
-    assert loaded > 100
+    assert confirmed > 20
+    assert loaded > 80
 
 
 class QuietEnd(SendingEnd):
@@ -174,7 +174,7 @@ def test_receivers_that_are_stuck_leave_room_for_others_however_large_states_are
     state = RecurrentMemory((Part("state", (state_bytes // 4,), "float32"),), (Part("token", (1,), "float32"),), 1)
     spec = MemorySpec((AttentionMemory(32, 64, "float32"), state))
     sizes = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
-    arena = Arena(sizes, staging_bytes(spec))
+    arena = Arena(sizes, staging_bytes(spec, 2048))
     for _ in range(7):
         assert arena.take(Kind.STATE) is not None
     assert arena.take(Kind.PAGE) is not None

@@ -22,6 +22,7 @@ from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.departures import area_bytes
 from weft.runner.exact import ExactRunner
@@ -93,10 +94,12 @@ def engine_pair(make, spec: MemorySpec, **settings: object) -> Iterator[EnginePa
     there = TcpTransport(contract, SECRET, Memories(arrived=receiver.area_units(len(receiver.tiers) - 1)), door)
     here = TcpTransport(contract, SECRET, Memories(staged=sender.area_units(len(sender.tiers) - 1)))
     place = Destination("127.0.0.1", listener.getsockname()[1])
+    prefill = Engine(spec, sender, prefilling, transport=here)
+    assert prefill.ledger.departures is not None
+    # Layer by layer: those of real models are larger.
+    prefill.ledger.departures.sections = sections(spec, 1)
     try:
-        yield EnginePair(
-            Engine(spec, sender, prefilling, transport=here), Engine(spec, receiver, decoding, transport=there), place
-        )
+        yield EnginePair(prefill, Engine(spec, receiver, decoding, transport=there), place)
     finally:
         here.close()
         there.close()

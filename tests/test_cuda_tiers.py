@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import pytest
 
 from tests.cuda_engines import SETTINGS, for_each, make, tiny
 from tests.engines import Answer, Ask, serve, smallest_memory, tokens
+from weft.base.config import EngineConfig
+from weft.base.sampling import SamplingParams
+from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.sections import sections
+from weft.memory.spec import MemorySpec
+from weft.memory.tiers.sent_units import piece_of
 
 pytestmark = pytest.mark.gpu
 
@@ -41,3 +53,80 @@ def assert_alike(answer: Answer, expected: Answer) -> None:
         assert abs(a - b) < TOLERANCE
         if token != other:
             return
+
+
+class KeepingEnd:
+    """A transport that grants everything, and keeps the bytes of what it is given to send."""
+
+    send_bytes_per_second: float | None = None
+    send_seconds = 0.0
+
+    def __init__(self, spec: MemorySpec, units: Callable[[str, int], memoryview]) -> None:
+        self.sizes, self.units = unit_bytes(spec), units
+        self.wake: Callable[[], None] = lambda: None
+        self.events: list[TransferEvent] = []
+        self.kept: dict[tuple[str, int], bytes] = {}
+        self.pieces = 0
+
+    def open(self, transfer: int, destination: Destination, offer: Offer) -> None:
+        self.events.append(Granted(transfer, 0, len(offer.keys), point=True))
+
+    def send(self, transfer: int, units: Sequence[StagedUnit]) -> None:
+        for unit in units:
+            start, end = piece_of(unit, self.sizes)
+            place = (unit.kind, unit.place)
+            assert len(self.kept.get(place, b"")) == start
+            self.kept[place] = self.kept.get(place, b"") + bytes(self.units(unit.kind, unit.unit)[start:end])
+            self.pieces += 1
+        self.events.append(UnitsSent(transfer, tuple(units)))
+
+    def finish(self, transfer: int) -> None:
+        self.events.append(SendingEnded(transfer, None))
+
+    def abandon(self, transfer: int) -> None:
+        raise AssertionError("nothing is aborted")
+
+    def poll(self) -> list[TransferEvent]:
+        events, self.events = self.events, []
+        return events
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("family", for_each(("falcon_h1", "qwen3_next", "lfm2", "gemma3"), "tiny {} float32"))
+def test_what_leaves_layer_by_layer_is_what_the_step_has_written(family: str) -> None:
+    llm = tiny(family, "float32")
+    runner, before = llm.engine._device, llm.engine
+    spec, size = before.ledger.spec, 16 << 20
+    config = EngineConfig(**SETTINGS, memory_bytes=before.config.memory_bytes, departures_bytes=size)
+    tiers, runner.tiers = runner.tiers, ()
+    runner.add_area(size)
+    runner.marks_layers = True
+    try:
+        end = KeepingEnd(spec, runner.area_units(0))
+        engine = Engine(spec, runner, config, transport=end)
+        assert engine.ledger.departures is not None
+        engine.ledger.departures.sections = sections(spec, 1)
+        for length in (512, 448):
+            end.kept.clear()
+            prompt = np.array(tokens(length, length), np.int32)
+            number = engine.add(Request(prompt, SamplingParams(max_tokens=0), send_to=Destination("there", 1)))
+            keys = list(engine._sequences[number].keys)
+            while not engine.idle:
+                engine.step()
+            nodes = [engine.ledger.cache.trie.nodes[key] for key in keys]
+            pages = {("page", cell): node.page for cell, node in enumerate(nodes) if node.page is not None}
+            point = nodes[-1].resume
+            assert point is not None
+            expected = {place: runner.store.unit(Kind.PAGE, page) for place, page in pages.items()}
+            if point.slot is not None:
+                expected["state", len(keys)] = runner.store.unit(Kind.STATE, point.slot)
+            for place, unit in expected.items():
+                assert end.kept[place] == unit.cpu().numpy().tobytes(), place
+        assert end.pieces > len(end.kept)
+    finally:
+        runner.tiers, runner.marks_layers = tiers, False

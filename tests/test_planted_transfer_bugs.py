@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from tests import apart as tests_apart
 from tests import bad_wire
 from tests.apart import run_pair
+from weft.base.copies import UnitPiece
 from weft.engine import exchange, sequence
 from weft.memory.keys import root_key
 from weft.memory.tiers import sent_units
@@ -116,7 +119,7 @@ def a_staged_unit_is_released_before_its_read_has_ended(patch: Patch) -> None:
         self.send_events.append(bad_wire.UnitsSent(travel.number, (unit,)))
 
     patch.setattr(bad_wire.PullingWire, "read", read)
-    patch.setattr(bad_wire.PullingWire, "accepted", lambda self, travel, header: None)
+    patch.setattr(bad_wire.PullingWire, "accepted", lambda self, travel, header, start: None)
 
 
 @plant
@@ -129,6 +132,55 @@ def a_pulled_transfer_ends_before_its_reads(patch: Patch) -> None:
             self.wire.send_events.append(bad_wire.SendingEnded(transfer, "abandoned"))
 
     patch.setattr(bad_wire.SendingEnd, "abandon", at_once)
+
+
+@plant
+def a_piece_leaves_before_its_layer_is_computed(patch: Patch) -> None:
+    original = tests_apart.sections
+
+    def sections(spec, least_bytes):
+        return tuple(replace(each, layer=max(0, each.layer - 1)) for each in original(spec, least_bytes))
+
+    patch.setattr(tests_apart, "sections", sections)
+
+
+@plant
+def a_copy_does_not_wait_for_the_step_in_flight(patch: Patch) -> None:
+    patch.setattr(bad_wire.AreaDevice, "copy_after", lambda self, plan, flight, layer: self.copy(plan))
+
+
+@plant
+def the_piece_of_one_layer_travels_as_that_of_another(patch: Patch) -> None:
+    original = Departures.queue
+
+    def queue(self, departure, found, piece, after):
+        original(self, departure, found, piece, after)
+        if piece is not None and piece.start:
+            self.queued[-1].plan = replace(self.queued[-1].plan, piece=UnitPiece(0, piece.end - piece.start))
+
+    patch.setattr(Departures, "queue", queue)
+
+
+@plant
+def a_unit_counts_with_its_first_piece(patch: Patch) -> None:
+    def fill(self, header):
+        place = self.places[header.unit]
+        place.filled += header.size
+        return place.filled == header.size
+
+    patch.setattr(sent_units.GrantedPlaces, "fill", fill)
+
+
+@plant
+def a_copy_of_a_step_in_flight_owns_nothing(patch: Patch) -> None:
+    original = Departures.cut
+
+    def cut(self, departure, found, aloft):
+        original(self, departure, found, aloft)
+        for copy, _ in found if aloft is not None else ():
+            self.release_source(copy)
+
+    patch.setattr(Departures, "cut", cut)
 
 
 # Bugs of transfers whose units are pulled.

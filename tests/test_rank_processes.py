@@ -18,6 +18,7 @@ import pytest
 
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
+from tests.test_tensor_parallel import constrained_answers
 from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
@@ -99,6 +100,14 @@ def test_two_processes_answer_like_one_and_end_with_the_llm(expert_parallel, fol
     assert [each.token_ids for each in found] == [each.token_ids for each in alone]
     assert not any(map(is_alive, numbers))
     assert not meeting.exists()
+
+
+def test_masks_that_follow_a_launch_reach_other_processes(folder):
+    found = []
+    for options in ({"depth": 0}, {"depth": 1, "tensor_parallel": 2}):
+        with LLM(str(folder), **OPTIONS, **options) as llm:
+            found.append(constrained_answers(llm.engine))
+    assert found[0] == found[1]
 
 
 def test_a_rank_that_dies_ends_the_group_with_one_error_that_names_it(pair, caplog):

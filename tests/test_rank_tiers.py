@@ -17,7 +17,7 @@ from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
 from weft.cli.main import main
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
+from weft.memory.tiers.disk_file import DiskFile, headers_of_first, open_existing, open_file
 from weft.memory.tiers.disk_format import DiskLayout, ModelPart, UnitHeader
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
@@ -77,7 +77,7 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
 
     def opened() -> DiskFile:
         runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
-        runner.add_disk(path, 1 << 20, b"f" * 32, part)
+        runner.add_disk(tmp_path / "tier", 1 << 20, b"f" * 32, part)
         return runner.disk
 
     file = opened()
@@ -90,6 +90,31 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
     file = open_existing(path)
     assert file.doomed == []
     file.close()
+
+
+def test_what_only_another_rank_has_after_a_crash_is_erased_when_its_file_is_opened(tmp_path):
+    """The first rank does not know it, so a drop would leave its bytes."""
+    sizes, parts = {Kind.PAGE: 4096, Kind.STATE: 4096}, [ModelPart(rank, 2) for rank in range(2)]
+    layouts = [DiskLayout.of(b"f" * 32, sizes, 1 << 20, part) for part in parts]
+    first, second = (open_file(each.part.path(tmp_path / "tier"), each) for each in layouts)
+    payload = memoryview(b"s" * 4096)
+
+    def header(kind: Kind, unit: int, key: bytes, position: int = 64) -> UnitHeader:
+        return UnitHeader(kind, unit, position, key * 32, None, b"t" * 16, Origin.REGULAR, 4096, 0)
+
+    both = [header(Kind.PAGE, 0, b"a"), header(Kind.PAGE, 1, b"b"), header(Kind.STATE, 2, b"b")]
+    only = [header(Kind.PAGE, 3, b"c"), header(Kind.STATE, 4, b"d")]
+    first.write([(each, payload) for each in [*both, header(Kind.PAGE, 3, b"e"), header(Kind.PAGE, 9, b"f")]])
+    second.write([(each, payload) for each in [*both, *only]])
+    second.doom([(Kind.PAGE, 1)])
+    second.reread()
+    second.erase_all_but(headers_of_first(tmp_path / "tier", second.layout))
+    second.reread()
+    assert [(each.kind, each.unit) for each in second.found] == [(Kind.PAGE, 0), (Kind.STATE, 2)]
+    second.close()
+    first.close()
+    assert (tmp_path / "tier.rank1").read_bytes().count(b"s" * 4096) == 2
+    assert (tmp_path / "tier").read_bytes().count(b"s" * 4096) == 5
 
 
 def test_a_ranks_file_is_shown_as_such_and_not_exported(tmp_path, capsys):

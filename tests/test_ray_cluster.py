@@ -23,6 +23,7 @@ WAIT = 300
 ENDLESS = 60_000
 SEATS = 2
 Replicas = dict[str, dict[str, Any]]
+Deploy = Callable[[dict[str, Any]], str]
 SETTINGS = {
     "options": {
         **tiny_model.OPTIONS,
@@ -48,12 +49,17 @@ SETTINGS = {
 
 
 @pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Deploy the fleet on a cluster of this process, and end every process of it afterwards."""
+def deploy(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[dict[str, Any]], str]]:
+    """Deploy a fleet on a cluster of this process, and end every process of it afterwards."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'weft-serve[ray]'")
-    # Ray writes a token into the home folder; compiled kernels stay where they are.
+    # Ray writes a token into the home folder, which is read once by this process and by each that Ray starts: one
+    # folder for all tests. Compiled kernels stay where they are.
+    home = tmp_path_factory.getbasetemp() / "home"
+    home.mkdir(exist_ok=True)
     monkeypatch.setenv("XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")))
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -68,10 +74,14 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 << 20, log_to_driver=False)
-    try:
+
+    def make(settings: dict[str, Any]) -> str:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(SETTINGS), name="weft")
-        yield f"http://127.0.0.1:{port}"
+        serve.run(build(settings), name="weft")
+        return f"http://127.0.0.1:{port}"
+
+    try:
+        yield make
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -160,8 +170,40 @@ def kill_one(part: str, restart: bool = False) -> None:
 @pytest.mark.slow
 # Ray's own, of libraries that it uses.
 @pytest.mark.filterwarnings("ignore")
-def test_a_fleet_on_ray_streams_survives_a_death_and_scales_with_its_queue(url):
-    asyncio.run(live_through_everything(url))
+def test_a_fleet_on_ray_streams_survives_a_death_and_scales_with_its_queue(deploy):
+    asyncio.run(live_through_everything(deploy(SETTINGS)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_prefill_engines_on_ray_compute_prompts_for_the_others(deploy, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 64)
+    secret.chmod(0o600)
+    options = {**SETTINGS["options"], "arrivals": "64MiB"}
+    settings = {"options": options, "prefill": {"replicas": 1, "secret_file": str(secret)}, "replicas": 1}
+    asyncio.run(send_prompts_apart(deploy({**settings, "cpus": 0.25, "ingress": {"cpus": 0.25}})))
+
+
+async def send_prompts_apart(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(WAIT)) as client:
+        assert await Reader(client, "one", tokens=8).whole() == (8, "done")
+        await until(lambda: are_up(client, 2))
+        # Answers run while a long prompt arrives, so that computing it there costs twice.
+        running = [Reader(client, f"{number} goes on") for number in range(SEATS - 1)]
+        await until(lambda: all(reader.chunks >= 3 for reader in running))
+        numbers = iter(range(1000))
+
+        async def has_travelled() -> bool:
+            # A prompt of its own each time: one goes apart when the rates seen so far say that it pays.
+            words = " ".join(f"{next(numbers)} and {each}" for each in range(200))
+            assert await Reader(client, words, tokens=4).whole() == (4, "done")
+            return await sent_and_received(client) > 0
+
+        await until(has_travelled)
+        for reader in running:
+            assert reader.end is None
+            await reader.stop()
 
 
 async def live_through_everything(url: str) -> None:
@@ -289,6 +331,13 @@ async def are_up(client: httpx.AsyncClient, count: int) -> bool:
     except httpx.TransportError:
         return False
     return sum(line.startswith("weft_replica_up{") and line.endswith(" 1.0") for line in text.splitlines()) == count
+
+
+async def sent_and_received(client: httpx.AsyncClient) -> int:
+    """The bytes of prefixes that have arrived at the decode engine."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    found = [line.split() for line in lines if line.startswith("weft_transfer_received_bytes_total")]
+    return int(sum(float(value) for _, value in found))
 
 
 async def are_running(count: int) -> bool:

@@ -5,18 +5,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests.engines import FAMILIES, TINY, Ask, greedy, seeded, serve, tokens
 from tests.oracle import Oracle
-from tests.ranks import Meeting, ThreadGroup, threaded_engine
+from tests.ranks import Meeting, ThreadedRanks, ThreadGroup, threaded_engine
+from tests.test_late_masks import HashedConstraint
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
+from weft.engine.loop import Engine
+from weft.engine.request import Request
 from weft.loading import check_shapes
 from weft.models import configurations, weights
 from weft.models.config import Config, read_config, text_part
@@ -278,3 +285,41 @@ def test_quantised_experts_are_read_in_parts():
     whole, parts = experts(Shard()), [experts(Shard(rank, 2)) for rank in (0, 1)]
     for name, dim in {"first": 2, "second": 2}.items():
         assert torch.equal(torch.cat([part[name] for part in parts], dim), whole[name])
+
+
+def test_a_check_of_shapes_imports_no_compiler():
+    """The first rank makes it before it loads: the compiler would take two seconds and 120 MB."""
+    code = """
+import sys, torch
+from weft.models import configurations
+from weft.models.config import read_config, text_part
+from weft.models.weights import build
+for name in ("falcon-h1-7b", "gpt-oss-20b", "qwen3.5-9b"):
+    build(text_part(read_config(configurations.find(name))), torch.float32, "meta")
+print({"torch._dynamo", "triton", "sympy"} & sys.modules.keys())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert found.stdout == "set()\n", found.stdout + found.stderr
+
+
+def constrained_answers(engine: Engine) -> list[list[int]]:
+    """The answers of two constrained rows and a free one, at the depth of an engine."""
+    vocabulary, found = 90, {}
+    for number in range(3):
+        constraint = HashedConstraint(number, vocabulary) if number < 2 else None
+        request = Request(np.array(tokens(9, number), np.int32), SamplingParams(max_tokens=12, temperature=0))
+        found[engine.add(request, constraint)] = []
+    while not engine.idle:
+        for output in engine.step():
+            found[output.sequence].append(output.token)
+    return list(found.values())
+
+
+def test_masks_that_follow_the_launch_reach_all_ranks(folder_of, monkeypatch):
+    folder, supplied = folder_of("llama"), []
+    supply = ThreadedRanks.supply_masks
+    monkeypatch.setattr(ThreadedRanks, "supply_masks", lambda *given: supplied.append(given) or supply(*given))
+    alone = constrained_answers(threaded_engine(folder, 1, depth=0))
+    assert not supplied
+    assert constrained_answers(threaded_engine(folder, 2, depth=1)) == alone
+    assert len(supplied) > 10

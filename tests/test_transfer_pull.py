@@ -148,7 +148,7 @@ class BareSender:
 
     def ready(self) -> ReadyMessage:
         view = memoryview(self.memory)
-        return ReadyMessage(header_of_staged(page(0, 0), view).encode(), address_of(view))
+        return ReadyMessage(header_of_staged(page(0, 0), view).encode(), 0, address_of(view))
 
 
 def test_the_sender_of_a_closed_receiver_hears_the_end_after_its_reads(pair, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_receiver_ends_when_its_sender_dies_at_any_stage(pair, stage):
             wait_until(lambda: receiver.carrier.reading == 1)
         elif step == "taken":
             receiver.carrier.finish()
-            assert sender.hear() == TakenMessage(0)
+            assert sender.hear() == TakenMessage(0, 0)
         elif step == "finished":
             sender.say(FinishMessage())
         if step == stage:
@@ -251,7 +251,7 @@ def lead(sender: End, receiver: BareReceiver, stage: str) -> None:
             sender.transport.send(1, [page(0, 0)])
             assert isinstance(receiver.hear(), ReadyMessage)
         elif step == "taken":
-            receiver.say(TakenMessage(0))
+            receiver.say(TakenMessage(0, 0))
             sender.await_event(UnitsSent)
         elif step == "finished":
             sender.transport.finish(1)
@@ -316,9 +316,9 @@ def test_units_stay_until_the_receiver_ends_where_reads_cannot_be_made_impossibl
 @pytest.mark.parametrize(
     "answers",
     [
-        [TakenMessage(0)],
+        [TakenMessage(0, 0)],
         [WayMessage(True), WayMessage(True)],
-        [WayMessage(True), TakenMessage(7)],
+        [WayMessage(True), TakenMessage(7, 0)],
     ],
     ids=["taken before an agreement", "two agreements", "taken and never ready"],
 )

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from weft.runner.ranks.part import LoadedPart
     from weft.runner.runner import Runner
 
-# Room for the units of the next chunk while those of the last one are sent.
+# The least size of a staging area, and the most that it has so that a whole step can leave while it is computed.
 STAGING_BYTES = 256 << 20
+MOST_STAGING_BYTES = 2 << 30
 AUTO_ARRIVALS_BYTES = 4 << 30
 # A prefix of this many cells must fit into arrivals twice.
 LEAST_CELLS = 16
+# Resume points for which a staging area has room, whoever is stuck.
+LEAST_POINTS = 8
 # Engines that bind these are reached from this machine only.
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
@@ -43,10 +46,13 @@ class JoinedTransfers:
     facts: dict[str, Any]
 
 
-def staging_bytes(spec: MemorySpec) -> int:
-    """Return the size of the staging area: a share of it has room for a resume point, however large states are."""
-    # Otherwise one receiver that is stuck would have several shares, and a few of them all of it.
-    return max(STAGING_BYTES, area_bytes(spec, LEAST_CELLS), int(area_bytes(spec, 1) / SHARE))
+def staging_bytes(spec: MemorySpec, step_tokens: int) -> int:
+    """Return the size of the staging area: a few receivers that are stuck leave room for others.
+
+    If that is not too much, a share of it has room for all that a step computes of one prompt.
+    """
+    least = max(STAGING_BYTES, area_bytes(spec, LEAST_CELLS), LEAST_POINTS * area_bytes(spec, 1))
+    return max(least, min(MOST_STAGING_BYTES, int(area_bytes(spec, step_tokens // spec.cell + 1) / SHARE)))
 
 
 def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
@@ -54,7 +60,8 @@ def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
     from weft.kernels.devices import free_bytes
 
     if settings.role == "prefill":
-        return replace(loaded, config=replace(loaded.config, departures_bytes=staging_bytes(loaded.spec)))
+        size = staging_bytes(loaded.spec, loaded.config.max_tokens_per_step)
+        return replace(loaded, config=replace(loaded.config, departures_bytes=size))
     size = memory_bytes(settings.arrivals, "arrivals") or 0
     if not size:
         # Ranks share the machine's memory.

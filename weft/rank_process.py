@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import ModelError, OptionError
 from weft.base.transfers import TransferSettings
@@ -29,8 +29,10 @@ from weft.runner.ranks.channel import (
     PartJoined,
     PartLoaded,
     PartUnloadable,
+    SupplyMasks,
     ToRank,
     TransferCall,
+    decode_array,
     decode_plan,
 )
 
@@ -65,10 +67,13 @@ def run_rank(channel: Channel, lifeline: Lifeline) -> int:
 
 def _execute(channel: Channel, part: LoadedPart, runner: RankRunner, reporter: RankReporter) -> int:
     """Do what the first rank sends, in order."""
+    flight: Any = None
     while True:
         message: ToRank = channel.receive(ToRank)
         if isinstance(message, Launch):
-            runner.launch(decode_plan(message.plan))
+            flight = runner.launch(decode_plan(message.plan))
+        elif isinstance(message, SupplyMasks):
+            runner.supply_masks(flight, decode_array(message.masks))
         elif isinstance(message, CopyUnits):
             reporter.begin(message)
         elif isinstance(message, TransferCall):

@@ -25,6 +25,13 @@ class UnitCopy(NamedTuple):
     lower: int
 
 
+class UnitPiece(NamedTuple):
+    """The bytes [start, end) of a unit."""
+
+    start: int
+    end: int
+
+
 class UnitLabel(NamedTuple):
     """What a unit is, for a tier that outlives the process.
 
@@ -59,7 +66,7 @@ class CopyPlan:
     Otherwise a freed unit is not touched by any step in flight. A lower tier that outlives the process also needs
     `labels`, one for each unit, and `cleared`, its units that were freed since the last save. The headers of `doomed`
     units are marked, so that no other process uses them, and the bytes of `erased` ones are overwritten. `level` counts
-    pairs of tiers from the device down.
+    pairs of tiers from the device down. With a `piece`, only those bytes of each unit are copied.
     """
 
     number: int
@@ -72,6 +79,7 @@ class CopyPlan:
     doomed: tuple[tuple[str, int], ...] = ()
     erased: tuple[tuple[str, int], ...] = ()
     level: int = 0
+    piece: UnitPiece | None = None
 
     def runs(self) -> Iterator[Run]:
         """Yield the copies in the order of memory, with neighbours joined.

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from weft.base.copies import UnitPiece
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -73,7 +75,10 @@ class ReservedUnit:
 
 @dataclass(frozen=True, slots=True)
 class StagedUnit:
-    """A unit in the staging area of a prefill engine, ready to be sent, and what it is."""
+    """A unit in the staging area of a prefill engine, or a piece of one, ready to be sent, and what it is.
+
+    The pieces of a unit are sent in order and without gaps.
+    """
 
     place: int
     kind: str
@@ -82,6 +87,7 @@ class StagedUnit:
     parent: bytes | None
     position: int
     tenant: bytes
+    piece: UnitPiece | None = None  # None: all of it
 
 
 # Events for the sender of a prefix -----------------------------------------------------------------------------------
@@ -99,7 +105,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class UnitsSent:
-    """The staging memory of these units may be used again."""
+    """The staging memory of these units, or pieces of units, may be used again."""
 
     transfer: int
     units: tuple[StagedUnit, ...]
@@ -124,7 +130,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class UnitReceived:
-    """The unit of a place has arrived in its reserved memory, with the right header and checksums."""
+    """All of the unit of a place has arrived in its reserved memory, with the right headers and checksums."""
 
     transfer: int
     place: int

@@ -38,6 +38,19 @@ class FollowingDevice(Protocol):
 
 
 @runtime_checkable
+class LayeredDevice(Protocol):
+    """A device that copies what a step in flight writes, layer by layer. Its copies are those of `CopyingDevice`."""
+
+    def copy_after(self, plan: CopyPlan, flight: Any, layer: int) -> Any:
+        """Begin the copies of a plan when a flight has computed the model's memory of this index."""
+        ...
+
+    def landed(self, flight: Any) -> bool:
+        """Return whether `land` would not wait."""
+        ...
+
+
+@runtime_checkable
 class ClosableDevice(Protocol):
     """A device that holds more than memory: a file, other processes."""
 

@@ -9,7 +9,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-from weft.base.copies import CopyPlan
+from weft.base.grid import first_window_cell
 from weft.base.transfers import (
     Granted,
     Offer,
@@ -21,17 +21,22 @@ from weft.base.transfers import (
     UnitReceived,
     UnitsSent,
 )
-from weft.engine.device import CopyingDevice
+from weft.engine.assembly import PlannedStep
+from weft.engine.device import CopyingDevice, LayeredDevice
 from weft.engine.sequence import Sequence
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.arrivals import ArrivalsFull, ArrivalsLink
-from weft.memory.tiers.departures import Departures
+from weft.memory.tiers.departures import Aloft, Departures
+from weft.memory.tiers.units import PointUnits
 
 # Copies to the staging area that are begun in one step.
 MOST_PLANS = 8
 WAIT_SECONDS = 1e-3
+# Pause between two looks at transfers while a step is awaited.
+SERVE_SECONDS = 2e-4
 ABORTED = "the request was aborted"
 
 
@@ -52,8 +57,9 @@ class Exchange:
         self.exposed_seconds = 0.0
         self._computed_at: dict[int, float] = {}
         self._device = device
+        self._layered = device if isinstance(device, LayeredDevice) else None
         self._ledger = ledger
-        self._flights: deque[tuple[CopyPlan, Any]] = deque()
+        self._flights: deque[Any] = deque()
         self._finished: set[int] = set()
 
     @property
@@ -78,6 +84,44 @@ class Exchange:
         assert self.departures is not None
         self.departures.begin(sequence.id, sequence.keys, tenant)
         self.transport.open(sequence.id, destination, Offer(tuple(sequence.keys), tenant))
+
+    def launched(self, step: PlannedStep, flight: Any) -> None:
+        """Let prefixes leave while a step computes them."""
+        departures, cell = self.departures, self._ledger.cell
+        if departures is None or self._layered is None or not departures.active:
+            return
+        for row, grant in step.grants.items():
+            sequence = step.sequences[row]
+            departure = departures.active.get(sequence.id)
+            if departure is None or sequence.leaving or sequence.lease is None:
+                continue
+            first, end = grant.start // cell, grant.end // cell
+            pages = self._ledger.page_table[sequence.seat, first:end].tolist() if departures.paged else []
+            point = self._point(sequence.lease, grant) if end == departure.end else None
+            departures.launched(sequence.id, Aloft(flight, step.plan.number, first, tuple(pages), point))
+        self._launch()
+
+    def _point(self, lease: Lease, grant: Grant) -> PointUnits:
+        """Return the resume point at the end of a step in flight."""
+        ledger, window = self._ledger, tuple[int, ...]()
+        if ledger.window:
+            first = first_window_cell(grant.end, ledger.window, ledger.cell)
+            window = tuple(ledger.window_table[lease.seat, first : grant.end // ledger.cell].tolist())
+        return PointUnits(lease.slot, window)
+
+    def landed_step(self, step: PlannedStep) -> None:
+        """Note that a step has landed, and that its cells are published."""
+        if self.departures is not None and self._layered is not None:
+            for row in step.grants:
+                self.departures.landed_step(step.sequences[row].id)
+
+    def serve_until(self, flight: Any) -> None:
+        """Let transfers go on until a step has landed, instead of waiting for it."""
+        if self.departures is None or self._layered is None:
+            return
+        while self.departures.active and not self._layered.landed(flight):
+            self.poll()
+            self.transport.wait(SERVE_SECONDS)
 
     def computed(self, sequence: Sequence) -> bool:
         """Keep what a request has computed until it is staged; return whether it departs. Its lease is still open."""
@@ -123,14 +167,18 @@ class Exchange:
 
     def _launch(self) -> None:
         for _ in range(MOST_PLANS):
-            plan = None if self.departures is None else self.departures.plan()
-            if plan is None:
+            found = None if self.departures is None else self.departures.plan()
+            if found is None:
                 return
-            self._flights.append((plan, self._device.copy(plan)))
+            if found.after is None or self._layered is None:
+                self._flights.append(self._device.copy(found.plan))
+            else:
+                _, layer, flight = found.after
+                self._flights.append(self._layered.copy_after(found.plan, flight, layer))
 
     def _land(self, wait: bool) -> None:
         while self._flights:
-            if self._device.copied(self._flights[0][1], wait) is None:
+            if self._device.copied(self._flights[0], wait) is None:
                 return
             self._flights.popleft()
             assert self.departures is not None

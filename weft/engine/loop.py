@@ -333,6 +333,8 @@ class Engine:
             # Before the launch: a CPU computes during it.
             self.clock.launched(not self._flights, waited)
             self._flights.append((step, self._device.launch(step.plan)))
+            if self.exchange is not None:
+                self.exchange.launched(*self._flights[-1])
         if self.copier is not None:
             self.copier.launch_loads(wait=not self._flights)
         if self.exchange is not None and not self._flights and self.ledger.departures is not None:
@@ -392,6 +394,8 @@ class Engine:
         self.planner.failed.clear()
 
     def _settle(self, step: PlannedStep, flight: Any) -> None:
+        if self.exchange is not None:
+            self.exchange.serve_until(flight)
         landing, step = self._device.land(flight), moved_step(step, self.ledger)
         if self.planner.drafting is not None or self.planner.pacing.bounded:
             self._observe(step)
@@ -408,6 +412,8 @@ class Engine:
             end = int(ends[row])
             sequence.name_cells(end // ledger.cell, drafts)
             ledger.settle(sequence.lease, grant, end)
+        if self.exchange is not None:
+            self.exchange.landed_step(step)
         if verified:
             note_verified(step, verified, planner)
             self._unlearned.append((step, verified))

@@ -284,6 +284,8 @@ class Planner:
     def _plan_prefill(self, sequence: Sequence, budget: int, rows: StepBuilder) -> int:
         """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
         start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
+        if sequence.request.send_to is not None:
+            budget = min(budget, even_chunk(total - start, self.config.max_tokens_per_step, cell))
         if self.config.exact:
             end = canonical_end(start, budget, len(sequence.request.prompt), total, cell)
         else:
@@ -452,6 +454,19 @@ class Planner:
             self.preemptions += 1
             sequence.go_back()
             self.queue.add(sequence, self.number)
+
+
+def even_chunk(left: int, most: int, cell: int) -> int:
+    """Return how many of the tokens that are left to compute in a step, if no step may have more than `most`.
+
+    A prompt that departs is cut into chunks of about the same size. What its last chunk computes leaves while later
+    layers of that chunk are computed, which takes too short a time if the chunk is what others have left.
+
+    >>> even_chunk(8192, 8192, 64), even_chunk(8256, 8192, 64), even_chunk(64, 8192, 64), even_chunk(100, 7, 64)
+    (8192, 4160, 64, 7)
+    """
+    chunk = -(-left // -(-left // most))
+    return min(most, -(-chunk // cell) * cell)
 
 
 def canonical_end(start: int, budget: int, prompt: int, total: int, cell: int) -> int:

@@ -25,6 +25,10 @@ class Download:
             self._landed = torch.cuda.Event()
             self._landed.record()
 
+    @property
+    def landed(self) -> bool:
+        return self._landed is None or bool(self._landed.query())
+
     def arrays(self) -> Iterator[NDArray[Any]]:
         """Wait for the copy and return the tensors as NumPy arrays, in order."""
         if self._landed is None:

@@ -8,6 +8,7 @@ tests use it, a copy is made at once.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from weakref import finalize
@@ -15,7 +16,7 @@ from weakref import finalize
 import numpy as np
 import torch
 
-from weft.base.copies import CopyPlan, Direction
+from weft.base.copies import CopyPlan, Direction, Run
 from weft.base.errors import InvalidOption
 from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT
@@ -61,8 +62,8 @@ class HostMemory:
             self._streams = {each: torch.cuda.Stream(store.buffer.device) for each in Direction}
         self.load_bytes_per_second = self._measure()
 
-    def copy(self, plan: CopyPlan) -> CopyFlight:
-        """Begin the copies of a plan."""
+    def copy(self, plan: CopyPlan, after: torch.cuda.Event | None = None) -> CopyFlight:
+        """Begin the copies of a plan, when an event has happened that steps record."""
         if not self._streamed:
             began = perf_counter()
             self._copy(plan)
@@ -70,6 +71,8 @@ class HostMemory:
         stream = self._streams[plan.direction]
         if plan.after_steps:
             stream.wait_stream(torch.cuda.current_stream(self.store.buffer.device))
+        if after is not None:
+            stream.wait_event(after)
         with torch.cuda.stream(stream):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -81,14 +84,20 @@ class HostMemory:
         return flight.landed(wait)
 
     def _copy(self, plan: CopyPlan) -> None:
-        for kind, upper, lower, count in plan.runs():
-            size = self._unit_bytes[kind]
-            ours = self.store.buffer[upper * size : (upper + count) * size]
-            below = self.buffer[lower * size : (lower + count) * size]
+        for ours, below in self._ranges(plan):
             if plan.direction is Direction.SAVE:
                 below.copy_(ours, non_blocking=True)
             else:
                 ours.copy_(below, non_blocking=True)
+
+    def _ranges(self, plan: CopyPlan) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the bytes of the device and of host memory between which a plan copies."""
+        runs = plan.runs() if plan.piece is None else (Run(*unit, 1) for unit in plan.units)
+        for kind, upper, lower, count in runs:
+            size = self._unit_bytes[kind]
+            start, end = (0, count * size) if plan.piece is None else plan.piece
+            ours, below = upper * size, lower * size
+            yield self.store.buffer[ours + start : ours + end], self.buffer[below + start : below + end]
 
     def _measure(self) -> float | None:
         """Return the bytes per second of loads, while both memories are still unused."""

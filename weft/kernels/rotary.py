@@ -7,6 +7,7 @@ configuration and shared by all layers. Pairs are (i, i + half), the layout of p
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,12 @@ class Rotation:
 
 def frequencies(kind: RotaryKind) -> Float[Tensor, " half"]:
     """Return the radians per token of each pair of dimensions."""
+    # Arithmetic on the meta device, where shapes are checked, would import a compiler and Triton.
+    with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+        return _frequencies(kind)
+
+
+def _frequencies(kind: RotaryKind) -> Tensor:
     turns = kind.theta ** (torch.arange(0, kind.size, 2, dtype=torch.float32) / kind.size)
     plain = 1.0 / turns
     if kind.variant == "linear":

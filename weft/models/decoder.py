@@ -5,7 +5,7 @@ Families define the blocks; this file connects them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +59,9 @@ class Block(Layer):
 class Decoder(Layer):
     """Stack of blocks. Checkpoint names: embed_tokens, layers.N, norm."""
 
+    # Called after each block of a step, if there is one.
+    passed: Callable[[], None] | None = None
+
     def __init__(self, embedding: Embedding, layers: Sequence[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
         super().__init__()
         self.embed_tokens = embedding
@@ -71,6 +74,8 @@ class Decoder(Layer):
         rotation = None if self.rotary is None else self.rotary(batch)
         for layer in self.layers:
             layer(stream, rotation, batch, views)
+            if self.passed is not None:
+                self.passed()
         return stream.finish(self.norm)
 
 

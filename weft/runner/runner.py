@@ -25,6 +25,7 @@ from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations, OrderedDecodes
+from weft.kernels.marks import LayerMarks
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
@@ -63,12 +64,13 @@ class DeviceScores:
 
 @dataclass(frozen=True, slots=True)
 class RunnerFlight:
-    """A launched plan: its downloads, and the parts that it has."""
+    """A launched plan: its downloads, and the parts that it has. `marks` say when its layers were computed."""
 
     download: Download
     sampled_scores: bool
     prompt_scores: bool
     digests: bool = False
+    marks: LayerMarks | None = None
 
 
 @dataclass(slots=True)
@@ -80,6 +82,7 @@ class WaitingFlight:
     inputs: Tensor  # [tokens] of the step
     prompt_scores: DeviceScores | None
     flight: RunnerFlight | None = None
+    marks: LayerMarks | None = None
 
 
 Flight = RunnerFlight | WaitingFlight
@@ -103,6 +106,8 @@ class Runner:
     tiers: tuple[Any, ...] = ()
     # What steps do with hidden states, if the model has an MTP head or is one.
     use: StateUse | None = None
+    # Whether prefixes depart while they are computed.
+    marks_layers = False
 
     def __init__(
         self,
@@ -248,6 +253,10 @@ class Runner:
         """Return the token of every sampled row."""
         return sample(logits, sampling, inputs, self.operations)
 
+    def landed(self, flight: Flight) -> bool:
+        done = flight.flight if isinstance(flight, WaitingFlight) else flight
+        return done is None or done.download.landed
+
     def land(self, flight: Flight) -> Landing:
         if isinstance(flight, WaitingFlight):
             assert flight.flight is not None, "a step lands after its masks were supplied"
@@ -275,9 +284,10 @@ class Runner:
         if config.host_bytes:
             self.add_host_memory(config.host_bytes)
         if disk is not None:
-            self.add_disk(part.path(disk), config.disk_bytes, fingerprint, part)
+            self.add_disk(disk, config.disk_bytes, fingerprint, part)
         if remote is not None:
             self.add_remote(remote, fingerprint)
+        self.marks_layers = bool(config.departures_bytes)
         for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
             self.add_area(size)
 
@@ -286,17 +296,17 @@ class Runner:
         self.tiers = (HostMemory(self.store, size_bytes),)
 
     def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
-        """Open the file for what memory evicts."""
-        from weft.memory.tiers.disk_file import open_file
+        """Open the file for what memory evicts; `path` is the first rank's."""
+        from weft.memory.tiers.disk_file import headers_of_first, open_file
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        file = open_file(path, DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
+        file = open_file(part.path(path), DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
         if part.rank:
             # The first rank's file decides what is there. A drop that was interrupted ends here.
-            file.erase(file.doomed)
+            file.erase_all_but(headers_of_first(path, file.layout))
         found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
-        log.info("disk: %s, %d MiB, %s", path, file.layout.size_bytes >> 20, found)
+        log.info("disk: %s, %d MiB, %s", part.path(path), file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))
 
     def add_remote(self, url: str, fingerprint: bytes) -> None:
@@ -364,6 +374,12 @@ class Runner:
     def copy(self, plan: CopyPlan) -> Any:
         tier = self.tiers[plan.level]
         return tier, tier.copy(plan)
+
+    def copy_after(self, plan: CopyPlan, flight: Flight, layer: int) -> Any:
+        tier = self.tiers[plan.level]
+        # Without marks, when all steps have ended that were launched so far.
+        plan = replace(plan, after_steps=flight.marks is None)
+        return tier, tier.copy(plan, None if flight.marks is None else flight.marks.after(layer))
 
     def copied(self, flight: Any, wait: bool) -> float | None:
         tier, copies = flight

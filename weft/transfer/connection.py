@@ -96,6 +96,10 @@ class TransferConnection:
                     # A full bell rings already.
                     self._ringer.send(b"!")
 
+    @property
+    def has_orders(self) -> bool:
+        return bool(self._orders)
+
     def cut(self) -> None:
         """End the connection, also in the middle of a unit."""
         self._shut(socket.SHUT_RDWR)

@@ -36,7 +36,7 @@ class GroupSending:
 
     grants: list[list[Granted]]  # by rank
     reported: int = 0  # grants that all ranks had
-    sent: Counter[int] = field(default_factory=Counter)  # ranks by place
+    sent: Counter[StagedUnit] = field(default_factory=Counter)  # ranks by unit or piece
     ended: set[int] = field(default_factory=set)
     error: str | None = None
 
@@ -176,9 +176,9 @@ class GroupTransport:
 
     def _sent(self, transfer: int, units: Sequence[StagedUnit]) -> None:
         sending = self._sending[transfer]
-        sending.sent.update(unit.place for unit in units)
+        sending.sent.update(units)
         # The staging memory is used again on all ranks at once.
-        whole = tuple(unit for unit in units if sending.sent[unit.place] == len(self.ends))
+        whole = tuple(unit for unit in units if sending.sent[unit] == len(self.ends))
         if whole:
             self._events.append(UnitsSent(transfer, whole))
 

@@ -1,8 +1,8 @@
 """The messages of a transfer: typed, tagged, every field bounded. Decoding runs no code.
 
-A frame is a length of four bytes and one MessagePack message, as everywhere in the fleet. A unit is a message with its
-header, followed by its bytes; the receiver has checked the header, and so the size, before it reads them. If units are
-pulled, the message has the address of the bytes instead.
+A frame is a length of four bytes and one MessagePack message, as everywhere in the fleet. A unit, or a piece of one, is
+a message with its header, followed by its bytes; the receiver has checked the header, and so the size, before it reads
+them. If units are pulled, the message has the address of the bytes instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.base.errors import WeftError
 from weft.base.transfers import Offer
 from weft.memory.kinds import Kind
 
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 4
 KEY_BYTES = 32
 GROUP_BYTES = 16
@@ -31,6 +31,8 @@ MAX_MESSAGE_BYTES = 1 << 12
 MAX_REASON = 1000
 
 Cells = Annotated[int, Meta(ge=0, le=MAX_CELLS)]
+# Where a piece begins in its unit.
+Start = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class TransferError(WeftError):
@@ -72,12 +74,14 @@ class OfferMessage(TransferMessage, tag="offer"):
 
 class UnitMessage(TransferMessage, tag="unit"):
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+    start: Start
 
 
 class ReadyMessage(TransferMessage, tag="ready"):
-    """A unit may be read at this address, until it was taken or the connection has ended."""
+    """A piece may be read at this address, until it was taken or the connection has ended."""
 
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
+    start: Start
     address: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -103,9 +107,10 @@ class GrantMessage(TransferMessage, tag="grant"):
 
 
 class TakenMessage(TransferMessage, tag="taken"):
-    """A unit was read: its memory at the sender may be used again."""
+    """A piece was read: its memory at the sender may be used again."""
 
     place: Annotated[int, Meta(ge=0, le=2 * MAX_CELLS)]
+    start: Start
 
 
 class ConfirmMessage(TransferMessage, tag="confirm"):

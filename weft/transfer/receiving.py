@@ -17,7 +17,7 @@ from weft.base.errors import WeftError
 from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
 from weft.fleet.handshake import MAX_BYTES, ReplicaSide
 from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
-from weft.memory.tiers.sent_units import misplaced
+from weft.memory.tiers.sent_units import GrantedPlaces
 from weft.transfer.connection import TransferConnection, TransferOwner
 from weft.transfer.messages import (
     MAX_MESSAGE_BYTES,
@@ -60,9 +60,10 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class ReadEnded:
-    """An order to a connection: a unit was read, or was not because of an error."""
+    """An order to a connection: a piece was read, or was not because of an error."""
 
     header: UnitHeader
+    start: int
     view: memoryview
     error: str | None
 
@@ -89,7 +90,7 @@ class Incomer:
         # Whether it has proved that it knows the secret.
         self.known = False
         self._offered = False
-        self._granted: dict[int, ReservedUnit] = {}
+        self._granted = GrantedPlaces(owner.contract.unit_bytes)
         self._confirmed = False
         # The agent to read from, if units are pulled.
         self._peer: str | None = None
@@ -170,7 +171,7 @@ class Incomer:
         if isinstance(order, ReadEnded):
             self._take_read(order)
         elif isinstance(order, Granting):
-            self._granted |= {unit.place: unit for unit in order.units}
+            self._granted.grant(order.units)
             connection.write(framed(GrantMessage(order.first, order.end, order.point)))
         elif order.reason is None:
             self._confirmed = True
@@ -184,41 +185,43 @@ class Incomer:
         if isinstance(message, OfferMessage):
             raise TransferError("a connection has one offer")
         if isinstance(message, UnitMessage):
-            header, view = self._take_place(message.header)
+            header, view = self._take_place(message)
             self._connection.read_into(view)
-            self._verify(header, view)
-            self._owner.report(UnitReceived(self.number, header.unit))
+            self._accept(header, view)
         elif isinstance(message, ReadyMessage):
             self._read(message)
 
-    def _take_place(self, entry: bytes) -> tuple[UnitHeader, memoryview]:
-        """Return the header of a unit, and the memory that was granted for it."""
-        header = decode(entry)
+    def _take_place(self, message: UnitMessage | ReadyMessage) -> tuple[UnitHeader, memoryview]:
+        """Return the header of a piece, and the memory that was granted for it."""
+        header, start = decode(message.header), message.start
         if header is None:
             raise TransferError("the header of a unit is damaged")
-        wrong = misplaced(header, self._granted, self._owner.contract.unit_bytes)
+        wrong = self._granted.misplaced(header, start)
         if wrong is not None:
             raise TransferError(wrong)
-        place, units = self._granted.pop(header.unit), self._owner.memories.arrived
+        place, units = self._granted.begin(header), self._owner.memories.arrived
         assert units is not None
-        return header, units(place.kind, place.unit)
+        return header, units(place.kind, place.unit)[start : start + header.size]
 
-    def _verify(self, header: UnitHeader, view: memoryview) -> None:
+    def _accept(self, header: UnitHeader, view: memoryview) -> None:
+        """Check a piece that is in its place, and report its unit if it is whole."""
         if checksum(view) != header.checksum:
             raise TransferError(f"the unit of place {header.unit} is damaged")
+        if self._granted.fill(header):
+            self._owner.report(UnitReceived(self.number, header.unit))
 
     # pulled units ---------------------------------------------------------------------------------------------------
 
     def _read(self, message: ReadyMessage) -> None:
-        """Begin to read a unit."""
+        """Begin to read a piece."""
         carrier = self._owner.carriage.carrier
         if self._peer is None or carrier is None:
             raise TransferError("a unit is to be pulled, which was not agreed")
-        header, view = self._take_place(message.header)
+        header, view = self._take_place(message)
 
         def ended(error: str | None) -> None:
             self._readings.end()
-            self._connection.put(ReadEnded(header, view, error))
+            self._connection.put(ReadEnded(header, message.start, view, error))
 
         self._readings.begin()
         carrier.read(self._peer, message.address, view, ended)
@@ -228,6 +231,5 @@ class Incomer:
             assert self._peer is not None
             self._owner.carriage.note_failure(self._peer, order.error)
             raise TransferError(f"the unit of place {order.header.unit} was not read: {order.error}")
-        self._verify(order.header, order.view)
-        self._connection.write(framed(TakenMessage(order.header.unit)))
-        self._owner.report(UnitReceived(self.number, order.header.unit))
+        self._accept(order.header, order.view)
+        self._connection.write(framed(TakenMessage(order.header.unit, order.start)))

@@ -20,7 +20,7 @@ from weft.fleet.handshake import MAX_BYTES, RouterSide
 from weft.fleet.remote import client_context
 from weft.fleet.sockets import notice_death
 from weft.memory.kinds import Kind
-from weft.memory.tiers.sent_units import header_of_staged
+from weft.memory.tiers.sent_units import header_of_staged, piece_of
 from weft.transfer.connection import (
     PATIENCE_SECONDS,
     PULSE_SECONDS,
@@ -51,6 +51,8 @@ log = logging.getLogger("weft")
 CONNECT_SECONDS = 10.0
 # How long a sender waits for the end of a receiver that may still read. Then it makes reads impossible.
 SETTLE_SECONDS = 10.0
+# Pieces that are reported as sent together: each report wakes the engine's thread.
+MOST_REPORTED = 16
 # Orders to a connection: everything was sent; the transfer is to end.
 FINISH, ABANDON = object(), object()
 ABANDONED = "the transfer was abandoned"
@@ -108,8 +110,8 @@ class Pull:
 
     carrier: Carrier
     introduction: Introduction
-    # Units that may be read, by place, and since when.
-    untaken: dict[int, tuple[StagedUnit, int, float]] = field(default_factory=dict)
+    # Pieces that may be read, by place and start, and since when.
+    untaken: dict[tuple[int, int], tuple[StagedUnit, int, float]] = field(default_factory=dict)
 
 
 class Outgoer:
@@ -130,6 +132,8 @@ class Outgoer:
         self._pull: Pull | None = None
         self._way_known = False
         self._taken_at = 0.0
+        # Sent and not reported yet.
+        self._done: list[StagedUnit] = []
         # The network has failed and not the receiver: the socket's end does not say that the receiver has ended.
         self._lost = False
 
@@ -246,29 +250,42 @@ class Outgoer:
         if order is ABANDON:
             raise TransferError(ABANDONED)
         if order is FINISH:
+            self._report_done()
             self._connection.write(framed(FinishMessage()))
             self._debt.begin()
             return
         assert isinstance(order, StagedUnit)
         units = self._owner.memories.staged
         assert units is not None
-        payload = units(order.kind, order.unit)
+        sizes = self._owner.contract.unit_bytes
+        start, end = piece_of(order, sizes)
+        payload = units(order.kind, order.unit)[start:end]
         header = header_of_staged(order, payload).encode()
         if self._pull is not None:
-            self._pull.untaken[order.place] = (order, len(payload), perf_counter())
+            self._pull.untaken[order.place, start] = (order, len(payload), perf_counter())
             self._debt.ready()
-            self._connection.write(framed(ReadyMessage(header, address_of(payload))))
+            self._connection.write(framed(ReadyMessage(header, start, address_of(payload))))
             return
         began = perf_counter()
-        self._connection.write(framed(UnitMessage(header)))
+        self._connection.write(framed(UnitMessage(header, start)))
         self._connection.write(payload)
         self._sent(order, len(payload), perf_counter() - began)
 
     def _sent(self, unit: StagedUnit, size_bytes: int, seconds: float) -> None:
+        assert self._connection is not None
         self._owner.note_sent(size_bytes, seconds)
-        self._owner.report(UnitsSent(self.number, (unit,)))
-        if unit.kind == Kind.PAGE:
+        self._done.append(unit)
+        # Pieces that are read report at once, because no order may follow.
+        if self._pull is not None or len(self._done) >= MOST_REPORTED or not self._connection.has_orders:
+            self._report_done()
+        sizes = self._owner.contract.unit_bytes
+        if unit.kind == Kind.PAGE and piece_of(unit, sizes).end == sizes[Kind.PAGE]:
             self._debt.sent_page(unit.place)
+
+    def _report_done(self) -> None:
+        if self._done:
+            self._owner.report(UnitsSent(self.number, tuple(self._done)))
+            self._done.clear()
 
     def _hear(self, body: bytes) -> None:
         match read_from_receiver(body):
@@ -280,8 +297,8 @@ class Outgoer:
                 raise TransferError(f"refused: {reason}")
             case WayMessage(pulls, reason):
                 self._choose_way(pulls, reason)
-            case TakenMessage(place):
-                self._take_back(place)
+            case TakenMessage(place, start):
+                self._take_back(place, start)
             case GrantMessage(first, end, point):
                 self._debt.granted(end)
                 self._owner.report(Granted(self.number, first, end, point))
@@ -303,11 +320,11 @@ class Outgoer:
         elif self._offered is not None:
             self._owner.carriage.note_fallback(f"the decode engine does not pull: {reason}")
 
-    def _take_back(self, place: int) -> None:
+    def _take_back(self, place: int, start: int) -> None:
         pull = self._pull
-        if pull is None or place not in pull.untaken:
+        if pull is None or (place, start) not in pull.untaken:
             raise TransferError(f"the receiver has taken the unit of place {place}, which was not to be read")
-        unit, size_bytes, ready_at = pull.untaken.pop(place)
+        unit, size_bytes, ready_at = pull.untaken.pop((place, start))
         now = perf_counter()
         self._debt.taken(len(pull.untaken))
         # Reads of several units overlap.

@@ -24,7 +24,9 @@ from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.units import PointCopy, PointUnits, hand_over, release_point, take_point
 from weft.memory.trie import Node, resume_at_or_above
 
-# Bytes that one transfer may have granted and not received; with a round trip of a millisecond these are 64 GB/s.
+# What one transfer may have granted and not received: this share of arrivals, and at least so many bytes. A prompt
+# that is computed in one step is granted at once, because no unit of it is whole before the step's last layers.
+WINDOW_SHARE = 1 / 4
 WINDOW_BYTES = 64 << 20
 
 
@@ -74,7 +76,7 @@ class ArrivalsLink(TierLink):
         self.tenancy = tenancy
         self.paged = Kind.PAGE in lower.arena.unit_bytes
         self.incoming: dict[int, Incoming] = {}
-        self.window_bytes = WINDOW_BYTES
+        self.window_bytes = max(WINDOW_BYTES, int(WINDOW_SHARE * lower.arena.slabs * lower.arena.slab_bytes))
         self.arrived_bytes = self.arrived_prefixes = self.refused = 0
 
     def plan_save(self, idle: bool = False) -> CopyPlan | None:

@@ -1,29 +1,33 @@
-"""Prefixes on their way to other engines: units of published cells are copied to a staging area, and sent from there.
+"""Prefixes on their way to other engines: units are copied to a staging area beside the steps, and sent from there.
 
-Pages and checkpoints never change once they are published, so they are copied beside the steps. While a prompt is
-being computed, its lease protects its cells. When it is computed, the departure pins the path and shares the resume
-point until the last unit is staged.
+Pages and checkpoints never change once they are published. Those that a step in flight writes are copied layer by
+layer, each section as soon as the step has computed it: nothing that a step has begun can change what it writes. While
+a prompt is being computed, its lease protects its cells, and copies own what they read. When it is computed, the
+departure pins the path and shares the resume point until the last unit is staged.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from weft.base.copies import CopyPlan, Direction, UnitCopy
+from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitPiece
 from weft.base.transfers import StagedUnit
 from weft.memory.arena import Arena, choose_slab_bytes, slabs_for
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.sections import Section, sections
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.sent_units import piece_of
 from weft.memory.tiers.units import PointUnits, release_point, share_point
 from weft.memory.trie import Node
 
 CHUNK_BYTES = 16 << 20
 # The share of the staging area that one prefix may use, so that a slow receiver stops no other transfer.
-SHARE = 1 / 8
+SHARE = 1 / 4
 
 
 def area_bytes(spec: MemorySpec, cells: int) -> int:
@@ -39,6 +43,20 @@ def area_bytes(spec: MemorySpec, cells: int) -> int:
         size = size * 9 // 8 + 64
 
 
+@dataclass(frozen=True, slots=True)
+class Aloft:
+    """What a step in flight computes of a prefix: the pages of cells from `first` on; the point, if it is the end."""
+
+    flight: Any
+    step: int
+    first: int
+    pages: tuple[int, ...]
+    point: PointUnits | None
+
+    def page(self, cell: int) -> int | None:
+        return self.pages[cell - self.first] if 0 <= cell - self.first < len(self.pages) else None
+
+
 class Departure:
     """One prefix on its way out.
 
@@ -46,6 +64,7 @@ class Departure:
     """
 
     __slots__ = (
+        "aloft",
         "computed",
         "end",
         "granted",
@@ -70,9 +89,22 @@ class Departure:
         self.point_granted = self.point_staged = self.computed = False
         self.tip: Node | None = None  # pinned
         self.point: PointUnits | None = None  # shared
-        # Staged units that the transport may read.
-        self.staged: set[tuple[Kind, int]] = set()
+        self.aloft: list[Aloft] = []
+        # Staged units and pieces that the transport may read. Each owns its unit once.
+        self.staged: set[StagedUnit] = set()
         self.staged_bytes = 0  # with those under copy
+
+
+# The copy of a unit to the staging area, and what is sent then.
+Staging = tuple[UnitCopy, StagedUnit]
+
+
+class After(NamedTuple):
+    """When a copy may begin: when a step in flight has computed a layer."""
+
+    step: int
+    layer: int
+    flight: Any
 
 
 @dataclass(slots=True)
@@ -80,7 +112,13 @@ class DepartureFlight:
     """Copies of one plan: units of the device that it owns, and where they go."""
 
     departure: Departure
-    copies: list[tuple[UnitCopy, StagedUnit]]
+    plan: CopyPlan
+    staged: list[StagedUnit]
+    after: After | None = None
+
+    @property
+    def copies(self) -> tuple[UnitCopy, ...]:
+        return self.plan.units
 
 
 class Departures:
@@ -94,14 +132,17 @@ class Departures:
         self.paged = Kind.PAGE in arena.unit_bytes
         self.active: dict[int, Departure] = {}
         self.sent_bytes = 0
+        self.sections = sections(spec)
         self._share_bytes = int(SHARE * arena.slabs * arena.slab_bytes)
         self._flights: deque[DepartureFlight] = deque()
+        # Planned and not begun.
+        self.queued: deque[DepartureFlight] = deque()
         self._number = 0
 
     @property
     def in_flight(self) -> bool:
         """Whether memory of the device is held until it is staged."""
-        return bool(self._flights) or any(each.tip is not None for each in self.active.values())
+        return bool(self._flights or self.queued) or any(each.tip is not None for each in self.active.values())
 
     # prefixes -------------------------------------------------------------------------------------------------------
 
@@ -116,6 +157,15 @@ class Departures:
         departure.next = max(departure.next, min(first, departure.end))
         departure.granted = max(departure.granted, min(end, departure.end))
         departure.point_granted = departure.point_granted or (point and self.cache.point_bytes > 0)
+
+    def launched(self, number: int, aloft: Aloft) -> None:
+        """Let a prefix leave that a step in flight computes."""
+        self.active[number].aloft.append(aloft)
+
+    def landed_step(self, number: int) -> None:
+        """Forget the oldest step in flight of a prefix: its cells are published."""
+        if number in self.active:
+            del self.active[number].aloft[:1]
 
     def computed(self, number: int, node: Node, slot: int | None, window: tuple[int, ...]) -> None:
         """Protect a prefix that was just computed, and its resume point, until they are staged."""
@@ -133,11 +183,12 @@ class Departures:
         departure = self.active[number]
         cells = departure.computed and departure.next == departure.granted == departure.end
         point = departure.point_staged or not departure.point_granted
-        return cells and point and not any(flight.departure is departure for flight in self._flights)
+        return cells and point and not any(each.departure is departure for each in (*self._flights, *self.queued))
 
     def let_go(self, number: int) -> None:
         """Give up the memory of the device that a prefix holds; copies in flight keep theirs."""
         departure = self.active[number]
+        departure.aloft.clear()
         self.cache.unpin(departure.tip)
         departure.tip = None
         if departure.point is not None:
@@ -159,53 +210,115 @@ class Departures:
         """Forget a prefix whose transfer has ended: no staged unit of it is read any more."""
         self.let_go(number)
         departure = self.active.pop(number)
-        for kind, unit in departure.staged:
-            self.arena.release(kind, unit)
+        for unit in departure.staged:
+            self.arena.release(Kind(unit.kind), unit.unit)
         departure.staged.clear()
 
     # copies ---------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> CopyPlan | None:
+    def plan(self) -> DepartureFlight | None:
         """Return the next copies to the staging area, or None if there is nothing to copy or no room."""
-        for departure in self.active.values():
-            copies = self._fill(departure)
-            if copies:
-                self._number += 1
-                self._flights.append(DepartureFlight(departure, copies))
-                size = sum(self.arena.unit_bytes[Kind(copy.kind)] for copy, _ in copies)
-                units = tuple(copy for copy, _ in copies)
-                return CopyPlan(self._number, Direction.SAVE, units, size, level=self.level)
-        return None
+        if not self.queued:
+            self._fill_queue()
+        if not self.queued:
+            return None
+        flight = self.queued.popleft()
+        self._flights.append(flight)
+        return flight
 
-    def _fill(self, departure: Departure) -> list[tuple[UnitCopy, StagedUnit]]:
-        found: list[tuple[UnitCopy, StagedUnit]] = []
-        cell, left = self.spec.cell, CHUNK_BYTES
+    def _fill_queue(self) -> None:
+        """Queue all copies that are possible now, in the order in which they can begin."""
+        for departure in self.active.values():
+            if not self.queue_published(departure):
+                self.queue_sections(departure)
+        ready = [each for each in self.queued if each.after is None]
+        later = [(each.after[:2], each) for each in self.queued if each.after is not None]
+        self.queued = deque([*ready, *(each for _, each in sorted(later, key=lambda found: found[0]))])
+
+    def queue(self, departure: Departure, found: list[Staging], piece: UnitPiece | None, after: After | None) -> None:
+        self._number += 1
+        units = tuple(copy for copy, _ in found)
+        staged = [unit if piece is None else replace(unit, piece=piece) for _, unit in found]
+        size = sum(self._size(unit) for unit in staged)
+        plan = CopyPlan(self._number, Direction.SAVE, units, size, level=self.level, piece=piece)
+        self.queued.append(DepartureFlight(departure, plan, staged, after))
+
+    def queue_published(self, departure: Departure) -> bool:
+        """Copy whole pages of the next cells that are published; return whether there are any."""
+        found: list[Staging] = []
+        left = CHUNK_BYTES
         while departure.next < departure.granted and left > 0 and self.paged:
-            index = departure.next
-            node = self.cache.trie.nodes.get(departure.keys[index])
-            page = None
-            if node is not None and node.page is not None and self._may_stage(departure, [Kind.PAGE]):
-                page = self._stage(departure, Kind.PAGE, node.page)
-            if page is None:
+            node = self.cache.trie.nodes.get(departure.keys[departure.next])
+            staging = None if node is None or node.page is None else self._stage_page(departure, node.page)
+            if staging is None:
                 break
-            parent = departure.keys[index - 1] if index else None
-            found.append(self._unit(departure, index, page, departure.keys[index], parent, (index + 1) * cell))
-            departure.next += 1
+            found.append(staging)
             left -= self.arena.unit_bytes[Kind.PAGE]
         if not self.paged:
             departure.next = departure.granted
-        if departure.next == departure.end and departure.point_granted and left > 0:
-            found += self._fill_point(departure)
-        return found
+        if found:
+            self.queue(departure, found, None, None)
+        return bool(found)
 
-    def _fill_point(self, departure: Departure) -> list[tuple[UnitCopy, StagedUnit]]:
-        point, end, cell = departure.point, departure.end, self.spec.cell
-        if point is None or departure.point_staged:
-            return []
+    def queue_sections(self, departure: Departure) -> None:
+        """Copy, layer by layer, the next pages that a step in flight writes, and the point."""
+        found: list[Staging] = []
+        aloft = next((each for each in departure.aloft if each.page(departure.next) is not None), None)
+        while aloft is not None and departure.next < departure.granted:
+            page = aloft.page(departure.next)
+            staging = None if page is None else self._stage_page(departure, page)
+            if staging is None:
+                break
+            found.append(staging)
+        if departure.next == departure.end and departure.point_granted and not departure.point_staged:
+            last = next((each for each in departure.aloft if each.point is not None), None)
+            if departure.point is not None:
+                found += self._stage_point(departure, departure.point)
+            elif last is not None:
+                aloft = last
+                found += self._stage_point(departure, last.point)
+        if found:
+            self.cut(departure, found, aloft)
+
+    def cut(self, departure: Departure, found: list[Staging], aloft: Aloft | None) -> None:
+        """Queue the copies of some units, section by section."""
+        for section in self.sections:
+            chosen = [each for each in found if each[0].kind == section.kind]
+            if section.start:
+                # The first section has the ownership that staging has taken.
+                for copy, _ in chosen:
+                    self.cache.arena.share(section.kind, copy.upper)
+                    self.arena.share(section.kind, copy.lower)
+            after = None if aloft is None else After(aloft.step, section.layer, aloft.flight)
+            if chosen:
+                self.queue(departure, chosen, self._piece(section), after)
+
+    def _piece(self, section: Section) -> UnitPiece | None:
+        piece = UnitPiece(section.start, section.end)
+        return None if piece == (0, self.arena.unit_bytes[section.kind]) else piece
+
+    def _size(self, unit: StagedUnit) -> int:
+        start, end = piece_of(unit, self.arena.unit_bytes)
+        return end - start
+
+    def _stage_page(self, departure: Departure, page: int) -> Staging | None:
+        """Stage the page of the next cell, if there is room for it."""
+        index = departure.next
+        copy = self._stage(departure, Kind.PAGE, page) if self._may_stage(departure, [Kind.PAGE]) else None
+        if copy is None:
+            return None
+        departure.next += 1
+        parent = departure.keys[index - 1] if index else None
+        return self._unit(departure, index, copy, departure.keys[index], parent, (index + 1) * self.spec.cell)
+
+    def _stage_point(self, departure: Departure, point: PointUnits | None) -> list[Staging]:
+        """Stage all units of the resume point, or none if there is no room."""
+        end, cell = departure.end, self.spec.cell
+        assert point is not None
         wanted = [] if point.slot is None else [(end, Kind.STATE, point.slot, end * cell)]
         first = end - len(point.window)
         wanted += [(end + 1 + i, Kind.WINDOW, page, (first + i + 1) * cell) for i, page in enumerate(point.window)]
-        found: list[tuple[UnitCopy, StagedUnit]] = []
+        found: list[Staging] = []
         if not self._may_stage(departure, [kind for _, kind, _, _ in wanted]):
             return []
         for place, kind, unit, position in wanted:
@@ -231,34 +344,34 @@ class Departures:
         departure.staged_bytes += self.arena.unit_bytes[kind]
         return UnitCopy(kind.value, unit, staged)
 
-    def _unstage(self, departure: Departure, found: list[tuple[UnitCopy, StagedUnit]]) -> None:
+    def _unstage(self, departure: Departure, found: list[Staging]) -> None:
         for copy, _ in found:
-            self._release_source(copy)
+            self.release_source(copy)
             departure.staged_bytes -= self.arena.unit_bytes[Kind(copy.kind)]
             self.arena.release(Kind(copy.kind), copy.lower)
 
     def _unit(
         self, departure: Departure, place: int, copy: UnitCopy, key: Key, parent: Key | None, position: int
-    ) -> tuple[UnitCopy, StagedUnit]:
+    ) -> Staging:
         return copy, StagedUnit(place, copy.kind, copy.lower, key, parent, position, departure.tenant)
 
     def landed(self) -> tuple[int, list[StagedUnit]] | None:
-        """Release what the oldest copies read; return the number of their transfer and the units to send.
+        """Release what the oldest copies read; return the number of their transfer and what to send.
 
         None: the transfer has ended meanwhile.
         """
         flight = self._flights.popleft()
         departure = flight.departure
-        for copy, _ in flight.copies:
-            self._release_source(copy)
+        for copy in flight.copies:
+            self.release_source(copy)
         if self.active.get(departure.number) is not departure:
-            for copy, _ in flight.copies:
+            for copy in flight.copies:
                 self.arena.release(Kind(copy.kind), copy.lower)
             return None
-        departure.staged.update((Kind(copy.kind), copy.lower) for copy, _ in flight.copies)
-        return departure.number, [unit for _, unit in flight.copies]
+        departure.staged.update(flight.staged)
+        return departure.number, flight.staged
 
-    def _release_source(self, copy: UnitCopy) -> None:
+    def release_source(self, copy: UnitCopy) -> None:
         if copy.kind == Kind.STATE:
             self.cache.release_slot(copy.upper)
         else:
@@ -268,18 +381,17 @@ class Departures:
         """Take back the staging memory of units that were sent."""
         departure = self.active[number]
         for unit in units:
-            kind = Kind(unit.kind)
-            departure.staged.discard((kind, unit.unit))
-            self.arena.release(kind, unit.unit)
-            departure.staged_bytes -= self.arena.unit_bytes[kind]
-            self.sent_bytes += self.arena.unit_bytes[kind]
+            departure.staged.discard(unit)
+            self.arena.release(Kind(unit.kind), unit.unit)
+            departure.staged_bytes -= self._size(unit)
+            self.sent_bytes += self._size(unit)
 
     # audit ----------------------------------------------------------------------------------------------------------
 
     def held(self) -> Iterator[tuple[Kind, int]]:
         """Yield the units of the device that departures own, once for each ownership."""
-        for flight in self._flights:
-            for copy, _ in flight.copies:
+        for flight in (*self._flights, *self.queued):
+            for copy in flight.copies:
                 yield Kind(copy.kind), copy.upper
         for departure in self.active.values():
             if departure.point is not None:
@@ -292,13 +404,13 @@ class Departures:
         return [departure.tip for departure in self.active.values() if departure.tip is not None]
 
     def audit(self) -> None:
-        """Check that every staged unit has one owner: a transfer, or a copy to the staging area."""
+        """Check the owners of staged units: each piece of them has one, a transfer or a copy to the staging area."""
         counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in self.arena.unit_bytes}
         for departure in self.active.values():
-            for kind, unit in departure.staged:
-                counted[kind][unit] += 1
-        for flight in self._flights:
-            for copy, _ in flight.copies:
+            for unit in departure.staged:
+                counted[Kind(unit.kind)][unit.unit] += 1
+        for flight in (*self._flights, *self.queued):
+            for copy in flight.copies:
                 counted[Kind(copy.kind)][copy.lower] += 1
         for kind, owners in self.arena.owners.items():
             assert counted[kind] == owners, f"staged {kind}: {dict(counted[kind])}, recorded {owners}"

@@ -167,6 +167,20 @@ def open_existing(path: Path) -> DiskFile:
         raise
 
 
+def headers_of_first(path: Path, layout: DiskLayout) -> list[UnitHeader]:
+    """Return the headers in the first rank's file, which its own process has locked, for another rank's layout."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return []
+    try:
+        region = os.pread(file, layout.payload_offset - BLOCK, BLOCK)
+    finally:
+        os.close(file)
+    rows, _, _ = layout.rows(memoryview(region)[: len(region) // ENTRY * ENTRY], BLOCK)
+    return [header for row in rows if (header := decode(row.tobytes())) is not None]
+
+
 class DiskFile:
     """`rows` are the entries of all units at the start; `damaged` counts headers and units that were dropped.
 
@@ -322,6 +336,14 @@ class DiskFile:
         self._blocks.sync()
         self.clear(chosen)
         self._blocks.sync()
+
+    def erase_all_but(self, known: Iterable[UnitHeader]) -> None:
+        """Erase doomed units, and those that the first rank does not have after a crash: no drop would find them."""
+        theirs = {(each.kind, each.unit, each.key, each.position) for each in known}
+        own = {(each.kind, each.unit, each.key, each.position) for each in self.found}
+        lost = [(kind, unit) for kind, unit, _, _ in own - theirs]
+        self.doom(lost)
+        self.erase([*self.doomed, *lost])
 
     def sync(self) -> None:
         self._blocks.sync()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from weft.base.plan import Plan
 from weft.kernels.choosing import check_device, everywhere
 from weft.kernels.interface import Operations
+from weft.kernels.marks import LayerMarks
 from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
-from weft.models.model import CausalModel
+from weft.models.decoder import DecoderModel
+from weft.models.model import CausalModel, Mixer
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
@@ -100,6 +104,18 @@ class CudaRunner(Runner):
             return WaitingFlight(plan, logits, output.inputs, None)
         return self.choose(logits, sampling, output.inputs)
 
+    def run(self, plan: Plan) -> Flight:
+        """Launch the kernels of a step one by one, with marks between the layers if prefixes depart."""
+        if not self.marks_layers or not self.store.buffer.is_cuda or not isinstance(self.model, DecoderModel):
+            return super().run(plan)
+        decoder = self.model.model
+        marks = LayerMarks(len(decoder.layers), blocks_of_mixers(self.model))
+        decoder.passed = marks.add
+        try:
+            return replace(super().run(plan), marks=marks)
+        finally:
+            decoder.passed = None
+
     def _replay(self, plan: Plan) -> StepOutput | None:
         """Run a recorded step, if one fits and computes everything that the plan asks for."""
         decodes_only = len(plan.tokens) == plan.rows
@@ -107,3 +123,10 @@ class CudaRunner(Runner):
         if len(plan.score_index) or not len(plan.sampled) or not (every or (decodes_only and not self.drafter)):
             return None
         return self.recorded.run(plan)
+
+
+def blocks_of_mixers(model: DecoderModel) -> tuple[int, ...]:
+    """Return the block of every mixer, by the mixer's index."""
+    blocks = enumerate(model.model.layers)
+    found = {part.index: block for block, layer in blocks for part in layer.modules() if isinstance(part, Mixer)}
+    return tuple(found[index] for index in sorted(found))

@@ -85,6 +85,12 @@ class Launch(RankMessage, tag="launch"):
     plan: list[Any]
 
 
+class SupplyMasks(RankMessage, tag="masks"):
+    """Sample the last plan, whose late samples have these masks, encoded by `encode_array`."""
+
+    masks: dict[str, Any]
+
+
 class CopyUnits(RankMessage, tag="copy"):
     """Copy this rank's part of units between tiers; `ticket` is the number to report it with."""
 
@@ -166,7 +172,7 @@ class CloseTransfers(TransferCall, tag="close"):
 
 
 AnyCall = OpenTransfer | SendUnits | FinishTransfer | AbandonTransfer | GrantUnits | EndTransfer | CloseTransfers
-ToRank = LoadPart | Join | Launch | CopyUnits | JoinTransfers | AnyCall
+ToRank = LoadPart | Join | Launch | SupplyMasks | CopyUnits | JoinTransfers | AnyCall
 
 
 # From a rank ---------------------------------------------------------------------------------------------------------
@@ -286,9 +292,13 @@ def encode_plan(value: Any) -> list[Any]:
     return [_encoded(getattr(value, each.name)) for each in fields(value)]
 
 
+def encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"kind": value.dtype.str, "shape": value.shape, "data": np.ascontiguousarray(value).tobytes()}
+
+
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return {"kind": value.dtype.str, "shape": value.shape, "data": np.ascontiguousarray(value).tobytes()}
+        return encode_array(value)
     if isinstance(value, Captures | Sampling):
         return encode_plan(value)
     return value.item() if isinstance(value, np.generic) else value
@@ -304,13 +314,13 @@ def _decoded(kind: type[T], values: list[Any]) -> T:
         if each.name in NESTED:
             found[each.name] = _decoded(NESTED[each.name], value)
         elif isinstance(value, dict):
-            found[each.name] = _array(value)
+            found[each.name] = decode_array(value)
         else:
             found[each.name] = tuple(map(tuple, value)) if isinstance(value, list) else value
     return kind(**found)
 
 
-def _array(value: dict[str, Any]) -> np.ndarray[Any, Any]:
+def decode_array(value: dict[str, Any]) -> np.ndarray[Any, Any]:
     if value["kind"] not in KINDS:
         raise ChannelClosed(f"an array must be one of {', '.join(KINDS)}, got {value['kind']!r}")
     return np.frombuffer(value["data"], value["kind"]).reshape(value["shape"])

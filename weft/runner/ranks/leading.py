@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.copies import CopyPlan
 from weft.base.errors import CopyFailed, EngineStopped
-from weft.base.plan import Landing, Plan
+from weft.base.plan import Ints, Landing, Plan
 from weft.base.transfers import Destination, Offer, ReservedUnit, StagedUnit, TransferEvent
 from weft.runner.ranks.channel import (
     AbandonTransfer,
@@ -25,7 +25,9 @@ from weft.runner.ranks.channel import (
     Launch,
     OpenTransfer,
     SendUnits,
+    SupplyMasks,
     TransferCall,
+    encode_array,
     encode_plan,
 )
 from weft.runner.ranks.processes import RankProcesses
@@ -62,6 +64,15 @@ class LeadingRunner:
             return self.runner.launch(plan)
         except RuntimeError as error:
             # Connections to a rank that has ended close.
+            raise self.others.stopped(error) from error
+
+    def supply_masks(self, flight: Any, masks: Ints) -> None:
+        """Let all ranks sample the last plan. The first one decides, and the others learn its tokens."""
+        self._check_alive()
+        self.others.send(SupplyMasks(encode_array(masks)))
+        try:
+            self.runner.supply_masks(flight, masks)
+        except RuntimeError as error:
             raise self.others.stopped(error) from error
 
     def _check_alive(self) -> None:
