@@ -5,7 +5,7 @@ No torch: `units` gives the bytes of a unit in the tier above.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from weft.memory.tiers.disk_file import DamagedUnit, DiskFile
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 4
+# Threads for the parts of reads and writes: large units are cut into pieces, and those of a write go beside each other.
+HELPERS = 4
 WAIT_SECONDS = 1e-3
 # With fewer units than this for each reader, one reads them all.
 LEAST_UNITS = 4
@@ -64,7 +66,10 @@ class ThreadedCopies:
 
 
 class DiskCopies:
-    """Reads and writes units in threads: one writer, so that writes keep their order, and several readers."""
+    """Reads and writes units in threads: one writer, so that writes keep their order, and several readers.
+
+    Both leave the parts of what they do to helpers, and wait for them.
+    """
 
     def __init__(self, file: DiskFile, units: Callable[[Kind, int], memoryview]) -> None:
         self.file = file
@@ -73,6 +78,7 @@ class DiskCopies:
         self._units = units
         self._writer = ThreadPoolExecutor(1, "weft-disk-writer")
         self._readers = ThreadPoolExecutor(READERS, "weft-disk-reader")
+        self._helpers = ThreadPoolExecutor(HELPERS, "weft-disk-helper")
 
     def copy(self, plan: CopyPlan) -> ThreadedCopies:
         """Begin the copies of a plan."""
@@ -91,7 +97,16 @@ class DiskCopies:
         """Finish what is under way, make it durable and unlock the file."""
         self._writer.shutdown()
         self._readers.shutdown()
+        self._helpers.shutdown()
         self.file.close()
+
+    def _together(self, tasks: Sequence[Callable[[], int]]) -> list[int]:
+        """Run tasks beside each other; whatever fails, none of them is under way any more when this ends."""
+        if len(tasks) == 1:
+            return [tasks[0]()]
+        parts = [self._helpers.submit(task) for task in tasks]
+        wait_for(parts)
+        return [part.result() for part in parts]
 
     def _save(self, plan: CopyPlan) -> float:
         began = perf_counter()
@@ -101,15 +116,16 @@ class DiskCopies:
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
         self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
-        self.file.erase((Kind(kind), unit) for kind, unit in plan.erased)
+        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), self._together)
         if units or cleared:
-            self.file.write(units, cleared)
+            self.file.write(units, cleared, self._together)
         return perf_counter() - began
 
     def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:
         began = perf_counter()
         for (kind, upper, lower), label in units:
-            self.file.read(Kind(kind), lower, label.key, self._units(Kind(kind), upper), label.position)
+            into = self._units(Kind(kind), upper)
+            self.file.read(Kind(kind), lower, label.key, into, label.position, self._together)
         return perf_counter() - began
 
 
