@@ -30,7 +30,7 @@ from weft.fleet.pairing import (
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, merged_reports, summed, total_info
 from weft.fleet.warm_up import WarmUp
-from weft.memory.journal import Dropped
+from weft.memory.removal import Dropped
 from weft.server.backend import Backend, ModelInfo
 from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
 from weft.server.output_stream import OutputStream

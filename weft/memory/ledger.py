@@ -10,8 +10,6 @@ computed, `close` it. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +24,7 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
+from weft.memory.removal import Hidden
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
@@ -70,6 +69,7 @@ class Ledger:
             lambda: [cache.trie for cache in self.caches],
             lambda: () if self.tiers is None else self.tiers.under_way(),
         )
+        self.hidden = Hidden()
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -143,17 +143,24 @@ class Ledger:
         asked: Iterable[int] = (),
         plain: Key | None = None,
         boundaries: Iterable[int] = (),
+        hidden: bool = False,
     ) -> Lease | None:
         """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
-        `asked` are positions that the caller declared, `boundaries` those where messages end.
+        `asked` are positions that the caller declared, `boundaries` those where messages end. A `hidden` prefix is
+        being dropped: the lease starts from nothing, and nothing of it is kept.
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
-        miss = self.match(keys, limit, plain)
-        if self.tiers is not None:
-            miss = self.tiers.explain(keys, limit, miss)
+        if hidden:
+            reusable = floor_to_grid(limit, self.cell)
+            miss = Miss(Reason.BEING_DROPPED, 0, 0, reusable, reusable)
+        else:
+            miss = self.match(keys, limit, plain)
+            if self.tiers is not None:
+                miss = self.tiers.explain(keys, limit, miss)
         lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), miss, ends)
+        lease.hidden = hidden
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -164,12 +171,12 @@ class Ledger:
         self.leases[seat] = lease
         self.snapshots.fill_reserve()
         lease.end_counts = self.snapshots.end_counts()
-        if self.enabled:
+        if self.enabled and not hidden:
             for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
             self.snapshots.notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
-        if self.tiers is not None:
+        if self.tiers is not None and not hidden:
             self.tiers.opened(keys, limit, lease.node)
         return lease
 
@@ -314,6 +321,8 @@ class Ledger:
 
     def publishable(self, lease: Lease, computed: int) -> int:
         """Return up to where the computed tokens of a lease are for others."""
+        if lease.hidden:
+            return 0
         return min(computed, lease.prompt) if self.private_answers and not lease.returns else computed
 
     def _settle_captures(self, lease: Lease, grant: Grant, accepted: int) -> None:
@@ -393,21 +402,6 @@ class Ledger:
         if lease.tail is not None:
             self.arena.release(Kind.TAIL, lease.tail)
         self.cache.unpin(lease.node)
-
-    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
-        """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
-        if self.tiers is not None and self.tiers.arrivals is not None:
-            self.tiers.arrivals.drop_incoming()
-        with nullcontext() if self.tiers is None else self.tiers.erasing_freed():
-            unentered = {} if self.tiers is None or prefix is not None else self.tiers.drop_unentered(tenant, self.cell)
-            dropped: dict[str, int] = {}
-            left = 0
-            for name, cache in zip(self.tier_names, self.caches, strict=True):
-                chosen = self.tenancy.chooser(tenant, prefix)
-                before = len(cache.trie)
-                left += cache.drop(chosen) * self.cell
-                dropped[name] = (before - len(cache.trie)) * self.cell + unentered.get(name, 0)
-        return {"dropped_tokens": dropped, "left_tokens": left}
 
     # capacity -------------------------------------------------------------------------------------------------------
 
