@@ -6,8 +6,8 @@
 All with 8 GiB on the device (or `--memory`) and 24 GiB of host memory, without FlashInfer. Figures are printed as soon
 as they are known. Hit: a prompt of 20,000 tokens is sent again, with another end, while the device has it, and after
 the device has evicted it; medians of the time to the first token. The bound is the device hit, plus the bytes at the
-rate of a plain pinned copy of 1 GiB in the same run, plus 2 ms. Beside decodes: the step time of 32 decodes while 10
-GB/s are copied, half of them in each direction. Nothing shared: 64 prompts of 2,048 random tokens, answers of 64,
+rate of a plain pinned copy of 1 GiB in the same run, plus 2 ms. Beside decodes: the step time of up to 32 decodes while
+10 GB/s are copied, half of them in each direction. Nothing shared: 64 prompts of 2,048 random tokens, answers of 64,
 alternating between with and without host memory. Conversations: 64 of them, 1,500 tokens to begin with, six turns of
 300 tokens with answers of 150, round robin, up to 32 at a time, with and without host memory. `--quick` leaves them out
 where they fit into 8 GiB, and has 4 GiB of host memory there.
@@ -136,18 +136,18 @@ def hit(llm: LLM, repeats: int) -> dict[str, Any]:
     ends = (random_prompt(llm, END, 2, number) for number in range(1000))
     cold = Ask(np.concatenate([stem, next(ends)]), 1, snapshots=(PROMPT,))
     play(engine, [cold])
-    on_device, in_host = [], []
-    before = tiers.stats()["host"]
+    on_device, in_host, rates = [], [], []
     for _ in range(repeats):
+        before = tiers.stats()["host"]
         on_device.append(first_token(engine, np.concatenate([stem, next(ends)])))
         engine.copier.launch()
         engine.copier.finish()
         engine.ledger.cache.clear()
         in_host.append(first_token(engine, np.concatenate([stem, next(ends)])))
-    after = tiers.stats()["host"]
-    size, seconds = (after[name] - before[name] for name in ("loaded_bytes", "loaded_seconds"))
+        after = tiers.stats()["host"]
+        each, seconds = (after[name] - before[name] for name in ("loaded_bytes", "loaded_seconds"))
+        rates.append(each / seconds)
     device_hit, host_hit = statistics.median(on_device), statistics.median(in_host)
-    each = size / repeats
     found = {
         "plain": plain,
         "cold_seconds": cold.first_token_seconds,
@@ -155,7 +155,7 @@ def hit(llm: LLM, repeats: int) -> dict[str, Any]:
         "host_seconds": host_hit,
         "bytes": each,
         "bound_seconds": device_hit + each / plain["load"] + 0.002,
-        "copy_share": size / seconds / plain["load"],
+        "copy_share": statistics.median(rates) / plain["load"],
     }
     shown = {name: found[f"{name}_seconds"] * 1e3 for name in ("cold", "device", "host", "bound")}
     print("  20,000 tokens " + ", ".join(f"{name} {value:.1f} ms" for name, value in shown.items()))
@@ -166,11 +166,13 @@ def hit(llm: LLM, repeats: int) -> dict[str, Any]:
 def beside_decodes(llm: LLM) -> dict[str, float]:
     """Return the median step time of decodes, alone and while other units are copied."""
     engine = fresh(llm, host_bytes=0)
-    for number in range(ROWS):
+    length = 512 + 4 * STEPS
+    rows = min(ROWS, engine.config.memory_bytes // engine.ledger.bytes_alone(length))
+    for number in range(rows):
         engine.add(Ask(random_prompt(llm, 512, 3, number), 4 * STEPS).request())
     while engine.planner.prefilling or len(engine.planner.queue):
         engine.step()
-    assert len(engine.planner.decoding) == ROWS, "the device's memory is too small for this part"
+    assert len(engine.planner.decoding) == rows, "the device's memory is too small for this part"
     kind = Kind.PAGE if Kind.PAGE in engine.ledger.arena.unit_bytes else Kind.STATE
     size = engine.ledger.arena.unit_bytes[kind]
     alone = _steps(engine, None)
@@ -183,7 +185,7 @@ def beside_decodes(llm: LLM) -> dict[str, float]:
     moving = _steps(engine, plans)
     rate = 2 * len(taken) * size / moving
     beside = f"x {moving / alone:.3f} beside {rate / 1e9:.1f} GB/s"
-    print(f"  decodes       {alone * 1e3:.2f} ms a step, {beside}", flush=True)
+    print(f"  {rows} decodes    {alone * 1e3:.2f} ms a step, {beside}", flush=True)
     return {"alone_seconds": alone, "moving_seconds": moving, "ratio": moving / alone, "bytes_per_second": rate}
 
 
@@ -203,7 +205,10 @@ def conversations(llm: LLM) -> dict[str, Any]:
     for name, size in both(llm).items():
         each = found[name] = converse(llm, size)
         rate = f"{each['tokens_per_second']:.0f} tokens/s in {each['seconds']:.1f} s, hits {each['hit_share']:.2f}"
-        print(f"  conversations {name} host memory: {rate}", flush=True)
+        counts = ", ".join(
+            f"{count} {each[count]}" for count in ("unsaved", "unworthy", "cancelled_loads") if count in each
+        )
+        print(f"  conversations {name} host memory: {rate} {counts}", flush=True)
     times = found["with"]["tokens_per_second"] / found["without"]["tokens_per_second"]
     print(f"  conversations x {times:.2f}", flush=True)
     return found

@@ -23,6 +23,7 @@ from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
+from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
@@ -267,6 +268,8 @@ class Planner:
 
     def _admit(self, rows: StepBuilder, limit: int, least: int) -> None:
         budget = limit - rows.tokens
+        # Requests that wait for their prefix to be loaded, and start when it has come.
+        loading = NO_ROOM
         for sequence in self.queue.head(self.number):
             if budget < least or not self._free_seats:
                 return
@@ -274,9 +277,11 @@ class Planner:
             match = self.ledger.match(sequence.keys, reusable)
             if self.ledger.expects(sequence.keys, match, reusable):
                 continue
-            if self.running and not self.ledger.has_room(sequence.keys, match.cached, len(sequence.known)):
+            needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known))
+            if (self.running or loading.sequences) and not self.ledger.has_room(needed + loading):
                 return
             if self._waits_for_load(sequence, match, reusable):
+                loading += needed
                 continue
             if not self._sit(sequence):
                 return
@@ -300,6 +305,7 @@ class Planner:
         if tiers is None or not limit:
             return False
         tenant = partial(tenant_digest, sequence.request.salt)
+        tiers.choice.ahead_tokens = sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
         return tiers.bring(sequence.id, sequence.keys, limit, match, tenant)
 
     def _look_ahead(self) -> None:

@@ -18,7 +18,7 @@ from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.capacity import check_memory, slabs_alone
+from weft.memory.capacity import NO_ROOM, Room, check_memory, slabs_alone
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
@@ -419,27 +419,30 @@ class Ledger:
         """Return the bytes that a sequence of this length needs when alone, in whole slabs."""
         return slabs_alone(self.spec, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
-    def has_room(self, keys: list[Key], cached: int, tokens: int) -> bool:
-        """Return whether `tokens` resumed at `cached` would fit beside the running sequences and a further cell of
-        each.
+    def room_for(self, keys: list[Key], cached: int, tokens: int) -> Room:
+        """Return what a sequence of `tokens` that resumes at `cached` needs, and a further cell of it.
 
-        Counts everything that cannot be evicted while they run, including the cached paths that they read from.
+        Counts everything that cannot be evicted while it runs, including the cached path that it reads from.
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
         window = min(cells_covering(tokens, self.cell), self.window_cells + 2)
-        return self._slabs_beside_leases(cells_without_holders(node) + new, window, 1) <= self.arena.slabs
+        return Room(cells_without_holders(node) + new, window, 1)
+
+    def has_room(self, needed: Room) -> bool:
+        """Return whether there is room beside the running sequences and a further cell of each."""
+        return self._slabs_beside_leases(needed) <= self.arena.slabs
 
     def held_slabs(self) -> int:
         """Return the slabs that running sequences and a further cell of each need; the cache has the others."""
-        return self._slabs_beside_leases(0, 0, 0)
+        return self._slabs_beside_leases(NO_ROOM)
 
-    def _slabs_beside_leases(self, pages: int, window: int, sequences: int) -> int:
+    def _slabs_beside_leases(self, needed: Room) -> int:
         leases = self.leases.values()
-        count = len(leases) + sequences
+        count = len(leases) + needed.sequences
         units = {
-            Kind.PAGE: pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
-            Kind.WINDOW: window + sum(lease.cells - lease.window_first + 1 for lease in leases),
+            Kind.PAGE: needed.pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
+            Kind.WINDOW: needed.window + sum(lease.cells - lease.window_first + 1 for lease in leases),
             Kind.STATE: 2 * count,
             Kind.TAIL: count,
         }

@@ -41,6 +41,8 @@ REGION_BYTES = 16 << 20
 # Units are read and written in pieces of up to this size, whole blocks.
 PIECE_BYTES = 4 << 20
 
+# A unit to be written: its header and its payload.
+Written = tuple[UnitHeader, memoryview]
 # Runs all tasks, and returns their results when the last one has ended, or raises then.
 Together = Callable[[Sequence[Callable[[], int]]], list[int]]
 
@@ -252,13 +254,17 @@ class DiskFile:
 
     # units ----------------------------------------------------------------------------------------------------------
 
-    def write(
+    def write(self, units: Sequence[Written], cleared: Iterable[tuple[Kind, int]] = ()) -> None:
+        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten."""
+        self.commit(self.stage(units, cleared))
+
+    def stage(
         self,
-        units: Sequence[tuple[UnitHeader, memoryview]],
+        units: Sequence[Written],
         cleared: Iterable[tuple[Kind, int]] = (),
         together: Together = one_by_one,
-    ) -> None:
-        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten.
+    ) -> list[UnitHeader]:
+        """Write the payloads of units, and return their headers for `commit`. Before, `cleared` units are forgotten.
 
         The checksum and the size of a header given here are ignored; those of the payload are written.
         """
@@ -273,10 +279,16 @@ class DiskFile:
             for first in self._pieces(header.kind)
         ]
         found = together([*sums, *pieces])
+        return [
+            replace(header, size=self.layout.unit_bytes[header.kind], checksum=each)
+            for (header, _), each in zip(units, found, strict=False)
+        ]
+
+    def commit(self, headers: Sequence[UnitHeader]) -> None:
+        """Make everything that was staged durable, then write these headers. Other units may be staged meanwhile."""
         self._blocks.sync()
-        for (header, _), each in zip(units, found, strict=False):
-            whole = replace(header, size=self.layout.unit_bytes[header.kind], checksum=each)
-            self._blocks.write(self.layout.entry_of(header.kind, header.unit), whole.encode())
+        for header in headers:
+            self._blocks.write(self.layout.entry_of(header.kind, header.unit), header.encode())
 
     def read(
         self,
