@@ -280,7 +280,7 @@ class Planner:
             needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known))
             if (self.running or loading.sequences) and not self.ledger.has_room(needed + loading):
                 return
-            if self._waits_for_load(sequence, match, reusable):
+            if self._waits_for_load(sequence, match, reusable, rows.tokens):
                 loading += needed
                 continue
             if not self._sit(sequence):
@@ -300,12 +300,14 @@ class Planner:
         """Return how many tokens of a request may come from a cache now."""
         return 0 if self._is_hidden(sequence) else sequence.reuse_limit
 
-    def _waits_for_load(self, sequence: Sequence, match: Miss, limit: int) -> bool:
+    def _waits_for_load(self, sequence: Sequence, match: Miss, limit: int, planned: int) -> bool:
+        """Return whether a request waits for its prefix; `planned` tokens are already in the step."""
         tiers = self.ledger.tiers
         if tiers is None or not limit:
             return False
         tenant = partial(tenant_digest, sequence.request.salt)
-        tiers.choice.ahead_tokens = sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
+        ahead = sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
+        tiers.choice.ahead_tokens = planned + ahead
         return tiers.bring(sequence.id, sequence.keys, limit, match, tenant)
 
     def _look_ahead(self) -> None:

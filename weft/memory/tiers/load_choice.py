@@ -51,7 +51,7 @@ class LoadChoice:
     def __init__(self, links: Sequence[TierLink], cell: int) -> None:
         self._links = links
         self._cell = cell
-        # Prompt tokens of running sequences that are computed before those of a request that starts now.
+        # Tokens that are computed before those of a request that starts now.
         self.ahead_tokens = 0
         # By level: the links that bring a prefix to the device, its own first.
         self._ways = [list(_way_up(link, links)) for link in links]
