@@ -1,8 +1,8 @@
 """Shared code of the GPU benchmarks: options, one process per model, the engine, reports.
 
 Each model is measured in a separate process, which frees all memory when it ends. A model that fails or exceeds its
-time limit is reported in one line, and the others still run. Weights are random; models come from packaged
-configurations or any config.json.
+time limit is reported in one line, and the others still run. What such a process prints is shown at once. Weights are
+random; models come from packaged configurations or any config.json.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -103,7 +105,7 @@ def _run_separately(model: str, arguments: argparse.Namespace) -> dict[str, Any]
         options += ["--limit", str(arguments.limit), *(["--quick"] if arguments.quick else [])]
         command = [sys.executable, "-m", f"benchmarks.{arguments.program}", model, "--here", str(target), *options]
         with log.open("w") as sink:
-            reason = _wait(subprocess.Popen(command, stdout=sink, stderr=sink), arguments.limit)
+            reason = _wait(subprocess.Popen(command, stderr=sink), arguments.limit)
         found = json.loads(target.read_text()) if target.exists() else {}
         if reason is None and found:
             return found
@@ -237,6 +239,15 @@ def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = 
     while not engine.idle:
         engine.step()
     return seconds
+
+
+@contextmanager
+def without_flashinfer() -> Iterator[None]:
+    """Let models that start inside attend with Weft's own kernels: FlashInfer's take a minute to compile."""
+    from weft.kernels.cuda import flashinfer
+
+    with patch.object(flashinfer, "warm"):
+        yield
 
 
 def warm_up(llm: LLM, rows: Sequence[int] = (1, 8), lengths: Sequence[int] = (100, 700, 2500)) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.apart import make_pair, offer_of
 from tests.bad_wire import ReceivingEnd
+from tests.drops import drop
 from tests.workloads import request_of
 from weft.base.transfers import Offer, Offered, ReceivingEnded, ReservedUnit, TransferEvent, UnitReceived
 from weft.engine.loop import Engine
@@ -55,7 +56,7 @@ def test_the_tenant_of_a_prefix_is_known_when_its_first_cell_arrives_late():
         arrivals.received(1, unit.place)
     arrivals.ended(1)
     assert key(1) in arrivals.lower.trie.nodes
-    assert engine.ledger.drop(TENANT, None)["dropped_tokens"]["arrivals"] == engine.ledger.spec.cell
+    assert drop(engine, tenant=TENANT)["dropped_tokens"]["arrivals"] == engine.ledger.spec.cell
 
 
 def test_the_tenant_of_a_prefix_is_known_when_it_leaves_the_device_while_it_is_saved():
@@ -72,7 +73,7 @@ def test_the_tenant_of_a_prefix_is_known_when_it_leaves_the_device_while_it_is_s
     assert not ledger.cache.trie.nodes
     note_many(engine)
     tiers.landed(plan, 0.0)
-    assert ledger.drop(TENANT, None)["dropped_tokens"]["host"] == ledger.spec.cell
+    assert drop(engine, tenant=TENANT)["dropped_tokens"]["host"] == ledger.spec.cell
 
 
 class LyingPeer(ReceivingEnd):

@@ -10,17 +10,21 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from threading import Event
 from time import sleep
 
 import pytest
 
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
-from weft.base.errors import InvalidOption
+from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
+from weft.base.errors import CopyFailed, InvalidOption
 from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
+from weft.memory.tiers import disk_file
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
 from weft.memory.tiers.disk_format import BLOCK, ENTRY, WHOLE, DiskLayout, ModelPart, decode, read_layout
+from weft.memory.tiers.disk_tier import DiskCopies
 
 
 def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:
@@ -52,6 +56,64 @@ def fresh() -> tuple[DiskFile, FlakyBlocks]:
 
 def write(file: DiskFile, kind: Kind, unit: int, key: bytes) -> None:
     file.write([(header(kind, unit, key), memoryview(content(key, kind)))])
+
+
+@pytest.fixture
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units are larger than a piece, and none is a multiple of it."""
+    monkeypatch.setattr(disk_file, "PIECE_BYTES", BLOCK)
+
+
+def saving(*units: tuple[Kind, int, bytes]) -> CopyPlan:
+    labels = tuple(UnitLabel(key, None, 64, "prompt_end", b"") for _, _, key in units)
+    copies = tuple(UnitCopy(kind.value, unit, unit) for kind, unit, _ in units)
+    return CopyPlan(0, Direction.SAVE, copies, 0, labels=labels)
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_a_unit_is_written_and_read_in_pieces_beside_each_other():
+    file, blocks = fresh()
+    units = [(kind, unit, bytes([unit]) * 32) for unit, kind in enumerate(UNIT_BYTES, 20)]
+    contents = {(kind, unit): memoryview(content(key, kind)) for kind, unit, key in units}
+    copies = DiskCopies(file, lambda kind, unit: contents[kind, unit])
+    plan = saving(*units)
+    flight = copies.copy(plan)
+    while copies.copied(flight, wait=True) is None:
+        pass
+    assert all(content(key, kind) in bytes(blocks.durable) for kind, _, key in units)
+    contents = {place: memoryview(bytearray(len(each))) for place, each in contents.items()}
+    flight = copies.copy(replace(plan, direction=Direction.LOAD))
+    while copies.copied(flight, wait=True) is None:
+        pass
+    assert all(contents[kind, unit] == content(key, kind) for kind, unit, key in units)
+    copies.close()
+
+
+@pytest.mark.usefixtures("in_pieces")
+def test_when_a_write_has_failed_none_of_its_pieces_is_under_way():
+    file, blocks = fresh()
+    first, last = (LAYOUT.offset_of(Kind.STATE, 2) + place for place in (0, 4 * BLOCK))
+    release = Event()
+
+    def fail(offset: int, size: int) -> None:
+        if offset == first:
+            raise OSError(errno.EIO, "a bad sector")
+        if offset == last:
+            assert release.wait(60)
+
+    def land() -> None:
+        while copies.copied(flight, wait=True) is None:
+            pass
+
+    blocks.fail = fail
+    copies = DiskCopies(file, lambda kind, unit: memoryview(content(b"k" * 32, kind)))
+    flight = copies.copy(saving((Kind.STATE, 2, b"k" * 32)))
+    # The caller must not learn of the failure, and release the unit, while another piece still reads it.
+    assert all(copies.copied(flight, wait=True) is None for _ in range(50))
+    release.set()
+    with pytest.raises(CopyFailed, match="a bad sector"):
+        land()
+    copies.close()
 
 
 def test_a_window_page_of_another_position_is_not_read():

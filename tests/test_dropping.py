@@ -7,13 +7,12 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
 
 from tests.chained import Chain, run_chained
-from tests.drops import drop
+from tests.drops import DroppingEngine, drop
 from tests.engines import Ask, greedy, serve, tokens
 from tests.held_steps import SECONDS, wait_until
 from tests.http_server import serving
@@ -21,11 +20,16 @@ from tests.test_chain import chained_engine, save_all
 from tests.test_demotion import ask as ask_for
 from tests.test_demotion import engine_with
 from weft.base.copies import Direction
+from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
-from weft.engine.events import Output, Report
+from weft.engine import dropping
+from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory.keys import chain, root_key
+from weft.memory.ledger import Ledger
+from weft.memory.removal import Hidden
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk_file import DiskFile, open_existing
 from weft.memory.trie import Node
@@ -178,7 +182,7 @@ def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
         calls.extend([("doom", len(units))] if units else [])
         doom(self, units)
 
-    def held_erase(self: DiskFile, units: Iterable) -> None:
+    def held_erase(self: DiskFile, units: Iterable, *together: object) -> None:
         chosen = list(units)
         calls.extend([("erase", len(chosen))] if chosen else [])
         if chosen:
@@ -189,7 +193,7 @@ def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
     monkeypatch.setattr(DiskFile, "erase", held_erase)
     cells = len(engine.ledger.caches[2].trie)
     engine.begin_drop(7, tenant_digest(ONE))
-    assert not any(len(cache.trie) for cache in engine.ledger.caches), "the units leave the index at once"
+    assert all(len(cache.trie) for cache in engine.ledger.caches), "cells are dropped between steps"
     # Not one byte is overwritten while these are served, and none of them waits for it.
     answers = [serve_beside(engine, ask) for ask in (asks[0], Ask(tokens(300, 9)))]
     assert [answer.cached_tokens for answer in answers] == [0, 0]
@@ -203,6 +207,10 @@ def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
     assert all(name == "erase" and count <= 2 for name, count in calls[1:])
     assert sum(count for _, count in calls[1:]) == cells
     engine.close()
+
+
+def keys_of(ask: Ask) -> list[bytes]:
+    return chain(root_key(ask.salt, CELL), np.array(ask.prompt, np.int32), CELL)
 
 
 def serve_beside(engine: Engine, ask: Ask) -> Report:
@@ -258,33 +266,66 @@ def test_dropping_a_tenant_right_after_a_start_reads_no_header(tmp_path: Path, m
     engine.close()
 
 
-class DroppingEngine(Engine):
-    """Drops everything or a prefix, now and then, between any two steps."""
+@pytest.mark.parametrize("named", ["tenant", "prefix"])
+def test_a_large_drop_takes_a_bounded_part_of_each_step_and_hides_all_of_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    engine = chained_engine("llama", tmp_path / "tier", max_length=420)
+    mine, theirs = [[Ask(tokens(300, seed), salt=salt) for seed in range(3)] for salt in (ONE, TWO)]
+    for ask in (*mine, *theirs):
+        serve(engine, [ask])
+    save_all(engine)
+    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    first = keys_of(mine[2])[0]
+    choice = {"tenant": tenant_digest(ONE)} if named == "tenant" else {"prefix": first}
+    chosen, caches = engine.ledger.tenancy.chooser(choice.get("tenant"), choice.get("prefix")), engine.ledger.caches
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.random = Random("drops")
-        self.begun, self.answers = 0, dict[int, dict[str, object]]()
+    def held() -> list[int]:
+        return [sum(map(chosen, cache.trie.nodes.values())) for cache in caches]
 
-    def step(self) -> list[Output]:
-        if self.random.random() < 0.1:
-            keys = [key for cache in self.ledger.caches for key in cache.trie.nodes]
-            prefix = self.random.choice(keys) if keys and self.random.random() < 0.6 else None
-            self.begin_drop(self.begun, None, prefix)
-            self.begun += 1
-        outputs = super().step()
-        self.answers |= self.take_dropped()
-        return outputs
+    before = now = held()
+    assert sum(before) >= 6
+    engine.begin_drop(3, **choice)
+    while sum(now):
+        assert serve_beside(engine, mine[2]).cached_tokens == 0, "it was accepted, so nothing of it may be hit"
+        now = held()
+        engine.step()
+        assert sum(held()) >= sum(now) - 1
+    while not (found := engine.take_dropped()):
+        engine.step()
+    assert found[3]["dropped_tokens"] == {n: 64 * c for n, c in zip(engine.ledger.tier_names, before, strict=True)}
+    assert found[3]["left_tokens"] == 0
+    # What is computed from here on is cached again, and other tenants have lost nothing.
+    assert [serve_beside(engine, mine[2]).cached_tokens for _ in range(2)][1] == 256
+    assert serve_beside(engine, theirs[2]).cached_tokens == 256
+    engine.close()
 
 
-def test_every_answer_is_the_oracles_while_prefixes_are_dropped() -> None:
+def test_every_answer_is_the_oracles_while_prefixes_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = 0
     for seed in range(10):
+        monkeypatch.setattr(dropping, "LOOKS_PER_STEP", (1, 20, 2048)[seed % 3])
         engines = run_chained(seed, Chain(), DroppingEngine)
         for engine in engines:
             begun += engine.begun
             assert len(engine.answers) == engine.begun, "a drop was not answered"
     assert begun > 30
+
+
+@pytest.mark.parametrize("bug", ["a_dropped_prefix_is_hit_until_it_is_gone", "a_dropped_prefix_is_published_again"])
+def test_a_planted_bug_of_drops_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "a_dropped_prefix_is_hit_until_it_is_gone":
+        monkeypatch.setattr(Hidden, "covers", lambda self, keys, tenant: False)
+    else:
+        monkeypatch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
+    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
+
+    def try_all() -> None:
+        for seed in range(40):
+            run_chained(seed, Chain(), DroppingEngine)
+
+    with pytest.raises(AssertionError, match="reuses what was dropped"):
+        try_all()
 
 
 def test_a_drop_over_http_is_answered_when_the_file_is_overwritten(tmp_path: Path) -> None:
@@ -332,11 +373,12 @@ def test_a_copy_that_was_under_way_does_not_bring_back_what_is_dropped() -> None
     engine.copier.launch()
     assert engine.ledger.tiers.in_flight > 1
     engine.begin_drop(0)
+    before = len(link.lower.trie)
     # One of them lands before the others.
     first = engine.copier._flights[0, Direction.SAVE][0][1]
     device.copied = lambda ticket, wait: 1e-6 if ticket is first else None
     engine.copier.land()
-    assert len(link.lower.trie) == 0, "a copy that was given up came back"
+    assert len(link.lower.trie) == before, "a copy that was given up is entered"
     assert engine.take_dropped() == {}
     del device.copied
     while not engine.take_dropped():

@@ -31,9 +31,10 @@ from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
 from weft.fleet.warming import EVERYTHING, DropsHeard, WantedPrefixes
 from weft.memory import journal as journal_module
-from weft.memory.journal import CacheChanges, Dropped, Journal
+from weft.memory.journal import CacheChanges, Journal
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
+from weft.memory.removal import Dropped
 from weft.server import messages as wire
 from weft.server.backend import Backend
 from weft.server.codec import EventReader, ProtocolError, encode_event, frame

@@ -7,16 +7,21 @@ from random import Random
 import numpy as np
 import pytest
 
+from benchmarks.gpu import Ask, play
+from benchmarks.tier_costs import InstantCopies
 from tests.chained import Chain, run_chained
 from tests.test_chain import chain_of_two, missing, save_all
 from tests.test_tiers import engine_and_device, finish, two_prompts
 from tests.tiered import make_hasty, run_tiered, tiered_workload
+from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.tiers.load_choice import PATIENCE_SECONDS
+from weft.memory.capacity import Room
+from weft.memory.tiers.load_choice import PATIENCE_SECONDS, LoadChoice
 from weft.memory.tiers.rates import Rates, load_pays
 from weft.memory.tiers.tiers import Tiers
+from weft.simulate.costs import cost_model
 
 
 def tiers_of(engine: Engine) -> Tiers:
@@ -167,3 +172,53 @@ def test_an_engine_raises_the_rate_of_a_tier_whose_loads_it_declines() -> None:
     rates.load_bytes, rates.prefill_tokens = 1.0, 1e9
     finish(engine, random.choice(prompts[:1]))
     assert rates.load_bytes > 1.0
+
+
+def second_turns_on_a_small_device() -> tuple[float, int]:
+    """Return the share of prompt tokens that were cached, and how many loads were declined as too slow.
+
+    All requests of a turn arrive at once.
+
+    The device takes no time, so the rates are those of Nemotron-9B on an H200. It holds a quarter of the conversations.
+    """
+    config = EngineConfig(
+        memory_bytes=8 << 30, host_bytes=64 << 30, max_sequences=32, max_tokens_per_step=8192, max_length=8192, depth=1
+    )
+    engine = Engine(cost_model("nemotron-nano-9b-v2").spec, InstantCopies(), config)
+    [link] = tiers_of(engine).links
+    link.rates = FixedRates(load_bytes=55e9, prefill_tokens=38e3)
+    link.demotion.copy_pays = link.rates.copy_pays
+    random = np.random.default_rng(0)
+    said = [random.integers(0, 60_000, 1500).astype(np.int32) for _ in range(64)]
+    share = 0.0
+    for _ in range(2):
+        asks = [Ask(np.concatenate([each, random.integers(0, 60_000, 300).astype(np.int32)]), 70) for each in said]
+        play(engine, asks)
+        said = [np.concatenate([ask.prompt, np.array(ask.tokens, np.int32)]) for ask in asks]
+        share = sum(ask.cached_tokens for ask in asks) / sum(len(ask.prompt) for ask in asks)
+    return share, tiers_of(engine).slower
+
+
+class FixedRates(Rates):
+    def loaded(self, size_bytes: int, seconds: float) -> None:
+        pass
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        pass
+
+
+def test_of_many_requests_that_wait_for_loads_few_are_computed() -> None:
+    share, declined = second_turns_on_a_small_device()
+    assert share > 0.65
+    assert declined <= 2
+
+
+@pytest.mark.parametrize("bug", ["computing_starts_at_once", "loads_have_no_room_together"])
+def test_a_planted_bug_of_the_choice_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bug == "computing_starts_at_once":
+        nothing = property(lambda self: 0, lambda self, tokens: None)
+        monkeypatch.setattr(LoadChoice, "ahead_tokens", nothing, raising=False)
+    else:
+        monkeypatch.setattr(Room, "__add__", lambda self, other: self)
+    share, declined = second_turns_on_a_small_device()
+    assert share < 0.6 or declined > 2

@@ -106,7 +106,8 @@ def test_cells_that_come_and_go_while_the_rest_is_listed_are_neither_lost_nor_li
             held[key] = bool(kept)
         nodes = device.trie.nodes
         if new < 140:
-            for victim in (next(iter(nodes.values())), nodes[max(nodes)], device.trie.cursor):
+            ahead = [walk.ahead for walk in device.trie.walks]
+            for victim in (next(iter(nodes.values())), nodes[max(nodes)], *ahead):
                 if victim is not None and victim.key in nodes:
                     device.trie.cut(victim)
                     if held.get(victim.key):

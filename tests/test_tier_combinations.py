@@ -112,7 +112,7 @@ def test_what_the_file_got_the_store_gets_too_and_another_machine_loads_it() -> 
     other = three_tiers(workload, FlakyBlocks(size), store, Random(2))
     assert other.ledger.tiers is not None
     report = finish(other, prompt)
-    assert report.loaded_tokens == 12
+    assert (report.loaded_tokens, report.disk_tokens, report.remote_tokens) == (12, 0, 12)
     assert [link.loaded_tokens for link in other.ledger.tiers.links] == [0, 0, 12]
     # What its own file has, it does not ask the store for.
     save_all(other)

@@ -140,14 +140,14 @@ def test_admission_counts_the_cached_paths_that_running_sequences_read_from():
     shared = text(1, 400)
     finish(target, shared)
     other = chain(root_key(b"", CELL), text(2, 200), CELL)
-    assert target.has_room(other, 0, 200)
+    assert target.has_room(target.room_for(other, 0, 200))
     lease = begin(target, 0, np.concatenate([shared, text(3, 8)]))
     assert lease.shared >= 90
     # Nothing was computed yet, but 96 of its cells are pinned: 12 slabs of 22.
-    assert not target.has_room(other, 0, 200)
+    assert not target.has_room(target.room_for(other, 0, 200))
     target.close(lease)
     assert target.cache.trie.held == 0
-    assert target.has_room(other, 0, 200)
+    assert target.has_room(target.room_for(other, 0, 200))
 
 
 def test_paths_that_several_sequences_share_count_once():

@@ -1,22 +1,31 @@
-"""Drops prefixes from all tiers beside the steps: out of the index at once, answered when the last byte is overwritten.
+"""Drops prefixes from all tiers beside the steps: hidden at once, answered when the last byte is overwritten.
 
-A drop has three parts. What can be dropped leaves the index at once, and copies under way are given up. When these have
-landed, what they had pinned is dropped too. Then the file's units are overwritten in bounded parts (`erasing.py`).
+A drop that was accepted hides what it names (`removal.py`). Then it goes through the tiers, from the device down. In
+each, copies under way are given up, because they could bring back what is dropped. When they have landed, the cells are
+dropped, a bounded part in each step. Last, the file's units are overwritten in bounded parts (`erasing.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weft.engine.copying import Copier, FlightMarks
+from weft.memory.cache import Cache
 from weft.memory.ledger import Ledger
+from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval, Dropped
+
+if TYPE_CHECKING:
+    from weft.memory.tiers.restoring import Restoring
 
 log = logging.getLogger("weft")
 
+# Cells that a drop looks at in one step: about two milliseconds.
+LOOKS_PER_STEP = 2048
 # Units of a file that are entered in one step for a drop that needs the whole index.
 ENTERED_PER_STEP = 512
 FILE_FAILED = (
@@ -27,20 +36,19 @@ FILE_FAILED = (
 
 @dataclass(slots=True)
 class PendingDrop:
-    """`marks` are the copies that were under way when it began; None until its first part is done."""
+    """`marks` are the copies that were under way when the drop came to the tier where it is now, until they landed."""
 
     number: int
-    tenant: bytes | None
-    prefix: bytes | None
+    named: Dropped
+    tier: int = 0
     marks: FlightMarks | None = None
+    # Rows of the tier's file whose units are not entered, as far as they are still to be dropped.
+    rows: deque[int] | None = None
+    removal: CacheRemoval | None = None
     # The part of it that runs in a remote store.
     stored: Future[None] | None = None
     dropped: Counter[str] = field(default_factory=Counter)
     left_tokens: int = 0
-
-    def note(self, found: dict[str, Any]) -> None:
-        self.dropped.update(found["dropped_tokens"])
-        self.left_tokens = found["left_tokens"]
 
     def answer(self) -> dict[str, Any]:
         return {"dropped_tokens": dict(self.dropped), "left_tokens": self.left_tokens}
@@ -59,14 +67,14 @@ class Dropping:
     def __init__(self, ledger: Ledger, copier: Copier | None) -> None:
         self._ledger = ledger
         self._copier = copier
-        self._waiting: list[PendingDrop] = []
-        self._landing: list[PendingDrop] = []
+        # Only the first one is under way.
+        self._waiting: deque[PendingDrop] = deque()
         self._erasing: list[PendingDrop] = []
         self._answers: dict[int, dict[str, Any]] = {}
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._landing or self._erasing)
+        return bool(self._waiting or self._erasing)
 
     def take_answers(self) -> dict[int, dict[str, Any]]:
         """Return the answers of drops that are complete, by their numbers."""
@@ -74,53 +82,98 @@ class Dropping:
         return answers
 
     def begin(self, number: int, tenant: bytes | None, prefix: bytes | None) -> None:
-        drop = PendingDrop(number, tenant, prefix)
-        if self._copier is None:
-            drop.note(self._ledger.drop(tenant, prefix))
-            self._answers[number] = drop.answer()
-            return
+        """Accept a drop: from here on, no request reuses what it names."""
+        drop = PendingDrop(number, Dropped(tenant, prefix))
+        self._ledger.hidden.add(drop.named)
+        if self._ledger.tiers is not None and self._ledger.tiers.arrivals is not None:
+            self._ledger.tiers.arrivals.drop_incoming()
         self._waiting.append(drop)
-        self.advance()
+        if len(self._waiting) == 1:
+            self._come_to_tier(drop)
 
     def advance(self) -> None:
-        """Do the next part of all drops; call it in every step, when copies have landed."""
+        """Do the next part of the drops; call it in every step, when copies have landed."""
         if not self.busy:
             return
-        assert self._copier is not None
-        tiers = self._copier.tiers
-        if any(drop.prefix is not None for drop in self._waiting):
-            tiers.restore_some(ENTERED_PER_STEP)
-        for drop in list(self._waiting):
-            # Below which cell a unit of the file lies is known when all are entered; of whose tenant, at once.
-            if drop.prefix is None or not tiers.restoring:
-                self._waiting.remove(drop)
-                self._drop_indexed(drop)
-        for drop in list(self._landing):
-            assert drop.marks is not None
-            if self._copier.has_passed(drop.marks):
-                self._landing.remove(drop)
-                drop.note(self._ledger.drop(drop.tenant, drop.prefix))
-                self._begin_erasing(drop)
+        if self._waiting and self._go_on(self._waiting[0]):
+            drop = self._waiting.popleft()
+            self._ledger.hidden.remove(drop.named)
+            self._begin_erasing(drop)
+            if self._waiting:
+                self._come_to_tier(self._waiting[0])
+        tiers = self._ledger.tiers
         for drop in list(self._erasing):
-            if not tiers.erasing and (drop.stored is None or drop.stored.done()):
-                self._erasing.remove(drop)
+            if tiers is None:
+                self._answers[drop.number] = drop.answer()
+            elif not tiers.erasing and (drop.stored is None or drop.stored.done()):
                 self._answers[drop.number] = drop.answer() | drop.result(tiers.erasing_failed)
-        if not (self._landing or self._erasing):
+            else:
+                continue
+            self._erasing.remove(drop)
+        if tiers is not None and not self.busy:
             tiers.ask_again()
 
-    def _drop_indexed(self, drop: PendingDrop) -> None:
-        assert self._copier is not None
-        # A copy that lands later would bring back what is dropped here.
-        self._copier.tiers.abandon()
-        drop.marks = self._copier.marks()
-        drop.note(self._ledger.drop(drop.tenant, drop.prefix))
-        if self._copier.has_passed(drop.marks):
-            self._begin_erasing(drop)
-        else:
-            self._landing.append(drop)
+    def _come_to_tier(self, drop: PendingDrop) -> None:
+        if self._copier is not None:
+            # A copy that lands later would bring back what is dropped here.
+            self._copier.tiers.abandon()
+            drop.marks = self._copier.marks()
+
+    def _go_on(self, drop: PendingDrop) -> bool:
+        """Do a bounded part of a drop; return whether its cells are gone from all tiers."""
+        if drop.marks is not None and self._copier is not None and not self._copier.has_passed(drop.marks):
+            return False
+        drop.marks = None
+        caches, tiers = self._ledger.caches, self._ledger.tiers
+        with nullcontext() if tiers is None else tiers.erasing_freed():
+            if not self._drop_some(drop, caches[drop.tier]):
+                return False
+        drop.tier += 1
+        if drop.tier == len(caches):
+            return True
+        self._come_to_tier(drop)
+        return False
+
+    def _drop_some(self, drop: PendingDrop, cache: Cache) -> bool:
+        """Drop a bounded part of a tier; return whether that was the last."""
+        cell, name = self._ledger.cell, self._ledger.tier_names[drop.tier]
+        tiers, named = self._ledger.tiers, drop.named
+        restoring = tiers.links[drop.tier - 1].restoring if tiers is not None and drop.tier else None
+        if drop.removal is None and restoring is not None:
+            unentered = self._drop_unentered(drop, restoring)
+            if unentered is None:
+                return False
+            drop.dropped[name] += unentered * cell
+            if drop.rows:
+                return False
+        drop.rows = None
+        if drop.removal is None:
+            drop.removal = CacheRemoval(cache, self._ledger.tenancy.chooser(named.tenant, named.prefix))
+        removal = drop.removal
+        if not removal.advance(LOOKS_PER_STEP):
+            return False
+        removal.end()
+        drop.removal = None
+        drop.dropped[name] += removal.dropped * cell
+        drop.left_tokens += removal.left * cell
+        return True
+
+    def _drop_unentered(self, drop: PendingDrop, restoring: Restoring) -> int | None:
+        """Drop units of a file that are not entered; return how many pages, or None if all must be entered first.
+
+        Below which cell a unit of the file lies is known when all are entered; of whose tenant, at once.
+        """
+        assert self._ledger.tiers is not None
+        if drop.named.prefix is not None:
+            self._ledger.tiers.restore_some(ENTERED_PER_STEP)
+            return None
+        if drop.rows is None:
+            drop.rows = deque(restoring.rows_of(drop.named.tenant))
+        most = min(len(drop.rows), LOOKS_PER_STEP // LOOKS_PER_DROP)
+        return restoring.drop([drop.rows.popleft() for _ in range(most)])
 
     def _begin_erasing(self, drop: PendingDrop) -> None:
-        assert self._copier is not None
-        # After the copies under way, which may have put objects of it.
-        drop.stored = self._copier.tiers.drop_stored(drop.tenant, drop.prefix)
+        if self._ledger.tiers is not None:
+            # After the copies under way, which may have put objects of it.
+            drop.stored = self._ledger.tiers.drop_stored(drop.named.tenant, drop.named.prefix)
         self._erasing.append(drop)

@@ -110,6 +110,7 @@ class Report:
     cached_tokens: int = 0
     loaded_tokens: int = 0  # of the cached ones, those that were copied from another tier first
     disk_tokens: int = 0  # of the loaded ones, those from disk
+    remote_tokens: int = 0  # of the loaded ones, those from a remote store
     miss: Miss | None = None
     preemptions: int = 0
     queued_seconds: float = 0.0  # before it first ran

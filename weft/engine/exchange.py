@@ -129,6 +129,10 @@ class Exchange:
         if self.departures is None or sequence.id not in self.departures.active:
             return False
         assert lease is not None
+        if lease.hidden:
+            # It was not kept, because it is being dropped: the other engine computes it.
+            self.abandon(sequence.id)
+            return False
         assert lease.node is not None
         window: tuple[int, ...] = ()
         if ledger.window:

@@ -320,7 +320,8 @@ class Engine:
             self._resumed_at = began
         if self.copier is not None:
             self.copier.land()
-            self.dropping.advance()
+        self.dropping.advance()
+        if self.copier is not None:
             # Before the plan, which may evict what ended in the last step.
             self.copier.launch()
         self.take_transfers()

@@ -24,6 +24,7 @@ from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
+from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Miss
@@ -49,7 +50,7 @@ class Planner:
         self.ledger = ledger
         self.drafting = drafting
         self.config = config
-        self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, s.reuse_limit).cached)
+        self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, self._reuse_limit(s)).cached)
         self.sampling = SeatSampling(config.max_sequences)
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
@@ -308,15 +309,20 @@ class Planner:
 
     def _admit(self, rows: StepBuilder, limit: int, least: int) -> None:
         budget = limit - rows.tokens
+        # Requests that wait for their prefix to be loaded, and start when it has come.
+        loading = NO_ROOM
         for sequence in self.queue.head(self.number):
             if budget < least or not self._free_seats:
                 return
-            match = self.ledger.match(sequence.keys, sequence.reuse_limit)
-            if self.ledger.expects(sequence.keys, match, sequence.reuse_limit):
+            reusable = self._reuse_limit(sequence)
+            match = self.ledger.match(sequence.keys, reusable)
+            if self.ledger.expects(sequence.keys, match, reusable):
                 continue
-            if self.running and not self.ledger.has_room(sequence.keys, match.cached, len(sequence.known)):
+            needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known))
+            if (self.running or loading.sequences) and not self.ledger.has_room(needed + loading):
                 return
-            if self._waits_for_load(sequence, match):
+            if self._waits_for_load(sequence, match, reusable, rows.tokens):
+                loading += needed
                 continue
             if not self._sit(sequence):
                 return
@@ -326,12 +332,24 @@ class Planner:
                 return
             budget -= planned
 
-    def _waits_for_load(self, sequence: Sequence, match: Miss) -> bool:
+    def _is_hidden(self, sequence: Sequence) -> bool:
+        """Return whether the prefix of a request is being dropped."""
+        hidden = self.ledger.hidden
+        return bool(hidden) and hidden.covers(sequence.keys, partial(tenant_digest, sequence.request.salt))
+
+    def _reuse_limit(self, sequence: Sequence) -> int:
+        """Return how many tokens of a request may come from a cache now."""
+        return 0 if self._is_hidden(sequence) else sequence.reuse_limit
+
+    def _waits_for_load(self, sequence: Sequence, match: Miss, limit: int, planned: int) -> bool:
+        """Return whether a request waits for its prefix; `planned` tokens are already in the step."""
         tiers = self.ledger.tiers
-        if tiers is None:
+        if tiers is None or not limit:
             return False
         tenant = partial(tenant_digest, sequence.request.salt)
-        return tiers.bring(sequence.id, sequence.keys, sequence.reuse_limit, match, tenant)
+        ahead = sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
+        tiers.choice.ahead_tokens = planned + ahead
+        return tiers.bring(sequence.id, sequence.keys, limit, match, tenant)
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""
@@ -339,7 +357,7 @@ class Planner:
         seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
         if seen != self._seen_ahead:
             self._seen_ahead = seen
-            self.ledger.keep_for((s.keys, s.reuse_limit) for s in ahead)
+            self.ledger.keep_for((s.keys, self._reuse_limit(s)) for s in ahead)
 
     def _sit(self, sequence: Sequence) -> bool:
         seat = heappop(self._free_seats)
@@ -352,6 +370,7 @@ class Planner:
             request.snapshots,
             sequence.plain_key,
             request.boundaries,
+            self._is_hidden(sequence),
         )
         if lease is None:
             heappush(self._free_seats, seat)
@@ -365,6 +384,7 @@ class Planner:
             loaded = self.ledger.tiers.leave(sequence.id, lease.miss.cached)
             sequence.report.loaded_tokens += sum(loaded.values())
             sequence.report.disk_tokens += loaded.get("disk", 0)
+            sequence.report.remote_tokens += loaded.get("remote", 0)
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)

@@ -24,13 +24,13 @@ from weft.fleet.pairing import (
     PrefillPool,
     answers_requests,
     destination_of,
-    prefills_for_others,
     role_of,
 )
+from weft.fleet.questions import NONE_AVAILABLE, PROBE_SECONDS, MemberQuestions
 from weft.fleet.stream import FleetStream
-from weft.fleet.totals import difference, merged_reports, summed, total_info
+from weft.fleet.totals import difference, total_info
 from weft.fleet.warm_up import WarmUp
-from weft.memory.journal import Dropped
+from weft.memory.removal import Dropped
 from weft.server.backend import Backend, ModelInfo
 from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
 from weft.server.output_stream import OutputStream
@@ -39,11 +39,8 @@ log = logging.getLogger("weft")
 
 # Interval between looks at the members' health.
 CHECK_SECONDS = 0.5
-# Time that an ejected member has for a sign of life, and any member for its numbers.
-PROBE_SECONDS = 5.0
 # A request may be what ends engines, so it is not tried on all of them.
 MOST_FAILURES = 2
-NONE_AVAILABLE = "no replica is available"
 # Members in these states never take requests again.
 GONE = (MemberState.DRAINING, MemberState.FAILED)
 ALL_ENDED = "all replicas have ended"
@@ -82,6 +79,7 @@ class FleetBackend:
         self._failed = asyncio.Event()
         self._failure = ""
         self._warm_up = WarmUp(self.chooser, lambda: any(self._answering()))
+        self._questions = MemberQuestions(self.members, lambda: self._closed, self._warm_up.forget)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # start and stop -------------------------------------------------------------------------------------------------
@@ -408,45 +406,16 @@ class FleetBackend:
     # reports --------------------------------------------------------------------------------------------------------
 
     async def flush(self) -> int:
-        return sum((await self._ask(lambda member: member.backend.flush())).values())
+        return await self._questions.flush()
 
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
-        # A member that is being warmed must not bring back what is dropped here.
-        self._warm_up.forget(Dropped(tenant, prefix))
-        found: dict[str, Any] = {}
-        # Prefill engines first: what they send after their drop would come back to an engine that dropped before.
-        for role in (prefills_for_others, answers_requests):
-            asked = [member for member in self.members if member.backend.healthy and role(member)]
-            found |= await self._answers(asked, lambda member: member.backend.drop(tenant, prefix), _while_alive)
-        if not found:
-            raise EngineStopped(NONE_AVAILABLE)
-        # Requests that were placed meanwhile may have named a dropped prefix.
-        self._warm_up.forget(Dropped(tenant, prefix))
-        silent = [member.name for member in self.members if member.name not in found]
-        if silent:
-            raise EngineStopped(f"dropped, but not from replicas that do not respond: {', '.join(silent)}; try again")
-        return summed(list(found.values())) | {"erased": all(each.get("erased", True) for each in found.values())}
+        return await self._questions.drop(Dropped(tenant, prefix))
 
     async def stats(self) -> dict[str, Any]:
-        found = await self._ask(lambda member: member.backend.stats())
-        replicas = {member.name: self._facts(member) for member in self.members}
-        return summed(list(found.values())) | {"replicas": replicas}
-
-    def _facts(self, member: Member) -> dict[str, Any]:
-        return {
-            "state": member.state.value,
-            "role": None if member.admitted is None else role_of(member),
-            "up": int(member.takes_requests),
-            "ejected": int(member.state is MemberState.EJECTED),
-            "open": member.open,
-            "ejections": member.ejections,
-            "failures": member.failures,
-            "retries": member.retries,
-            "saved_tokens": member.saved_tokens,
-        }
+        return await self._questions.stats()
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
-        return merged_reports(await self._ask(lambda member: member.backend.cache_report(limit)), limit)
+        return await self._questions.cache_report(limit)
 
     def subscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` with the news of every member; each has its own epoch."""
@@ -456,41 +425,6 @@ class FleetBackend:
     def unsubscribe(self, hear: Callable[[EngineNews], None]) -> None:
         for member in self.members:
             member.backend.unsubscribe(hear)
-
-    async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
-        """Return the answers of the members that give one soon, by name."""
-        found = await self._answers(self.members, question, _soon)
-        if not found:
-            raise EngineStopped(NONE_AVAILABLE)
-        return found
-
-    async def _answers(
-        self,
-        members: Sequence[Member],
-        question: Callable[[Member], Coroutine[Any, Any, Any]],
-        wait: Callable[[Member, Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]],
-    ) -> dict[str, Any]:
-        if self._closed is not None:
-            raise EngineStopped(self._closed)
-        asked = [member for member in members if member.backend.healthy]
-        answers = await asyncio.gather(*(wait(member, question(member)) for member in asked), return_exceptions=True)
-        pairs = zip(asked, answers, strict=True)
-        return {member.name: answer for member, answer in pairs if not isinstance(answer, BaseException)}
-
-
-async def _soon(member: Member, answer: Coroutine[Any, Any, Any]) -> Any:
-    return await asyncio.wait_for(answer, PROBE_SECONDS)
-
-
-async def _while_alive(member: Member, answer: Coroutine[Any, Any, Any]) -> Any:
-    """Return an answer that may take minutes, as long as its member answers other questions meanwhile."""
-    task = asyncio.ensure_future(answer)
-    try:
-        while not (await asyncio.wait({task}, timeout=PROBE_SECONDS))[0]:
-            await asyncio.wait_for(member.backend.stats(), PROBE_SECONDS)
-        return await task
-    finally:
-        task.cancel()
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

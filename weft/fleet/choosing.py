@@ -9,7 +9,7 @@ from weft.base.grid import CELL
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
-from weft.memory.journal import Dropped
+from weft.memory.removal import Dropped
 
 # With fewer tokens to compute, a way over another engine cannot pay: a cell is computed where the answer is anyway.
 LEAST_APART = 2 * CELL

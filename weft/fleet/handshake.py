@@ -22,7 +22,7 @@ from weft.base.errors import OptionError, WeftError
 from weft.server.codec import HEADER_BYTES
 from weft.server.keys import others_can_read, read_guarded
 
-VERSION = 2
+VERSION = 3
 NONCE_BYTES = MAC_BYTES = 32
 # A handshake message, with room to spare; a larger one is refused before it has arrived.
 MAX_BYTES = 256

@@ -15,8 +15,8 @@ from weft.fleet.choosing import LEAST_APART
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
-from weft.memory.journal import Dropped
 from weft.memory.keys import Key, chain, root_key
+from weft.memory.removal import Dropped
 
 # Costs that differ by less than a millisecond count as equal: then the number of open answers decides, which the
 # router's prices, made of prompts alone, leave out.

@@ -12,7 +12,7 @@ from weft.engine.request import Request
 from weft.fleet.choosing import Chooser
 from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
-from weft.memory.journal import Dropped
+from weft.memory.removal import Dropped
 
 log = logging.getLogger("weft")
 

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.engine.request import Request
-from weft.memory.journal import CacheChanges, Dropped
+from weft.memory.journal import CacheChanges
 from weft.memory.keys import Key
+from weft.memory.removal import Dropped
 
 # Prefixes that are remembered, and the tokens of one: together they bound the router's memory to about 20 MiB.
 MAX_PREFIXES = 256

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter, sleep
 from weakref import finalize
@@ -25,6 +26,7 @@ from weft.memory.spec import ALIGNMENT
 MEASURED_BYTES = 256 << 20
 # Without a timed wait for an event, polls stand for it.
 WAIT_SECONDS, POLL_SECONDS = 1e-3, 5e-5
+TOUCHING_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,15 @@ def pinned(size_bytes: int) -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    _touch(buffer)
     code = torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size_bytes, 0)
     if int(code) != 0:
         raise InvalidOption("host_memory", f"of {size_bytes} bytes cannot be pinned: CUDA error {int(code)}; pass less")
     return buffer
+
+
+def _touch(buffer: torch.Tensor) -> None:
+    """Give memory its pages, with several threads: CUDA would take them one by one while it pins."""
+    share = -(-len(buffer) // TOUCHING_THREADS)
+    with ThreadPoolExecutor(TOUCHING_THREADS) as threads:
+        list(threads.map(torch.Tensor.zero_, buffer.split(max(1, share))))

@@ -322,28 +322,13 @@ class Cache:
         """Drop the end of a path, from the cell of this depth on, as far as nothing else needs it; return its keys."""
         dropped: list[Key] = []
         above: Node | None = end
-        while above is not None and above.depth >= depth and self._drop(above):
+        while above is not None and above.depth >= depth and self.drop_cell(above):
             dropped.append(above.key)
             above = above.parent
         return dropped
 
-    def drop(self, chosen: Callable[[Node], bool]) -> int:
-        """Drop the cells for which `chosen` is true; return how many are left, because they are in use.
-
-        A choice includes all cells below a chosen one.
-        """
-        # Parents are always added before their children.
-        nodes = [*filter(chosen, self.trie.nodes.values())]
-        tops = {node.parent for node in nodes if node.parent is not None} - set(nodes)
-        left = sum(not self._drop(node) for node in reversed(nodes))
-        for top in tops:
-            # Cells without a point above a dropped one served only as the way to it.
-            above: Node | None = top
-            while above is not None and above.resume is None and not above.hits and self._drop(above):
-                above = above.parent
-        return left
-
-    def _drop(self, node: Node) -> bool:
+    def drop_cell(self, node: Node) -> bool:
+        """Drop the resume point of a cell, and the cell itself unless it is in use; return whether it was dropped."""
         self.drop_point(node)
         if node.children or node.pins:
             return False

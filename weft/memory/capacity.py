@@ -6,6 +6,7 @@ Slabs hold one kind of unit each, so needs are counted in whole slabs; counting 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 from weft.base.errors import OptionError
 from weft.base.grid import cells_covering
@@ -16,6 +17,21 @@ from weft.memory.spec import MemorySpec
 
 # A model whose memory does not grow with the text has room for any length; the count must end somewhere.
 MOST_CELLS = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Memory that sequences need: cells with pages, pages of windows, and how many sequences they are."""
+
+    pages: int
+    window: int
+    sequences: int
+
+    def __add__(self, other: Room) -> Room:
+        return Room(self.pages + other.pages, self.window + other.window, self.sequences + other.sequences)
+
+
+NO_ROOM = Room(0, 0, 0)
 
 
 def slabs_alone(spec: MemorySpec, slab_bytes: int, tokens: int) -> int:

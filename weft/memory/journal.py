@@ -15,6 +15,8 @@ from functools import partial
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.ledger import Ledger
+from weft.memory.removal import Dropped
+from weft.memory.trie import Walk
 
 # Changes that wait to be taken; with more, the stream starts over.
 MOST_WAITING = 1 << 16
@@ -35,14 +37,6 @@ class Tier(IntEnum):
     HOST = 1
     DISK = 2
     PAGE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """What an operator dropped: a tenant's prefixes, by its digest; those below a key; without either, all."""
-
-    tenant: bytes | None = None
-    prefix: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +87,8 @@ class Journal:
         self._keys: list[Key] = []
         self._tokens: list[int] = []
         self._tiers, self._held = bytearray(), bytearray()
-        # Caches with cells that were held when the stream started and are still to be listed, from their cursors on.
-        self._unlisted: list[tuple[Tier, Cache]] = []
+        # Caches with cells that were held when the stream started and are still to be listed.
+        self._unlisted: list[tuple[Tier, Cache, Walk]] = []
         # The last drops, and how many of them the stream has not sent.
         self._drops = self._unsent_drops = 0
         self._dropped: deque[Dropped] = deque(maxlen=MOST_DROPS)
@@ -111,8 +105,7 @@ class Journal:
         self._unsent_drops = len(self._dropped)
         for tier, cache in self._caches():
             cache.watch = partial(self.note, tier)
-            cache.trie.cursor = cache.trie.newest
-            self._unlisted.append((tier, cache))
+            self._unlisted.append((tier, cache, cache.trie.walk()))
 
     def stop(self) -> None:
         """Record nothing more: the last reader has left."""
@@ -120,7 +113,7 @@ class Journal:
         self._fresh = False
         self._unsent_drops = 0
         for _, cache in self._caches():
-            cache.watch = cache.trie.cursor = None
+            cache.watch = None
 
     def take(self, most: int = MOST_IN_BATCH) -> CacheChanges | None:
         """Return up to `most` changes, or None if there are none. Call it between steps.
@@ -154,8 +147,10 @@ class Journal:
         return [(Tier.DEVICE, self.ledger.cache), *((Tier[link.name.upper()], link.lower) for link in own)]
 
     def _clear(self) -> None:
-        for column in (self._keys, self._tokens, self._tiers, self._held, self._unlisted):
+        for column in (self._keys, self._tokens, self._tiers, self._held):
             column.clear()
+        while self._unlisted:
+            self._unlisted.pop()[2].end()
 
     def note(self, tier: Tier, key: Key, tokens: int, held: bool, point: bool) -> None:
         """Record a change of a cell, or of the resume point at its end."""
@@ -179,14 +174,15 @@ class Journal:
 
     def _list_some(self, most: int) -> int:
         """List the points of up to `most` cells that were held when the stream started; return how many cells."""
-        tier, cache = self._unlisted[-1]
-        trie, cell, looks = cache.trie, cache.cell, 0
-        while looks < most and (node := trie.cursor) is not None:
-            trie.cursor, looks = node.older, looks + 1
+        tier, cache, walk = self._unlisted[-1]
+        cell, looks = cache.cell, 0
+        while looks < most and (node := walk.next()) is not None:
+            looks += 1
             if cache.point_bytes and tier is Tier.DEVICE:
                 self._add(Tier.PAGE, node.key, node.depth * cell, held=True)
             if node.resume is not None or not cache.point_bytes:
                 self._add(tier, node.key, node.depth * cell, held=True)
-        if trie.cursor is None:
+        if walk.ahead is None:
+            walk.end()
             self._unlisted.pop()
         return looks

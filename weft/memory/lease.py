@@ -55,6 +55,7 @@ class Lease:
         "cells",
         "decided",
         "end_counts",
+        "hidden",
         "junction",
         "keys",
         "miss",
@@ -92,6 +93,7 @@ class Lease:
         self.junction = miss.kv_matched if miss.kv_matched > miss.cached else 0
         self.recalled = 0  # up to here its cells were computed before and evicted since
         self.end_counts = True  # the end of its prompt is worth a snapshot, not only a candidate
+        self.hidden = False  # its prefix is being dropped: nothing of it is published or kept
         self.returns = False  # it closes because of a preemption
         self.node: Node | None = None
         self.shared = 0

@@ -10,9 +10,7 @@ computed, `close` it. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +19,13 @@ from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
-from weft.memory.capacity import check_memory, slabs_alone
+from weft.memory.capacity import NO_ROOM, Room, check_memory, slabs_alone
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
+from weft.memory.removal import Hidden
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
@@ -71,6 +70,7 @@ class Ledger:
             lambda: [cache.trie for cache in self.caches],
             lambda: () if self.tiers is None else self.tiers.under_way(),
         )
+        self.hidden = Hidden()
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
@@ -144,17 +144,24 @@ class Ledger:
         asked: Iterable[int] = (),
         plain: Key | None = None,
         boundaries: Iterable[int] = (),
+        hidden: bool = False,
     ) -> Lease | None:
         """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
-        `asked` are positions that the caller declared, `boundaries` those where messages end.
+        `asked` are positions that the caller declared, `boundaries` those where messages end. A `hidden` prefix is
+        being dropped: the lease starts from nothing, and nothing of it is kept.
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
-        miss = self.match(keys, limit, plain)
-        if self.tiers is not None:
-            miss = self.tiers.explain(keys, limit, miss)
+        if hidden:
+            reusable = floor_to_grid(limit, self.cell)
+            miss = Miss(Reason.BEING_DROPPED, 0, 0, reusable, reusable)
+        else:
+            miss = self.match(keys, limit, plain)
+            if self.tiers is not None:
+                miss = self.tiers.explain(keys, limit, miss)
         lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), miss, ends)
+        lease.hidden = hidden
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -165,12 +172,12 @@ class Ledger:
         self.leases[seat] = lease
         self.snapshots.fill_reserve()
         lease.end_counts = self.snapshots.end_counts()
-        if self.enabled:
+        if self.enabled and not hidden:
             for key in keys[lease.published : prompt // self.cell]:
                 self._promises.setdefault(key, lease)
             self.snapshots.notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
-        if self.tiers is not None:
+        if self.tiers is not None and not hidden:
             self.tiers.opened(keys, limit, lease.node)
         return lease
 
@@ -350,6 +357,8 @@ class Ledger:
 
     def publishable(self, lease: Lease, computed: int) -> int:
         """Return up to where the computed tokens of a lease are for others."""
+        if lease.hidden:
+            return 0
         return min(computed, lease.prompt) if self.private_answers and not lease.returns else computed
 
     def _settle_captures(self, lease: Lease, grant: Grant, accepted: int) -> None:
@@ -429,21 +438,6 @@ class Ledger:
             self.arena.release(Kind.TAIL, lease.tail)
         self.cache.unpin(lease.node)
 
-    def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
-        """Drop the cells of a tenant, those from a key on, or all, from every tier; return how many tokens, by tier."""
-        if self.tiers is not None and self.tiers.arrivals is not None:
-            self.tiers.arrivals.drop_incoming()
-        with nullcontext() if self.tiers is None else self.tiers.erasing_freed():
-            unentered = {} if self.tiers is None or prefix is not None else self.tiers.drop_unentered(tenant, self.cell)
-            dropped: dict[str, int] = {}
-            left = 0
-            for name, cache in zip(self.tier_names, self.caches, strict=True):
-                chosen = self.tenancy.chooser(tenant, prefix)
-                before = len(cache.trie)
-                left += cache.drop(chosen) * self.cell
-                dropped[name] = (before - len(cache.trie)) * self.cell + unentered.get(name, 0)
-        return {"dropped_tokens": dropped, "left_tokens": left}
-
     # capacity -------------------------------------------------------------------------------------------------------
 
     @property
@@ -460,27 +454,30 @@ class Ledger:
         """Return the bytes that a sequence of this length needs when alone, in whole slabs."""
         return slabs_alone(self.spec, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
-    def has_room(self, keys: list[Key], cached: int, tokens: int) -> bool:
-        """Return whether `tokens` resumed at `cached` would fit beside the running sequences and a further cell of
-        each.
+    def room_for(self, keys: list[Key], cached: int, tokens: int) -> Room:
+        """Return what a sequence of `tokens` that resumes at `cached` needs, and a further cell of it.
 
-        Counts everything that cannot be evicted while they run, including the cached paths that they read from.
+        Counts everything that cannot be evicted while it runs, including the cached path that it reads from.
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
         window = min(cells_covering(tokens, self.cell), self.window_cells + 2)
-        return self._slabs_beside_leases(cells_without_holders(node) + new, window, 1) <= self.arena.slabs
+        return Room(cells_without_holders(node) + new, window, 1)
+
+    def has_room(self, needed: Room) -> bool:
+        """Return whether there is room beside the running sequences and a further cell of each."""
+        return self._slabs_beside_leases(needed) <= self.arena.slabs
 
     def held_slabs(self) -> int:
         """Return the slabs that running sequences and a further cell of each need; the cache has the others."""
-        return self._slabs_beside_leases(0, 0, 0)
+        return self._slabs_beside_leases(NO_ROOM)
 
-    def _slabs_beside_leases(self, pages: int, window: int, sequences: int) -> int:
+    def _slabs_beside_leases(self, needed: Room) -> int:
         leases = self.leases.values()
-        count = len(leases) + sequences
+        count = len(leases) + needed.sequences
         units = {
-            Kind.PAGE: pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
-            Kind.WINDOW: window + sum(lease.cells - lease.window_first + 1 for lease in leases),
+            Kind.PAGE: needed.pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
+            Kind.WINDOW: needed.window + sum(lease.cells - lease.window_first + 1 for lease in leases),
             Kind.STATE: 2 * count,
             Kind.TAIL: count,
         }

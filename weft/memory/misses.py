@@ -30,6 +30,7 @@ class Reason(StrEnum):
     REMOTE_SILENT = "remote_silent"
     IN_ARRIVALS = "in_arrivals"
     LOAD_SLOWER = "load_slower_than_recompute"
+    BEING_DROPPED = "being_dropped"
 
 
 SENTENCES = {
@@ -49,6 +50,7 @@ SENTENCES = {
     Reason.REMOTE_SILENT: "the remote store did not answer in time",
     Reason.IN_ARRIVALS: "more has arrived from a prefill engine, but there was no room on the device to load it",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
+    Reason.BEING_DROPPED: "an operator is dropping it",
 }
 
 

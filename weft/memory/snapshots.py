@@ -97,6 +97,8 @@ class Snapshots:
 
     def wants_end(self, lease: Lease, here: int) -> bool:
         """Return whether to keep the end of a sequence; always for a preempted one, which will return."""
+        if lease.hidden:
+            return False
         if lease.returns or here < lease.prompt:
             return True
         if not self.reasons.answers or (self.prompts_only and here > lease.prompt):
@@ -164,6 +166,8 @@ class Snapshots:
         ]
 
     def _chosen(self, lease: Lease, start: int, end: int) -> list[int]:
+        if lease.hidden:
+            return []
         cell = self._cell
         end = min(end, lease.prompt) if self.prompts_only else end
         chosen = positions_to_capture(

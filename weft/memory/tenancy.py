@@ -48,20 +48,27 @@ class Tenancy:
         return self._digest_of.get(node.key, NO_TENANT)
 
     def chooser(self, tenant: bytes | None, prefix: bytes | None) -> Callable[[Node], bool]:
-        """Return whether a cell belongs to a tenant, or lies at or below one whose key has this prefix; or any.
+        """Return a function of a cell: whether it belongs to a tenant, or lies at or below a cell whose key has this
+        prefix; or any.
 
-        The function must see all cells of a trie, parents before their children.
+        It remembers the cells above, so that it is fast for many cells of a path.
         """
         known: dict[Key, bool] = {}
 
         def chosen(node: Node) -> bool:
             if tenant is None and prefix is None:
                 return True
-            above = node.parent is not None and known[node.parent.key]
-            own = node.parent is None and tenant is not None and self.of(node) == tenant
-            named = prefix is not None and node.key.startswith(prefix)
-            known[node.key] = above or own or named
-            return known[node.key]
+            way: list[Node] = []
+            above: Node | None = node
+            while above is not None and above.key not in known:
+                way.append(above)
+                above = above.parent
+            found = above is not None and known[above.key]
+            for each in reversed(way):
+                own = each.parent is None and tenant is not None and self.of(each) == tenant
+                found = found or own or (prefix is not None and each.key.startswith(prefix))
+                known[each.key] = found
+            return found
 
         return chosen
 

@@ -88,6 +88,31 @@ class ResumePoint:
         self.stamp = 0
 
 
+class Walk:
+    """Visits the cells of a trie from the newest to the oldest, so children before parents, while cells come and go.
+
+    Cells that are inserted after its start are not visited.
+    """
+
+    __slots__ = ("_trie", "ahead")
+
+    def __init__(self, trie: Trie) -> None:
+        self._trie = trie
+        self.ahead = trie.newest
+        trie.walks.append(self)
+
+    def next(self) -> Node | None:
+        node = self.ahead
+        if node is not None:
+            self.ahead = node.older
+        return node
+
+    def end(self) -> None:
+        """Visit no more. A walk that has visited all cells must be ended too."""
+        self.ahead = None
+        self._trie.walks.remove(self)
+
+
 class Trie:
     def __init__(self) -> None:
         self.nodes: dict[Key, Node] = {}
@@ -95,8 +120,7 @@ class Trie:
         # Whether every key was computed here from its tokens, so that it has one place. Keys of other engines may lie.
         self.trusted = True
         self.newest: Node | None = None
-        # The next cell of a reader that walks from the newest to the oldest while cells come and go.
-        self.cursor: Node | None = None
+        self.walks: list[Walk] = []
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -140,6 +164,9 @@ class Trie:
             parent.children += 1
         return node
 
+    def walk(self) -> Walk:
+        return Walk(self)
+
     def pin(self, node: Node) -> None:
         """Protect a node and the path above it."""
         node.pins += 1
@@ -172,8 +199,9 @@ class Trie:
             node.parent.children -= 1
 
     def _unlink(self, node: Node) -> None:
-        if self.cursor is node:
-            self.cursor = node.older
+        for walk in self.walks:
+            if walk.ahead is node:
+                walk.ahead = node.older
         if node.newer is not None:
             node.newer.older = node.older
         else:

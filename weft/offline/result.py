@@ -54,6 +54,7 @@ class Result:
     error: str | None = None
     digests: list[str] | None = None  # of the logits of each token, if asked for
     disk_tokens: int = 0  # of the loaded ones
+    remote_tokens: int = 0  # of the loaded ones
 
     @property
     def why_not_more(self) -> str:
@@ -75,6 +76,7 @@ def result_of(followed: FollowedAnswer) -> Result:
         cached_tokens=report.cached_tokens,
         loaded_tokens=report.loaded_tokens,
         disk_tokens=report.disk_tokens,
+        remote_tokens=report.remote_tokens,
         miss=report.miss,
         preemptions=report.preemptions,
         error=followed.error,

@@ -32,7 +32,8 @@ from weft.engine.protocol import (
     Subscribe,
 )
 from weft.engine.request import Request
-from weft.memory.journal import CacheChanges, Dropped
+from weft.memory.journal import CacheChanges
+from weft.memory.removal import Dropped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 
@@ -268,6 +269,7 @@ def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
         report.cached_tokens,
         report.loaded_tokens,
         report.disk_tokens,
+        report.remote_tokens,
         report.miss,
         report.preemptions,
         report.queued_seconds,
@@ -347,6 +349,7 @@ class EventReader:
             cached_tokens=ending.cached_tokens,
             loaded_tokens=ending.loaded_tokens,
             disk_tokens=ending.disk_tokens,
+            remote_tokens=ending.remote_tokens,
             miss=ending.miss,
             preemptions=ending.preemptions,
             queued_seconds=ending.queued_seconds,

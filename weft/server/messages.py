@@ -174,6 +174,7 @@ class EndingBody(EngineMessage):
     cached_tokens: Count
     loaded_tokens: Count
     disk_tokens: Count
+    remote_tokens: Count
     miss: Miss | None
     preemptions: Count
     queued_seconds: Seconds

@@ -159,8 +159,8 @@ def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: in
     firsts = sequences[::per_prompt]
     prompt = sum(len(each.request.prompt) for each in firsts)
     generated = sum(each.generated for each in sequences)
-    names = ("cached_tokens", "loaded_tokens", "disk_tokens")
-    cached, loaded, disk = (sum(getattr(each.report, name) for each in firsts) for name in names)
+    names = ("cached_tokens", "loaded_tokens", "disk_tokens", "remote_tokens")
+    cached, loaded, disk, remote = (sum(getattr(each.report, name) for each in firsts) for name in names)
     return Usage(
         prompt_tokens=prompt,
         completion_tokens=generated,
@@ -169,6 +169,7 @@ def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: in
             cached_tokens=cached,
             loaded_tokens=loaded or None,
             disk_tokens=disk or None,
+            remote_tokens=remote or None,
             miss=miss_of(firsts[0].report),
         ),
         completion_tokens_details=completion_details(sequences, reasoning),

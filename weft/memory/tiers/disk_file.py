@@ -1,8 +1,9 @@
 """One file of units on disk: written payload first, header last; after a crash, only whole units are found.
 
-No torch, no threads of its own: calls may come from several threads, for different units. A unit's checksum is compared
-at every read, so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were
-written or raises `DamagedUnit`.
+No torch, no threads of its own: calls may come from several threads, for different units. A caller with threads to
+spare passes `together`, which runs the parts of a call beside each other. A unit's checksum is compared at every read,
+so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were written or raises
+`DamagedUnit`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Protocol
 
@@ -37,6 +38,17 @@ from weft.memory.tiers.disk_format import (
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
+# Units are read and written in pieces of up to this size, whole blocks.
+PIECE_BYTES = 4 << 20
+
+# A unit to be written: its header and its payload.
+Written = tuple[UnitHeader, memoryview]
+# Runs all tasks, and returns their results when the last one has ended, or raises then.
+Together = Callable[[Sequence[Callable[[], int]]], list[int]]
+
+
+def one_by_one(tasks: Sequence[Callable[[], int]]) -> list[int]:
+    return [task() for task in tasks]
 
 
 class DamagedUnit(Exception):
@@ -256,53 +268,72 @@ class DiskFile:
 
     # units ----------------------------------------------------------------------------------------------------------
 
-    def write(
+    def write(self, units: Sequence[Written], cleared: Iterable[tuple[Kind, int]] = ()) -> None:
+        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten."""
+        self.commit(self.stage(units, cleared))
+
+    def stage(
         self,
-        units: Sequence[tuple[UnitHeader, memoryview]],
+        units: Sequence[Written],
         cleared: Iterable[tuple[Kind, int]] = (),
-    ) -> None:
-        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten.
+        together: Together = one_by_one,
+    ) -> list[UnitHeader]:
+        """Write the payloads of units, and return their headers for `commit`. Before, `cleared` units are forgotten.
 
         The checksum and the size of a header given here are ignored; those of the payload are written.
         """
         self.clear(cleared)
-        headers = []
-        for header, payload in units:
-            staged = self._stage(header.kind, payload)
-            size = self.layout.unit_bytes[header.kind]
-            headers.append(replace(header, size=size, checksum=checksum(staged[:size])))
+        for header, _ in units:
             # A header that was here before would promise other bytes.
             self._blocks.write(self.layout.entry_of(header.kind, header.unit), bytes(ENTRY))
-            self._blocks.write(self.layout.offset_of(header.kind, header.unit), staged)
+        sums = [partial(checksum, payload) for _, payload in units]
+        pieces = [
+            partial(self._write_piece, header.kind, header.unit, payload, first)
+            for header, payload in units
+            for first in self._pieces(header.kind)
+        ]
+        found = together([*sums, *pieces])
+        return [
+            replace(header, size=self.layout.unit_bytes[header.kind], checksum=each)
+            for (header, _), each in zip(units, found, strict=False)
+        ]
+
+    def commit(self, headers: Sequence[UnitHeader]) -> None:
+        """Make everything that was staged durable, then write these headers. Other units may be staged meanwhile."""
         self._blocks.sync()
         for header in headers:
             self._blocks.write(self.layout.entry_of(header.kind, header.unit), header.encode())
 
-    def read(self, kind: Kind, unit: int, key: bytes, into: memoryview, position: int | None = None) -> None:
+    def read(
+        self,
+        kind: Kind,
+        unit: int,
+        key: bytes,
+        into: memoryview,
+        position: int | None = None,
+        together: Together = one_by_one,
+    ) -> None:
         """Read a unit; raises `DamagedUnit` if it is not the whole unit of this key, and of this position if given.
 
         The window pages of a resume point have one key. After a crash, files of several ranks may differ in their
-        order.
+        order. What is in `into` after an error is no unit.
         """
-        entry = memoryview(mmap.mmap(-1, ENTRY))
+        entry = memoryview(bytearray(ENTRY))
         place = self.layout.entry_of(kind, unit)
-        staged = self._buffer(kind)
         try:
             self._blocks.read(place, entry)
-            self._blocks.read(self.layout.offset_of(kind, unit), staged)
+            together([partial(self._read_piece, kind, unit, into, first) for first in self._pieces(kind)])
         except OSError as error:
             self.damaged += 1
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
         header = self.layout.header_at(entry, place)
-        size = self.layout.unit_bytes[kind]
-        whole = header is not None and header.checksum == checksum(staged[:size])
+        whole = header is not None and header.checksum == checksum(into)
         if header is None or not whole or (header.kind, header.key) != (kind, key):
             self.damaged += 1
             raise DamagedUnit(f"a {kind} on disk is not what its header says")
         if position is not None and header.position != position:
             self.damaged += 1
             raise DamagedUnit(f"a {kind} on disk belongs at token {header.position}, not {position}")
-        into[:] = staged[:size]
 
     def is_whole(self, header: UnitHeader) -> bool:
         """Return whether a unit can be read."""
@@ -324,15 +355,15 @@ class DiskFile:
         if units:
             self._blocks.sync()
 
-    def erase(self, units: Iterable[tuple[Kind, int]]) -> None:
+    def erase(self, units: Iterable[tuple[Kind, int]], together: Together = one_by_one) -> None:
         """Overwrite units with zeros, and then forget them. Mark them first with `doom`, all units of a drop."""
         chosen = list(units)
         if not chosen:
             return
-        for kind, unit in chosen:
-            staged = self._buffer(kind)
-            staged[:] = bytes(len(staged))
-            self._blocks.write(self.layout.offset_of(kind, unit), staged)
+        nothing = memoryview(b"")
+        together(
+            [partial(self._write_piece, *unit, nothing, first) for unit in chosen for first in self._pieces(unit[0])]
+        )
         self._blocks.sync()
         self.clear(chosen)
         self._blocks.sync()
@@ -353,16 +384,34 @@ class DiskFile:
         self._blocks.sync()
         self._blocks.close()
 
-    def _stage(self, kind: Kind, payload: memoryview) -> memoryview:
-        staged, size = self._buffer(kind), self.layout.unit_bytes[kind]
-        staged[:size] = payload
-        staged[size:] = bytes(len(staged) - size)
-        return staged
+    # pieces ---------------------------------------------------------------------------------------------------------
 
-    def _buffer(self, kind: Kind) -> memoryview:
-        """Return this thread's aligned memory for a unit, as direct input and output need it."""
-        size = self.layout.padded[kind]
+    def _pieces(self, kind: Kind) -> range:
+        """Return where the pieces of a unit begin."""
+        return range(0, self.layout.padded[kind], PIECE_BYTES)
+
+    def _write_piece(self, kind: Kind, unit: int, payload: memoryview, first: int) -> int:
+        """Write a piece of a unit. Zeros follow the payload, up to the end of its last block."""
+        staged = self._aligned(kind, first)
+        part = payload[first : first + len(staged)]
+        array = np.frombuffer(staged, np.uint8)
+        # NumPy lets other threads run while it copies.
+        array[: len(part)] = np.frombuffer(part, np.uint8)
+        array[len(part) :] = 0
+        self._blocks.write(self.layout.offset_of(kind, unit) + first, staged)
+        return len(staged)
+
+    def _read_piece(self, kind: Kind, unit: int, into: memoryview, first: int) -> int:
+        staged = self._aligned(kind, first)
+        self._blocks.read(self.layout.offset_of(kind, unit) + first, staged)
+        part = np.frombuffer(into[first : first + len(staged)], np.uint8)
+        part[:] = np.frombuffer(staged, np.uint8)[: len(part)]
+        return len(staged)
+
+    def _aligned(self, kind: Kind, first: int) -> memoryview:
+        """Return this thread's memory for a piece, aligned as direct input and output need it."""
         known: memoryview | None = getattr(self._staging, "buffer", None)
-        if known is None or len(known) < size:
-            known = self._staging.buffer = memoryview(mmap.mmap(-1, max(self.layout.padded.values())))
-        return known[:size]
+        if known is None:
+            size = min(PIECE_BYTES, max(self.layout.padded.values()))
+            known = self._staging.buffer = memoryview(mmap.mmap(-1, size))
+        return known[: self.layout.padded[kind] - first]

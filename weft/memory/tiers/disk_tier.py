@@ -5,7 +5,7 @@ No torch: `units` gives the bytes of a unit in the tier above.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -21,7 +21,9 @@ from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile
 from weft.memory.tiers.disk_format import UnitHeader
 
-READERS = 4
+READERS = 8
+# Threads for the parts of reads and writes: large units are cut into pieces, and those of a write go beside each other.
+HELPERS = 4
 WAIT_SECONDS = 1e-3
 # With fewer units than this for each reader, one reads them all.
 LEAST_UNITS = 4
@@ -63,8 +65,20 @@ class ThreadedCopies:
         return max((part.result() for part in self.parts), default=0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """When a plan was begun, and the headers of units whose payloads are written; None: there is nothing to commit."""
+
+    began: float
+    headers: list[UnitHeader] | None
+
+
 class DiskCopies:
-    """Reads and writes units in threads: one writer, so that writes keep their order, and several readers."""
+    """Reads and writes units in threads: one writer, so that writes keep their order, and several readers.
+
+    Both leave the parts of what they do to helpers, and wait for them. While one plan is made durable and its headers
+    are written, the writer goes on with the next: plans under way own different units.
+    """
 
     def __init__(self, file: DiskFile, units: Callable[[Kind, int], memoryview]) -> None:
         self.file = file
@@ -72,12 +86,15 @@ class DiskCopies:
         self.load_bytes_per_second: float | None = None
         self._units = units
         self._writer = ThreadPoolExecutor(1, "weft-disk-writer")
+        self._committer = ThreadPoolExecutor(1, "weft-disk-committer")
         self._readers = ThreadPoolExecutor(READERS, "weft-disk-reader")
+        self._helpers = ThreadPoolExecutor(HELPERS, "weft-disk-helper")
 
     def copy(self, plan: CopyPlan) -> ThreadedCopies:
         """Begin the copies of a plan."""
         if plan.direction is Direction.SAVE:
-            return ThreadedCopies((self._writer.submit(self._save, plan),))
+            staged = self._writer.submit(self._stage, plan)
+            return ThreadedCopies((self._committer.submit(self._commit, staged),))
         units = list(zip(plan.units, plan.labels, strict=True))
         share = max(LEAST_UNITS, -(-len(units) // READERS))
         parts = [units[first : first + share] for first in range(0, len(units), share)]
@@ -90,10 +107,20 @@ class DiskCopies:
     def close(self) -> None:
         """Finish what is under way, make it durable and unlock the file."""
         self._writer.shutdown()
+        self._committer.shutdown()
         self._readers.shutdown()
+        self._helpers.shutdown()
         self.file.close()
 
-    def _save(self, plan: CopyPlan) -> float:
+    def _together(self, tasks: Sequence[Callable[[], int]]) -> list[int]:
+        """Run tasks beside each other; whatever fails, none of them is under way any more when this ends."""
+        if len(tasks) == 1:
+            return [tasks[0]()]
+        parts = [self._helpers.submit(task) for task in tasks]
+        wait_for(parts)
+        return [part.result() for part in parts]
+
+    def _stage(self, plan: CopyPlan) -> Staged:
         began = perf_counter()
         cleared = [(Kind(kind), unit) for kind, unit in plan.cleared]
         units = [
@@ -101,15 +128,22 @@ class DiskCopies:
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
         self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
-        self.file.erase((Kind(kind), unit) for kind, unit in plan.erased)
-        if units or cleared:
-            self.file.write(units, cleared)
-        return perf_counter() - began
+        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), self._together)
+        if not units and not cleared:
+            return Staged(began, None)
+        return Staged(began, self.file.stage(units, cleared, self._together))
+
+    def _commit(self, staged: Future[Staged]) -> float:
+        found = staged.result()
+        if found.headers is not None:
+            self.file.commit(found.headers)
+        return perf_counter() - found.began
 
     def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:
         began = perf_counter()
         for (kind, upper, lower), label in units:
-            self.file.read(Kind(kind), lower, label.key, self._units(Kind(kind), upper), label.position)
+            into = self._units(Kind(kind), upper)
+            self.file.read(Kind(kind), lower, label.key, into, label.position, self._together)
         return perf_counter() - began
 
 

@@ -31,7 +31,7 @@ class FoundPrefix:
     tokens: int  # that a request could resume at
     load_bytes: int  # over all links
     load_seconds: float | None  # with what is queued before it
-    compute_seconds: float | None
+    compute_seconds: float | None  # with what is to be computed before it
 
     @property
     def pays(self) -> bool:
@@ -51,6 +51,8 @@ class LoadChoice:
     def __init__(self, links: Sequence[TierLink], cell: int) -> None:
         self._links = links
         self._cell = cell
+        # Tokens that are computed before those of a request that starts now.
+        self.ahead_tokens = 0
         # By level: the links that bring a prefix to the device, its own first.
         self._ways = [list(_way_up(link, links)) for link in links]
 
@@ -89,15 +91,19 @@ class LoadChoice:
             each.rates.load_seconds(size + each.loads.queued_bytes) for each, size in zip(way, sizes, strict=True)
         )
         tokens = node.depth * self._cell
-        compute = self._links[0].rates.compute_seconds(tokens - match.cached)
+        compute = self._compute_seconds(tokens - match.cached)
         return FoundPrefix(link.level, node, tokens, sum(sizes), seconds, compute)
+
+    def _compute_seconds(self, tokens: int) -> float | None:
+        """Return how long a request waits until these tokens are computed."""
+        return self._links[0].rates.compute_seconds(self.ahead_tokens + tokens)
 
     def is_late(self, link: TierLink, load: Load, cached: int, silent_seconds: float) -> bool:
         """Return whether computing is faster than what is left of a load, for a request that could start at `cached`.
 
         `silent_seconds`: how long the load has made no progress.
         """
-        compute = self._links[0].rates.compute_seconds(load.end * self._cell - cached)
+        compute = self._compute_seconds(load.end * self._cell - cached)
         if compute is None:
             return False
         left = link.rates.load_seconds(link.loads.bytes_up_to(load))

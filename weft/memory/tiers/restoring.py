@@ -6,7 +6,7 @@ them within a second. Headers are decoded, and their checksums compared, when th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -162,22 +162,31 @@ class Restoring:
             if row is not None:
                 self._drop(row)
 
-    def drop(self, tenant: bytes | None) -> int:
-        """Release the units of a tenant, or all, that are not entered yet; return how many of them are pages."""
+    def rows_of(self, tenant: bytes | None) -> list[int]:
+        """Return the rows of the file with units of a tenant, or of all."""
         rows = self.file.rows
-        chosen = np.ones(len(rows), bool)
-        if tenant is not None:
-            wanted = np.frombuffer(tenant.ljust(16, b"\0"), "<u8")
-            chosen = (np.ascontiguousarray(rows["tenant"]).view("<u8").reshape(-1, 2) == wanted).all(axis=1)
-        pages = [key for key, row in self._pages.items() if chosen[row]]
-        for key in pages:
-            self._drop(self._pages.pop(key))
-        for key in [key for key, row in self._states.items() if chosen[row]]:
-            self._drop(self._states.pop(key))
-        for key in [key for key, found in self._windows.items() if chosen[found[0]]]:
-            for row in self._windows.pop(key):
+        if tenant is None:
+            return list(range(len(rows)))
+        wanted = np.frombuffer(tenant.ljust(16, b"\0"), "<u8")
+        found = np.ascontiguousarray(rows["tenant"]).view("<u8").reshape(-1, 2) == wanted
+        return np.flatnonzero(found.all(axis=1)).tolist()
+
+    def drop(self, rows: Iterable[int]) -> int:
+        """Release the units of these rows that are not entered yet; return how many of them are pages."""
+        pages = 0
+        for row in rows:
+            entry = self.file.rows[row]
+            kind, key = KINDS[int(entry["kind"])], entry["key"].tobytes()
+            if kind is Kind.WINDOW:
+                for each in self._windows.pop(key, []):
+                    self._drop(each)
+                continue
+            index = self._pages if kind is Kind.PAGE else self._states
+            if index.get(key) == row:
+                del index[key]
                 self._drop(row)
-        return len(pages)
+                pages += kind is Kind.PAGE
+        return pages
 
     def held(self) -> Iterator[tuple[Kind, int]]:
         """Yield the units that are claimed and not entered yet."""

@@ -315,10 +315,6 @@ class Tiers:
                     stack.enter_context(link.saves.erasing.taking_freed())
             yield
 
-    def drop_unentered(self, tenant: bytes | None, cell: int) -> dict[str, int]:
-        """Drop what files hold of a tenant, or of all, and what is not entered yet; return the tokens, by tier."""
-        return {link.name: link.restoring.drop(tenant) * cell for link in self.links if link.restoring is not None}
-
     @property
     def restoring(self) -> bool:
         """Whether units of a file are still to be entered."""
