@@ -136,7 +136,7 @@ def test_rows_follow_drafts_in_flight(family: str) -> None:
     engine._device.launch = counted
     found = serve(engine, asks)
     assert [each.tokens for each in found] == [each.tokens for each in answers]
-    assert len(set(moved)) > 2, "rows start at different places"
+    assert len(set(moved)) > 1, "rows start at different places"
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "lfm2", "gemma3"])

@@ -155,7 +155,7 @@ class StepInputs:
 
     @property
     def follows(self) -> bool:
-        """Return whether rows may follow drafts in flight: a row and those before it reach one grid position at most."""
+        """Return whether rows may follow drafts in flight. With those, a row reaches one grid position at most."""
         return self.size.samples is not None and 2 * self.spec.draft_room + 1 <= self.spec.cell
 
     @property
