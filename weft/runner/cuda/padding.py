@@ -245,7 +245,7 @@ class Filling:
         capture = np.full(plan.rows, NO_SLOT, np.int32)
         capture[plan.captures.row] = plan.captures.slot
         self._put(host, "following.capture", capture)
-        # Guesses of a row: those of the tokens before its drafts, at the end of their line in the plan, then its drafts.
+        # Guesses before a row's drafts are at the end of their line in the plan.
         rows, length = np.flatnonzero(plan.behind), self.end - self.start
         place = np.arange(inputs.width) - plan.behind[rows, None]
         drafts = plan.tokens[np.minimum((np.cumsum(length) - length)[rows, None] + 1 + place, len(plan.tokens) - 1)]
