@@ -1,13 +1,15 @@
-"""Measure the host's part of a step with drafts, without a device: from a landing to the launch of the next step.
+"""Measure the host's part of a step with drafts, without a device.
 
     python -m benchmarks.draft_gap
     python -m benchmarks.draft_gap --profile 32
 
-At depth 1 the device waits during this time, because the next step depends on what was accepted. The host verifies,
-settles, proposes, plans, and fills the inputs of the recorded step. The device is a fake that returns at once. Every
-row has 3 drafts, from a script or from the suffixes of a text that repeats itself; each is accepted by a chance of
-0.81 if those before it were. `gap` is that time, `launch` the part of it that fills the inputs, and `step` includes
-what is done while the device computes. All are processor time, so other programs disturb them little.
+The host verifies, settles, proposes, plans, and fills the inputs of the recorded step. If the next step waits for what
+was accepted, the device waits for all this, from a landing to the next launch: that is `gap`, and `launch` the part of
+it that fills the inputs. If it follows without that (way `follow`), there is no gap as long as the device takes longer
+for a step than the host, which takes `step`; that includes what is done while the device computes in any case. The
+device is a fake that returns at once. Every row has 3 drafts, from a script or from the suffixes of a text that repeats
+itself; each is accepted by a chance of 0.81 if those before it were. All are processor time, so other programs disturb
+them little.
 """
 
 from __future__ import annotations
@@ -61,6 +63,9 @@ class FillingDevice:
         self.planning: list[float] = []
         self.waiting: list[float] = []
 
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        return True
+
     def launch(self, plan: Plan) -> Plan:
         began = time.thread_time()
         if len(plan.tokens) == plan.rows:
@@ -101,7 +106,12 @@ class ChancingEngine(Engine):
 
 
 class EveryRow(Drafting):
-    """Suffixes of every row, whatever they cost."""
+    """Suffixes of every row, whatever they cost. `following`: steps do not wait for each other."""
+
+    following = False
+
+    def follows(self, known: float, unknown: float, lost: float) -> bool:
+        return self.following
 
     def choose(self, proposals: Any, rows: int, most: int) -> list[int]:
         # What the choice costs is part of the measurement.
@@ -109,13 +119,14 @@ class EveryRow(Drafting):
         return [len(proposal.worth) for proposal in proposals]
 
 
-def drafting_engine(rows: int, scripted: bool) -> tuple[Engine, FillingDevice]:
+def drafting_engine(rows: int, scripted: bool, following: bool = False) -> tuple[Engine, FillingDevice]:
     """Return an engine whose `rows` rows decode, all with drafts."""
     device = FillingDevice(rows)
     config = EngineConfig(
         memory_bytes=1 << 30, max_sequences=rows, max_tokens_per_step=8192, max_length=LONGEST, depth=1
     )
     drafting = ScriptedDrafting(STEADY, True) if scripted else EveryRow(DRAFTS)
+    drafting.following = following
     # Without knowing such steps, no row drafts.
     for _ in range(NEEDED):
         drafting.costs.observe(rows, 0, 1.0)
@@ -131,9 +142,9 @@ def drafting_engine(rows: int, scripted: bool) -> tuple[Engine, FillingDevice]:
     return engine, device
 
 
-def time_steps(rows: int, scripted: bool, steps: int = 300) -> dict[str, float]:
+def time_steps(rows: int, scripted: bool, following: bool, steps: int = 300) -> dict[str, float]:
     """Return median microseconds: from landing to launch, the launch, and all of a step."""
-    engine, device = drafting_engine(rows, scripted)
+    engine, device = drafting_engine(rows, scripted, following)
     gc.collect()
     device.planning.clear()
     device.waiting.clear()
@@ -170,12 +181,13 @@ def main() -> None:
     if arguments.profile:
         profile(arguments.profile, scripted=True)
         return
-    print(f"{'drafts':>8} {'rows':>6} {'gap':>9} {'launch':>9} {'step':>9}   median microseconds")
-    for scripted in (True, False):
+    print(f"{'drafts':>8} {'way':>8} {'rows':>6} {'gap':>9} {'launch':>9} {'step':>9}   median microseconds")
+    for scripted, following in ((True, False), (True, True), (False, False)):
         for rows in ROWS:
-            found = time_steps(rows, scripted)
-            name = "script" if scripted else "suffix"
-            print(f"{name:>8} {rows:>6} {found['gap']:>9.0f} {found['launch']:>9.0f} {found['step']:>9.0f}")
+            found = time_steps(rows, scripted, following)
+            name, way = "script" if scripted else "suffix", "follow" if following else "wait"
+            gap = "-" if following else f"{found['gap']:.0f}"
+            print(f"{name:>8} {way:>8} {rows:>6} {gap:>9} {found['launch']:>9.0f} {found['step']:>9.0f}")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ class Choices:
         self._found: dict[tuple[int, int], Choice] = {}
         self._places: list[tuple[int, int]] = []
         self._runner = runner
-        self._launch, self._decide = runner.launch, runner.decide
-        runner.launch, runner.decide = self.launch, self.decide
+        self._run, self._decide = runner.run, runner.decide
+        runner.run, runner.decide = self.run, self.decide
 
     def leave(self) -> None:
         """Keep nothing from now on: another engine uses the runner."""
@@ -57,13 +57,13 @@ class Choices:
     def take(self, sequence: int, position: int) -> Choice:
         return self._found.pop((sequence, position))
 
-    def launch(self, plan: Plan) -> Flight:
+    def run(self, plan: Plan) -> Flight:
         row, index = plan.samples
         length = plan.end - plan.start
         position = (plan.start + length - np.cumsum(length))[row] + index + 1
         owners = [self.find(seat) for seat in plan.seat[row].tolist()]
         self._places = [(owner.id, at) for owner, at in zip(owners, position.tolist(), strict=True)]
-        return self._launch(plan)
+        return self._run(plan)
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]

@@ -224,6 +224,8 @@ def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told
         found.family = random.choice(["qwen3_5", "gemma3", "llama"])
         return found
     found = Drafting(ROOM, costs=FreeDrafts())
+    follows = Random(random.random())
+    found.follows = lambda known, unknown, lost: follows.random() < 0.8
     for each, answer in zip(asked, answers, strict=True):
         # The same tenant asked before, and got a part of the answer.
         found.ended(each.salt, np.array(each.prompt + answer.tokens[: random.randint(0, 40)], np.int32))
@@ -312,6 +314,8 @@ def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> Non
         eviction=random.choice(["value", "lru", "flops"]),
         max_step_ms=random.choice([0.0, 0.001]),
     )
+    launch = engine._device.launch
+    engine._device.launch = lambda plan: counts.update(followed=int(plan.behind.sum() > 0)) or launch(plan)
     drafted = answer_all(engine, asked, guesses if kind == "prediction" else None)
     counts["preemptions"] += engine.planner.preemptions
     for (name, _), proposed in drafting.counts.proposed.items():

@@ -121,6 +121,25 @@ def test_suffix_drafts_repeat_what_the_model_repeats() -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "lfm2", "gemma3"])
+def test_rows_follow_drafts_in_flight(family: str) -> None:
+    # The answers cross a border of the grid; all prompts are computed before the first decode.
+    asks = [Ask(tokens(57 + 3 * n, n), params) for n, params in enumerate((greedy(30), seeded(30, 5), seeded(30, 6)))]
+    answers = serve(make_engine(family), asks)
+    known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
+    engine = make_engine(family, drafting=ScriptedDrafting(known, 5, seed=3), depth=1)
+    moved, launch = [], engine._device.launch
+
+    def counted(plan):
+        moved.extend(engine._device.refused[plan.seat].tolist() if len(plan.behind) else [])
+        return launch(plan)
+
+    engine._device.launch = counted
+    found = serve(engine, asks)
+    assert [each.tokens for each in found] == [each.tokens for each in answers]
+    assert len(set(moved)) > 1, "rows start at different places"
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "falcon_h1", "lfm2", "gemma3"])
 def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not library.available():
         pytest.skip("needs a compiler")

@@ -38,15 +38,14 @@ def following_plan(start: int, behind: int, drafts: int) -> Plan:
     ]
     grid = range(-(-(start - behind + 1) // CELL) * CELL, start + drafts + 2, CELL)
     captures = [Capture(1, position, 9) for position in grid] + [Capture(2, 8, 8)]
-    none = np.zeros(4, np.int32)
     early = np.zeros((4, behind), np.int32)
     early[1] = range(71 - behind, 71)
     return replace(
         make_plan(rows, captures),
         sampled=np.arange(4, dtype=np.int32),
         drafts=np.array([0, drafts, 2, 2], np.int32),
-        behind=none + [0, behind, 0, 0],
-        early_slot=none + [0, 3 if start - behind >= CELL else 0, 0, 0],
+        behind=np.array([0, behind, 0, 0], np.int32),
+        early_slot=np.array([0, 3 if start - behind >= CELL else 0, 0, 0], np.int32),
         early_tokens=early,
     )
 
@@ -84,8 +83,8 @@ def test_the_board_gets_the_sample_after_the_last_right_draft(operations, dtype)
     # Two rows without and with one wrong draft, a row without drafts, and one whose first draft is wrong.
     inputs = torch.tensor([0, 10, 11, 0, 20, 21, 22, 0, 0, 30], dtype=torch.int32)
     tokens = torch.tensor([10, 11, 12, 20, 99, 22, 23, 5, 31, 32], dtype=dtype)
-    ints = lambda *values: torch.tensor(values, dtype=dtype)
-    rows = DraftSamples(ints(4, 3, 1, 0), ints(0, 3, 7, 8), ints(0, 3, 7, 8), ints(2, 3, 0, 1), 3)
+    columns = [(4, 3, 1, 0), (0, 3, 7, 8), (0, 3, 7, 8), (2, 3, 0, 1)]
+    rows = DraftSamples(*(torch.tensor(values, dtype=dtype) for values in columns), 3)
     board, refused = torch.full((6,), -1), torch.full((6,), -1, dtype=torch.int32)
     operations.verify_drafts(tokens, inputs, rows, board, refused)
     assert board.tolist() == [31, -1, -1, 99, 12, -1]

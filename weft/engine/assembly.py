@@ -74,12 +74,7 @@ def assemble(
     ends = [first + 1 + count for first, count in zip(rows.draft_starts, counts, strict=True)]
     end = _joined(rows.decode_starts + 1, [p[2] for p in prefills], ends)
     sequences = [s for seat in seats.tolist() if (s := by_seat[seat]) is not None]
-    from_board = np.zeros(len(seats), np.int32)
-    from_board[:decodes] = 1
-    from_board[others:] = [seat in rows.following for seat in rows.drafts]
-    inputs = np.zeros(decodes, np.int32)
-    for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
-        from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
+    from_board, inputs = _inputs(rows, len(prefills))
     does_sample = np.ones(len(seats), np.bool_)
     if prefills:
         does_sample[decodes:others] = [p[3] for p in prefills]
@@ -132,6 +127,17 @@ def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
     """Return one array of the numbers of all rows."""
     more = [each for numbers in others for each in numbers]
     return np.concatenate([first, np.array(more, np.int64)]) if more else first
+
+
+def _inputs(rows: StepBuilder, prefills: int) -> tuple[Ints, Ints]:
+    """Return whose first token is on the board, and the known tokens of decodes."""
+    decodes = len(rows.decode_seats)
+    from_board = np.array([0] * (decodes + prefills) + [seat in rows.following for seat in rows.drafts], np.int32)
+    from_board[:decodes] = 1
+    inputs = np.zeros(decodes, np.int32)
+    for row in np.flatnonzero(np.isin(rows.decode_seats, list(rows.inputs))).tolist() if rows.inputs else ():
+        from_board[row], inputs[row] = 0, rows.inputs[int(rows.decode_seats[row])]
+    return from_board, inputs
 
 
 def _tokens(

@@ -27,8 +27,8 @@ PROBED_ROWS, PROBED_DRAFTS = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row that may draft: the samples that it may still plan, and what is in flight."""
+class Candidate:
+    """A row that may draft: its sequence, the samples that it may still plan, and what is in flight."""
 
     sequence: Sequence
     left: int
@@ -79,7 +79,7 @@ class DraftRows:
         return found
 
     def choose(
-        self, rows: Mapping[int, Row], count: int, room: int, number: int
+        self, rows: Mapping[int, Candidate], count: int, room: int, number: int
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
@@ -105,7 +105,7 @@ class DraftRows:
             self._sleep(seat, rows[seat].sequence, number)
         return self._decode(chosen, rows), held
 
-    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Row]) -> dict[int, Proposal]:
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
         """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out."""
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
         if not wanted or self.model is None:
@@ -118,7 +118,7 @@ class DraftRows:
             chosen[seat] = chosen[seat].with_tokens(tokens)
         return {seat: proposal for seat, proposal in chosen.items() if proposal.tokens}
 
-    def _offers(self, rows: Mapping[int, Row]) -> dict[int, Proposal]:
+    def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
         """Return what each row proposes for the step after its last landing."""
         offered = {}
         for seat, row in rows.items():

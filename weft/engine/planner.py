@@ -19,7 +19,7 @@ from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.device import FollowingDevice
 from weft.engine.draft_model import DraftModel
-from weft.engine.draft_rows import DraftRows, Row
+from weft.engine.draft_rows import Candidate, DraftRows
 from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -196,7 +196,7 @@ class Planner:
         in_flight = np.where(self.drafts.off_board[awake], self.drafts.drafted[awake], 0)
         facts = zip(*(each.tolist() for each in (awake, self._left[awake], flying, in_flight, follows)), strict=True)
         found = {
-            seat: Row(sequence, left, drafts if flies else None, can)
+            seat: Candidate(sequence, left, drafts if flies else None, can)
             for seat, left, flies, drafts, can in facts
             if (sequence := self.by_seat[seat]) is not None
         }

@@ -129,7 +129,8 @@ class Runner:
         self.operations = operations
         self.store = Store(spec, budget_bytes, device, self.scratch_units)
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
-        self.refused, self.moved = torch.zeros(2, seats, dtype=torch.int32, device=device)
+        # By seat: wrong drafts of the last row, and by how many positions the present one was moved for them.
+        self.refused, self.moved = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self.compute = operations.record_decodes(self.forward)
         if threads is not None:
             torch.set_num_threads(threads)

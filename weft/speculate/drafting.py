@@ -230,13 +230,17 @@ class SequenceDrafts:
         return proposal.first(min(most, len(proposal.worth)))
 
     def outlook(self, proposal: Proposal) -> tuple[float, float]:
-        """Return how many drafts of the next row are expected to be right if it knows what follows these, and if not.
+        """Return how many drafts of a row are expected to be right if rows wait for what follows these, and if not.
 
-        If not, its guesses are right only if all these are, and one more.
+        If not, a row's guesses are right only if all these are, and one more. After a row whose guesses were wrong, the
+        next one needs a single right guess: the only token of that row.
         """
         count = len(proposal.tokens)
-        worth = self._acceptance_of(proposal.kind).worth(2 * count + 1)
-        return sum(worth[:count]), sum(worth[count + 1 :])
+        worth = self._acceptance_of(proposal.kind).worth(count + 1)
+        right, continued = sum(worth[:count]), worth[count]
+        # In the long run, this share of the rows has guesses that continue the answer.
+        share = worth[0] / (worth[0] + 1 - continued) if worth[0] else 0.0
+        return right, share * right
 
     def verified(self, proposal: Proposal, accepted: int) -> int:
         """Return for how many steps to propose nothing after a row of which this many drafts were accepted."""

@@ -162,7 +162,7 @@ class StepInputs:
 
     @property
     def follows(self) -> bool:
-        """Return whether rows may follow drafts in flight: a row and those before it reach one grid position at most."""
+        """Return whether rows may follow drafts in flight. With those, a row reaches one grid position at most."""
         return self.size.samples is not None and 2 * self.spec.draft_room + 1 <= self.spec.cell
 
     @property
@@ -255,14 +255,13 @@ class Filling:
         capture = np.full(plan.rows, NO_SLOT, np.int32)
         capture[plan.captures.row] = plan.captures.slot
         self._put(host, "following.capture", capture)
+        # Guesses before a row's drafts are at the end of their line in the plan.
+        rows, length = np.flatnonzero(plan.behind), self.end - self.start
+        place = np.arange(inputs.width) - plan.behind[rows, None]
+        drafts = plan.tokens[np.minimum((np.cumsum(length) - length)[rows, None] + 1 + place, len(plan.tokens) - 1)]
+        early = plan.early_tokens[rows[:, None], np.minimum(place, -1) + plan.early_tokens.shape[1]]
         lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
-        tokens = plan.tokens.tolist()
-        first = (np.cumsum(self.end - self.start) - (self.end - self.start)).tolist()
-        for row in np.flatnonzero(plan.behind).tolist():
-            early = plan.early_tokens[row, plan.early_tokens.shape[1] - plan.behind[row] :].tolist()
-            guesses = [*early, *tokens[first[row] + 1 : first[row] + 1 + plan.drafts[row]]]
-            begin = (row - self.decodes) * inputs.width
-            lines[begin : begin + len(guesses)] = guesses
+        lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, early, drafts)
 
     def _put(self, host: NDArray[np.int32], name: str, values: NDArray[Any]) -> None:
         """Write values of rows or of tokens: those of decodes, and behind the padding those of longer rows."""

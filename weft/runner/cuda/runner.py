@@ -57,7 +57,7 @@ class CudaRunner(Runner):
         self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
-        self.refused, self.moved = torch.zeros(2, seats + 1, dtype=torch.int32, device=self.device)
+        self.refused, self.moved = (torch.zeros(seats + 1, dtype=torch.int32, device=self.device) for _ in range(2))
         if self.device.type == "cuda":
             warm_mixers(model, self.operations)
         cells = -(-max_length // spec.cell)
