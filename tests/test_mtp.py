@@ -47,12 +47,7 @@ MEMORY = 32 << 20
 NEMOTRON = HYBRIDS["nemotron_h"].variant({"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]})
 TINY = HYBRIDS | {
     "nemotron_h": NEMOTRON,
-    "qwen3_5, two layers": HYBRIDS["qwen3_5"].variant(
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-    ),
+    "qwen3_5, one layer": HYBRIDS["qwen3_5"].variant(num_hidden_layers=1, layer_types=["full_attention"]),
     "nemotron_h, latent experts in groups": NEMOTRON.variant(
         {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E"},
         moe_latent_size=24,
