@@ -383,6 +383,25 @@ def test_a_seat_that_was_left_keeps_no_hidden_states() -> None:
     assert hidden.first.tolist() == hidden.end.tolist() == [0] * 4
 
 
+def test_reading_a_prompt_waits_for_no_landing() -> None:
+    engine = engine_of("qwen3_5", depth=1)
+    executor, silent = engine.planner.drafts.model.executor, []
+    launch, land = executor.launch, executor.land
+
+    def noted(plan):
+        flight = launch(plan)
+        silent.extend([] if len(plan.sampled) else [flight])
+        return flight
+
+    def landed(flight):
+        assert not any(flight is each for each in silent)
+        return land(flight)
+
+    executor.launch, executor.land = noted, landed
+    serve(engine, [Ask(tokens(150, 1), greedy(4))])
+    assert silent
+
+
 # loading --------------------------------------------------------------------------------------------------------------
 
 
