@@ -54,7 +54,7 @@ def test_a_kernel_that_does_not_compile_fails_where_it_is_launched():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "qwen3_next head"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "qwen3_5 head"])
 def test_no_step_of_a_start_compiles_what_was_not_compiled_ahead(family):
     found = start(family)
     assert found["ahead"]["compiled"] > 20

@@ -47,12 +47,7 @@ MEMORY = 32 << 20
 NEMOTRON = HYBRIDS["nemotron_h"].variant({"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]})
 TINY = HYBRIDS | {
     "nemotron_h": NEMOTRON,
-    "qwen3_5, two layers": HYBRIDS["qwen3_5"].variant(
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-    ),
+    "qwen3_5, one layer": HYBRIDS["qwen3_5"].variant(num_hidden_layers=1, layer_types=["full_attention"]),
     "nemotron_h, latent experts in groups": NEMOTRON.variant(
         {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E"},
         moe_latent_size=24,
@@ -386,6 +381,25 @@ def test_a_seat_that_was_left_keeps_no_hidden_states() -> None:
     serve(engine, [Ask(tokens(30, 1), greedy(5)), Ask(tokens(90, 2), greedy(9), abort_after=3)])
     hidden = engine.planner.drafts.model.hidden
     assert hidden.first.tolist() == hidden.end.tolist() == [0] * 4
+
+
+def test_reading_a_prompt_waits_for_no_landing() -> None:
+    engine = engine_of("qwen3_5", depth=1)
+    executor, silent = engine.planner.drafts.model.executor, []
+    launch, land = executor.launch, executor.land
+
+    def noted(plan):
+        flight = launch(plan)
+        silent.extend([] if len(plan.sampled) else [flight])
+        return flight
+
+    def landed(flight):
+        assert not any(flight is each for each in silent)
+        return land(flight)
+
+    executor.launch, executor.land = noted, landed
+    serve(engine, [Ask(tokens(150, 1), greedy(4))])
+    assert silent
 
 
 # loading --------------------------------------------------------------------------------------------------------------

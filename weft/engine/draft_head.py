@@ -78,8 +78,11 @@ class DraftHead(DraftModel):
         """Read hidden states without guessing once enough have piled up in a row: those of prompts, and of rows that
         do not draft. All rows are then read together.
         """
+        waiting = self.hidden.end - self.hidden.first
+        if int(waiting.max()) < FOLLOWED_AT_ONCE:
+            return
         rows, most = dict[int, tuple[Sequence, int]](), 0
-        for seat in np.flatnonzero(self.hidden.end > self.hidden.first).tolist():
+        for seat in np.flatnonzero(waiting).tolist():
             sequence = by_seat[seat]
             if sequence is None or sequence.drafting is None or self._lost[seat]:
                 self.hidden.forget(seat)

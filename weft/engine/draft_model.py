@@ -225,11 +225,16 @@ class DraftModel:
     # flights --------------------------------------------------------------------------------------------------------
 
     def _decode(self, rows: KnownRows) -> dict[int, tuple[int, ...]]:
-        """Compute the known tokens of all rows, then guess by guess. All flights are launched before one lands."""
+        """Compute the known tokens of all rows, then guess by guess. All flights are launched before one lands.
+
+        Without guesses nothing lands: what reads the results is launched later.
+        """
         # Rows of one token come first.
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
         samples = rows.guesses[order] > 0
         flights = [self._launch(rows.seat[order], rows.start[order], rows.end[order], _packed(rows, order), samples)]
+        if not samples.any():
+            return {}
         guessing = [order[samples]]
         for number in range(1, int(rows.guesses.max())):
             some = np.flatnonzero(rows.guesses > number)
