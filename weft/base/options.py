@@ -384,6 +384,8 @@ def draft_tokens(options: Options, device: str) -> int:
     >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
     (0, 7)
     """
+    if options.exact is True and draft_of(options) in ("mtp", "model") and device != "cpu":
+        raise InvalidOption("draft", f"is {options.draft}; with exact on a GPU it must be suffix or off")
     if draft_of(options) in ("mtp", "model") and device != "cpu":
         raise InvalidOption("draft", f"is {options.draft}, which needs a CPU; on a GPU pass --draft suffix or off")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
