@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
+from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.cuda.compiling import warm_mixers
@@ -214,6 +216,18 @@ def show(model: str, found: dict[str, Any]) -> None:
         print(f"  {label:>14} {seconds['usual'] * 1e3:>9.3f} {seconds['exact'] * 1e3:>9.3f} {cost:>+7.1%}{missed}")
     for part, error in found["errors"].items():
         print(f"  {part}: {error}")
+    print(f"  for weft/exact_costs.py:\n    {table_line(model, found)}")
+
+
+def table_line(model: str, found: dict[str, Any]) -> str:
+    """Return the model's line of the table that `--exact auto` reads. What was not measured is None."""
+    place = find_checkpoint(model, False)
+    family = text_part(read_config(place if place.is_file() else place / "config.json"))["model_type"]
+    steps = {step["rows"]: step["seconds"] for step in found["steps"]}
+    measured = [*(steps.get(rows) for rows in ROWS), found.get("prompt")]
+    costs = [None if each is None else round(each["exact"] / each["usual"] - 1, 3) for each in measured]
+    when = time.strftime("%Y-%m-%d")
+    return f'("{found["machine"]["device"]}", "{family}"): Cost("{model}", "{when}", {", ".join(map(str, costs))}),'
 
 
 if __name__ == "__main__":

@@ -32,8 +32,6 @@ from weft.speculate.drafting import Drafting
 FAMILIES: dict[str, Tiny] = {**HYBRIDS, **PLAIN}
 TINY: dict[str, Tiny] = {**FAMILIES, **ODD_HYBRIDS, **ODD_PLAIN}
 VOCABULARY = 256
-# Families whose GPU kernels depend on a step's other rows: exact mode refuses them there.
-NOT_EXACT_ON_GPU = ("kimi_linear",)
 
 
 @cache

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.exact_steps import EXACT
 from tests.test_cuda_attention import Scene
+from tests.test_exact_latent_attention import launch_by_head
 from weft.base.errors import OptionError
 from weft.kernels import choosing
 from weft.kernels.activations import gelu_tanh, squared_relu
@@ -413,4 +414,5 @@ def launch_exact_experts() -> None:
 
 
 def test_exact_kernels_compile_for_sm_90():
-    assert_compiles(launch_exact_products, launch_exact_attention, launch_exact_experts, in_registers=True)
+    launches = (launch_exact_products, launch_exact_attention, launch_exact_experts, launch_by_head)
+    assert_compiles(*launches, in_registers=True)

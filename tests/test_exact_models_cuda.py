@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.cuda_engines import few_layers, for_each, free, packaged, release
-from tests.engines import FAMILIES, NOT_EXACT_ON_GPU, TINY, dummy_model
+from tests.engines import FAMILIES, TINY, dummy_model
 from tests.exact_steps import EXACT, Sequenced, Steps, drawn, spec_for
 from tests.gpu_memory import ARENA_BYTES
 from tests.operations import PLAIN
@@ -43,10 +43,9 @@ def published_model(name: str) -> CausalModel:
         return load_model(file, torch.bfloat16, "cuda", weights="dummy", progress=False, operations=EXACT)[0]
 
 
-EXACT_FAMILIES = [family for family in FAMILIES if family not in NOT_EXACT_ON_GPU]
-MODELS = {f"tiny {family} bfloat16": partial(tiny_model, family, torch.bfloat16) for family in (*EXACT_FAMILIES, *ODD)}
+MODELS = {f"tiny {family} bfloat16": partial(tiny_model, family, torch.bfloat16) for family in (*FAMILIES, *ODD)}
 MODELS |= {f"tiny {family} float16": partial(tiny_model, family, torch.float16) for family in FLOAT16}
-MODELS |= {name: partial(published_model, name) for name in configurations.names() if "kimi" not in name}
+MODELS |= {name: partial(published_model, name) for name in configurations.names()}
 
 
 @pytest.fixture(autouse=True)

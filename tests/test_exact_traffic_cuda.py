@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.cuda_engines import few_layers, for_each, held, load, load_tiny, make, packaged
-from tests.engines import FAMILIES, NOT_EXACT_ON_GPU
+from tests.engines import FAMILIES
 from tests.exact_traffic import Served, compare_traffic
 from tests.gpu_memory import ARENA_BYTES
 from weft import LLM
@@ -54,9 +54,7 @@ def compare(name: str, found: OnGpu) -> None:
     print(f"{name}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 
 
-@pytest.mark.parametrize(
-    "family", for_each([name for name in FAMILIES if name not in NOT_EXACT_ON_GPU], "tiny {} exact")
-)
+@pytest.mark.parametrize("family", for_each(FAMILIES, "tiny {} exact"))
 def test_every_digest_on_a_gpu_is_that_of_a_lone_cold_run(family: str) -> None:
     compare(
         family, OnGpu(held(f"tiny {family} exact", lambda: load_tiny(family, "bfloat16", exact=True, draft="suffix")))

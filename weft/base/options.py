@@ -384,8 +384,7 @@ def draft_tokens(options: Options, device: str) -> int:
     (0, 7)
     """
     if options.exact is True and draft_of(options) in ("mtp", "model") and device != "cpu":
-        reason = "is not verified in the form of decodes with exact on a GPU; pass --draft suffix or off"
-        raise InvalidOption("draft", reason)
+        raise InvalidOption("draft", f"is {options.draft}; with exact on a GPU it must be suffix or off")
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

@@ -53,12 +53,7 @@ DECODES = {
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
-EXACT = ("linear", "norm", "attention", "causal_conv", "gated_delta", "ssd", "moe")
-# Groups whose GPU kernels have no such variant yet.
-INEXACT = {
-    "latent_attention": "on a GPU, sums of latent attention depend on the number of rows; use a CPU",
-    "channel_delta": "on a GPU, sums of the delta rule with decays by channel depend on how a row is cut; use a CPU",
-}
+EXACT = ("linear", "norm", "attention", "latent_attention", "causal_conv", "gated_delta", "ssd", "moe")
 EXACT_DTYPES = (torch.bfloat16, torch.float16)
 # Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
@@ -183,7 +178,7 @@ def choose(
     if kind == "cpu":
         return choose_for_cpu(dtype, memories, exact)
     if exact:
-        return choose_exact(kind, dtype, memories, refused)
+        return choose_exact(kind, dtype, refused)
     reason = refused or declines(kind)
     if reason is not None:
         return chosen_everywhere("plain", reason)
@@ -193,11 +188,9 @@ def choose(
         return chosen_everywhere("plain", f"the kernels for GPUs cannot be imported: {first_line(error)}")
 
 
-def choose_exact(
-    kind: str, dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], refused: str | None = None
-) -> Chosen:
+def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> Chosen:
     """Choose operations for exact answers on a GPU."""
-    reason = refused or declines(kind) or declines_exact(dtype, memories)
+    reason = refused or declines(kind) or declines_exact(dtype)
     if reason is not None:
         raise OptionError(f"exact answers are not available: {reason}")
     packages = {group: "exact" if group in EXACT else "cuda" for group in GROUPS}
@@ -206,11 +199,10 @@ def choose_exact(
     return Chosen(assemble(packages), choices)
 
 
-def declines_exact(dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]]) -> str | None:
-    """Return why answers in this dtype, of a model with this memory, cannot be exact on a GPU."""
+def declines_exact(dtype: torch.dtype) -> str | None:
+    """Return why answers in this dtype cannot be exact on a GPU."""
     if dtype in EXACT_DTYPES:
-        inexact = groups_of(MemorySpec(memories(everywhere("plain")))) & INEXACT.keys()
-        return next((INEXACT[group] for group in GROUPS if group in inexact), None)
+        return None
     name = str(dtype).removeprefix("torch.")
     return f"on a GPU they need dtype bfloat16 or float16, whose sums tensor cores add in order, this is {name}"
 

@@ -18,14 +18,18 @@ from torch import Tensor
 from weft.kernels.choosing import Table
 from weft.kernels.cuda.overlap import in_full
 from weft.kernels.interface import Batch, Operations
-from weft.kernels.recurrent import ConvolutionWeights, DeltaInputs, SsdInputs
+from weft.kernels.recurrent import ChannelDeltaInputs, ConvolutionWeights, DeltaInputs, SsdInputs
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 from weft.memory.device.store import RecurrentView
 
 BY_ROW = ("token_ids", "positions", "start", "slot", "tail", "closing", "host_start")
 # Inputs of recurrences that have a line for each token.
-BY_TOKEN = {SsdInputs: ("x", "dt", "B", "C", "gate"), DeltaInputs: ("q", "k", "v", "step", "strength")}
+BY_TOKEN = {
+    SsdInputs: ("x", "dt", "B", "C", "gate"),
+    DeltaInputs: ("q", "k", "v", "step", "strength"),
+    ChannelDeltaInputs: ("q", "k", "v", "step", "strength"),
+}
 
 
 def in_turns(batch: Batch, sizes: Sequence[int]) -> Batch:
@@ -55,7 +59,11 @@ def in_turns(batch: Batch, sizes: Sequence[int]) -> Batch:
     def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Tensor:
         return one_by_one(lambda rows, turn: operations.gated_delta(part_of(inputs, rows), turn, view))
 
-    own = {"causal_conv": causal_conv, "short_conv": short_conv, "ssd": ssd, "gated_delta": gated_delta}
+    def channel_delta(inputs: ChannelDeltaInputs, batch: Batch, view: RecurrentView) -> Tensor:
+        return one_by_one(lambda rows, turn: operations.channel_delta(part_of(inputs, rows), turn, view))
+
+    convolutions = {"causal_conv": causal_conv, "short_conv": short_conv}
+    own = {**convolutions, "ssd": ssd, "gated_delta": gated_delta, "channel_delta": channel_delta}
     return replace(batch, operations=cast(Operations, Table({**vars(operations), **own})), derived={})
 
 

@@ -62,7 +62,7 @@ class ExactCudaRunner(CudaRunner):
         turn = single.start - np.repeat(part.start, part.end - part.start)
         order = np.argsort(turn, kind="stable")
         batch = self.build_batch(chosen_rows(single, order, order))
-        return places[order], in_turns(batch, np.bincount(turn).tolist())
+        return places[order], in_turns(batch, [int(size) for size in np.bincount(turn)])
 
     def _longer(self, plan: Plan, rows: Places) -> tuple[Places, Batch | None]:
         places = places_of(plan, rows)
