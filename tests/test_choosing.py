@@ -79,6 +79,20 @@ def test_a_device_without_kernels_of_its_own_gets_the_plain_package_and_a_reason
     assert "Triton is not installed" in choose("cuda", torch.float32, lambda operations: ()).choices[0].reason
 
 
+def test_gpus_of_other_makers_and_old_ones_get_the_plain_package_and_a_reason(monkeypatch):
+    monkeypatch.setattr(choosing, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    chosen = choose("cuda", torch.bfloat16, lambda operations: ())
+    assert chosen.all_by("plain")
+    assert "ROCm" in chosen.choices[0].reason
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(choosing, "device_name", lambda device: "a T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    chosen = choose("cuda", torch.bfloat16, lambda operations: ())
+    assert chosen.all_by("plain")
+    assert "a T4 has (7, 5)" in chosen.choices[0].reason
+
+
 def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):
     monkeypatch.setattr(choosing, "declines", lambda device: None)
     monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
