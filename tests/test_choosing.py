@@ -18,7 +18,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.engine.loop import Engine
 from weft.kernels import choosing
-from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, assemble, choose, chosen_everywhere
+from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, UNUSED, assemble, choose, chosen_everywhere
 from weft.kernels.interface import Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import MOST_SIZE
@@ -69,6 +69,20 @@ def test_a_group_that_is_too_large_for_its_kernels_is_left_to_pytorch_alone():
     assert packages["attention"].package == "cpu"
     assert str(MOST_SIZE + 1) in packages["attention"].reason
     assert {packages[group].package for group in DECODES if group != "attention"} == {"native"}
+
+
+@needs_compiler
+def test_a_group_that_no_layer_needs_has_that_as_its_reason():
+    reasons = {
+        choice.group: choice.reason for choice in choose("cpu", torch.float32, model_of("lfm2").memories).choices
+    }
+    assert {group for group in DECODES if reasons[group] == UNUSED} == {
+        "latent_attention",
+        "ssd",
+        "gated_delta",
+        "channel_delta",
+    }
+    assert all("compiled by" in reasons[group] for group in ("attention", "causal_conv", "together"))
 
 
 def test_a_device_without_kernels_of_its_own_gets_the_plain_package_and_a_reason(monkeypatch):
