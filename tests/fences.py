@@ -205,6 +205,15 @@ def device_questions(modules: dict[str, str]) -> list[str]:
     return complaints
 
 
+def modules_with_number(modules: dict[str, str], number: int) -> list[str]:
+    """Modules in whose code, and not in texts, an integer stands."""
+    return [
+        module
+        for module, text in modules.items()
+        if any(isinstance(node, ast.Constant) and node.value == number for node in ast.walk(parse(text)))
+    ]
+
+
 def import_circles(modules: dict[str, str]) -> list[list[str]]:
     """Modules that import each other, directly or through others, wherever in them they do. Each circle once."""
     known = set(modules)

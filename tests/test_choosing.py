@@ -18,7 +18,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.engine.loop import Engine
 from weft.kernels import choosing
-from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, assemble, choose, chosen_everywhere
+from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, UNUSED, assemble, choose, chosen_everywhere
 from weft.kernels.interface import Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import MOST_SIZE
@@ -71,12 +71,40 @@ def test_a_group_that_is_too_large_for_its_kernels_is_left_to_pytorch_alone():
     assert {packages[group].package for group in DECODES if group != "attention"} == {"native"}
 
 
+@needs_compiler
+def test_a_group_that_no_layer_needs_has_that_as_its_reason():
+    reasons = {
+        choice.group: choice.reason for choice in choose("cpu", torch.float32, model_of("lfm2").memories).choices
+    }
+    assert {group for group in DECODES if reasons[group] == UNUSED} == {
+        "latent_attention",
+        "ssd",
+        "gated_delta",
+        "channel_delta",
+    }
+    assert all("compiled by" in reasons[group] for group in ("attention", "causal_conv", "together"))
+
+
 def test_a_device_without_kernels_of_its_own_gets_the_plain_package_and_a_reason(monkeypatch):
     chosen = choose("mps", torch.float32, lambda operations: ())
     assert chosen.all_by("plain")
     assert "mps" in chosen.choices[0].reason
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
     assert "Triton is not installed" in choose("cuda", torch.float32, lambda operations: ()).choices[0].reason
+
+
+def test_gpus_of_other_makers_and_old_ones_get_the_plain_package_and_a_reason(monkeypatch):
+    monkeypatch.setattr(choosing, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    chosen = choose("cuda", torch.bfloat16, lambda operations: ())
+    assert chosen.all_by("plain")
+    assert "ROCm" in chosen.choices[0].reason
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(choosing, "device_name", lambda device: "a T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    chosen = choose("cuda", torch.bfloat16, lambda operations: ())
+    assert chosen.all_by("plain")
+    assert "a T4 has (7, 5)" in chosen.choices[0].reason
 
 
 def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):

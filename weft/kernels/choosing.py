@@ -64,6 +64,8 @@ TITLES = {
     "exact": "Triton, with sums in a fixed order",
 }
 LEAST_CAPABILITY = (8, 0)
+# The reason of a group that no layer of the model needs.
+UNUSED = "this model has none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +217,8 @@ def choose_for_cpu(
     dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], exact: bool = False
 ) -> Chosen:
     spec = MemorySpec(memories(everywhere("cpu")))
-    library.use(groups_of(spec))
+    used = groups_of(spec) | {"together"}
+    library.use(used)
     missing = library.why_not(dtype)
     choices = []
     for group in GROUPS:
@@ -224,7 +227,7 @@ def choose_for_cpu(
             continue
         reason = missing or declines_decodes(group, spec)
         choices.append(
-            PackageChoice(group, "native", f"compiled by {library.find_compiler()}")
+            PackageChoice(group, "native", f"compiled by {library.find_compiler()}" if group in used else UNUSED)
             if reason is None
             else PackageChoice(group, "cpu", f"no C++: {reason}")
         )
