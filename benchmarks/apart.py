@@ -74,7 +74,10 @@ async def hidden(asked: argparse.Namespace) -> dict[int, Shares]:
         # At the same time, because they share no core that matters.
         await asyncio.gather(*(stack.enter_async_context(running(each)) for each in (*prefills, decode)))
         for chunk, prefill in zip(asked.chunk, prefills, strict=True):
-            found[chunk] = await hidden_between(asked, prefill, decode)
+            found[chunk] = shares = await hidden_between(asked, prefill, decode)
+            times = ", ".join(f"{name} {1e3 * shares[name]:.1f} ms" for name in ("leg", "send", "exposed"))
+            share = f"{100 * shares['hidden']:.1f} % hidden"
+            print(f"steps of {chunk} tokens, {shares['bytes'] / 1e6:.1f} MB: {times}; {share}", flush=True)
     return found
 
 
@@ -162,10 +165,6 @@ def main() -> None:
         report["rate"] = rates(asked)
     if asked.only in (None, "hidden"):
         report["hidden"] = asyncio.run(hidden(asked))
-        for chunk, found in report["hidden"].items():
-            times = ", ".join(f"{name} {1e3 * found[name]:.1f} ms" for name in ("leg", "send", "exposed"))
-            share = f"{100 * found['hidden']:.1f} % hidden"
-            print(f"steps of {chunk} tokens, {found['bytes'] / 1e6:.1f} MB: {times}; {share}", flush=True)
     if asked.only in (None, "gaps"):
         for name in asked.sets:
             bounded = {"max_step_ms": asked.max_step_ms} if name == "bounded" else {}

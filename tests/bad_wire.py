@@ -42,7 +42,6 @@ THERE = Destination("decode", 1)
 @dataclass
 class CopyTicket:
     plan: CopyPlan
-    after: tuple[dict, int] | None = None
     executed: bool = False
 
 
@@ -97,12 +96,6 @@ class AreaDevice(RollingDevice):
         self.progress()
         return ticket
 
-    def copy_after(self, plan: CopyPlan, flight: dict, layer: int) -> CopyTicket:
-        ticket = CopyTicket(plan, (flight, layer))
-        self.queues.setdefault((plan.level, plan.direction), deque()).append(ticket)
-        self.progress()
-        return ticket
-
     def copied(self, ticket: CopyTicket, wait: bool) -> float | None:
         if not wait and self.random.random() > self.patience:
             self.progress()
@@ -131,10 +124,7 @@ class AreaDevice(RollingDevice):
         return flight["layers"] > layer or all(each is not flight for each, _ in self.computing)
 
     def execute_copy(self, level: int, direction: Direction) -> None:
-        queue = self.queues[level, direction]
-        if queue[0].after is not None and not self.has_computed(*queue[0].after):
-            return
-        ticket = queue.popleft()
+        ticket = self.queues[level, direction].popleft()
         for name, upper, lower in ticket.plan.units:
             kind, piece = Kind(name), ticket.plan.piece
             device, area = self.memory[kind], self.areas[level][kind]

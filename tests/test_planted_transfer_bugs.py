@@ -146,7 +146,8 @@ def a_piece_leaves_before_its_layer_is_computed(patch: Patch) -> None:
 
 @plant
 def a_copy_does_not_wait_for_the_step_in_flight(patch: Patch) -> None:
-    patch.setattr(bad_wire.AreaDevice, "copy_after", lambda self, plan, flight, layer: self.copy(plan))
+    plan = Departures.plan
+    patch.setattr(Departures, "plan", lambda self, has_computed: plan(self, lambda flight, layer: True))
 
 
 @plant

@@ -39,10 +39,10 @@ class FollowingDevice(Protocol):
 
 @runtime_checkable
 class LayeredDevice(Protocol):
-    """A device that copies what a step in flight writes, layer by layer. Its copies are those of `CopyingDevice`."""
+    """A device that says how far a step in flight is, so that what its layers have written can be copied."""
 
-    def copy_after(self, plan: CopyPlan, flight: Any, layer: int) -> Any:
-        """Begin the copies of a plan when a flight has computed the model's memory of this index."""
+    def has_computed(self, flight: Any, layer: int) -> bool:
+        """Return whether a flight has written the model's memory of this index."""
         ...
 
     def landed(self, flight: Any) -> bool:

@@ -171,14 +171,14 @@ class Exchange:
 
     def _launch(self) -> None:
         for _ in range(MOST_PLANS):
-            found = None if self.departures is None else self.departures.plan()
-            if found is None:
+            plan = None if self.departures is None else self.departures.plan(self._has_computed)
+            if plan is None:
                 return
-            if found.after is None or self._layered is None:
-                self._flights.append(self._device.copy(found.plan))
-            else:
-                _, layer, flight = found.after
-                self._flights.append(self._layered.copy_after(found.plan, flight, layer))
+            self._flights.append(self._device.copy(plan))
+
+    def _has_computed(self, flight: Any, layer: int) -> bool:
+        # Copies are not begun to wait for their layer on the device: hundreds of them would block the engine's thread.
+        return self._layered is None or self._layered.has_computed(flight, layer)
 
     def _land(self, wait: bool) -> None:
         while self._flights:

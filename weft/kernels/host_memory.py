@@ -64,8 +64,8 @@ class HostMemory:
             self._streams = {each: torch.cuda.Stream(store.buffer.device) for each in Direction}
         self.load_bytes_per_second = self._measure()
 
-    def copy(self, plan: CopyPlan, after: torch.cuda.Event | None = None) -> CopyFlight:
-        """Begin the copies of a plan, when an event has happened that steps record."""
+    def copy(self, plan: CopyPlan) -> CopyFlight:
+        """Begin the copies of a plan."""
         if not self._streamed:
             began = perf_counter()
             self._copy(plan)
@@ -73,8 +73,6 @@ class HostMemory:
         stream = self._streams[plan.direction]
         if plan.after_steps:
             stream.wait_stream(torch.cuda.current_stream(self.store.buffer.device))
-        if after is not None:
-            stream.wait_event(after)
         with torch.cuda.stream(stream):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()

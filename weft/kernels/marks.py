@@ -18,7 +18,11 @@ class LayerMarks:
         event.record()
         self._events.append(event)
 
-    def after(self, layer: int) -> torch.cuda.Event:
-        """Return the event that happens when the memory of this index is written."""
+    @property
+    def are_complete(self) -> bool:
+        return len(self._events) >= self._blocks
+
+    def has_passed(self, layer: int) -> bool:
+        """Return whether the memory of this index is written."""
         # A step may pass the blocks several times; the last time counts.
-        return self._events[self._block_of[layer] - self._blocks]
+        return bool(self._events[self._block_of[layer] - self._blocks].query())

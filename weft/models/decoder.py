@@ -5,7 +5,7 @@ Families define the blocks; this file connects them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -72,11 +72,16 @@ class Decoder(Layer):
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         stream = batch.operations.residual(self.embed_tokens(batch))
         rotation = None if self.rotary is None else self.rotary(batch)
-        for layer in self.layers:
+        for layer in self.walk():
             layer(stream, rotation, batch, views)
+        return stream.finish(self.norm)
+
+    def walk(self) -> Iterator[nn.Module]:
+        """Yield the blocks of a step in their order."""
+        for layer in self.layers:
+            yield layer
             if self.passed is not None:
                 self.passed()
-        return stream.finish(self.norm)
 
 
 class DecoderModel(CausalModel):

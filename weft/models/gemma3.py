@@ -63,7 +63,7 @@ class Gemma3(DecoderModel):
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         rotations = {kind: rotary(batch) for kind, rotary in self.rotary.items()}
         stream = batch.operations.residual(self.model.embed_tokens(batch))
-        for layer in self.model.layers:
+        for layer in self.model.walk():
             layer(stream, rotations, batch, views)
         return stream.finish(self.model.norm)
 

@@ -254,6 +254,9 @@ class Runner:
         """Return the token of every sampled row."""
         return sample(logits, sampling, inputs, self.operations)
 
+    def has_computed(self, flight: Flight, layer: int) -> bool:
+        return self.landed(flight) if flight.marks is None else flight.marks.has_passed(layer)
+
     def landed(self, flight: Flight) -> bool:
         done = flight.flight if isinstance(flight, WaitingFlight) else flight
         return done is None or done.download.landed
@@ -375,12 +378,6 @@ class Runner:
     def copy(self, plan: CopyPlan) -> Any:
         tier = self.tiers[plan.level]
         return tier, tier.copy(plan)
-
-    def copy_after(self, plan: CopyPlan, flight: Flight, layer: int) -> Any:
-        tier = self.tiers[plan.level]
-        # Without marks, when all steps have ended that were launched so far.
-        plan = replace(plan, after_steps=flight.marks is None)
-        return tier, tier.copy(plan, None if flight.marks is None else flight.marks.after(layer))
 
     def copied(self, flight: Any, wait: bool) -> float | None:
         tier, copies = flight

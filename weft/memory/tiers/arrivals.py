@@ -136,16 +136,16 @@ class ArrivalsLink(TierLink):
         if incoming.decided or incoming.dropped or first - incoming.published > most // 2:
             return None
         end = min(incoming.end, incoming.published + most)
+        incoming.decided = end == incoming.end
+        if incoming.decided and self.wants_point(incoming):
+            # Before the pages: a state may need a whole slab, which pages would scatter over.
+            window = len(self._window_ends(end))
+            incoming.point = take_point(self.lower, end * self.lower.cell, window, Cache.take)
+            if incoming.point is None:
+                raise ArrivalsFull
         units = [self._reserve_page(incoming) for _ in range(end - first)]
-        if end < incoming.end:
-            return Reservation(first, end, False, units)
-        incoming.decided = True
-        if not self.wants_point(incoming):
-            return Reservation(first, end, False, units)
-        window = len(self._window_ends(end))
-        incoming.point = take_point(self.lower, end * self.lower.cell, window, Cache.take)
         if incoming.point is None:
-            raise ArrivalsFull
+            return Reservation(first, end, False, units)
         return Reservation(first, end, True, units + self._point_places(incoming))
 
     def _reserve_page(self, incoming: Incoming) -> ReservedUnit:

@@ -9,7 +9,7 @@ departure pins the path and shares the resume point until the last unit is stage
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -216,21 +216,27 @@ class Departures:
 
     # copies ---------------------------------------------------------------------------------------------------------
 
-    def plan(self) -> DepartureFlight | None:
-        """Return the next copies to the staging area, or None if there is nothing to copy or no room."""
-        if not self.queued:
-            self._fill_queue()
-        if not self.queued:
-            return None
-        flight = self.queued.popleft()
-        self._flights.append(flight)
-        return flight
+    def plan(self, has_computed: Callable[[Any, int], bool]) -> CopyPlan | None:
+        """Return the next copies to the staging area, or None if there is nothing to copy yet or no room.
+
+        `has_computed` says whether a flight has written the memory of a layer.
+        """
+        self._fill_queue()
+        for place, each in enumerate(self.queued):
+            if each.after is None or has_computed(each.after.flight, each.after.layer):
+                del self.queued[place]
+                self._flights.append(each)
+                return each.plan
+        return None
 
     def _fill_queue(self) -> None:
-        """Queue all copies that are possible now, in the order in which they can begin."""
+        """Queue all copies that there is room for, in the order in which they can begin."""
+        before = len(self.queued)
         for departure in self.active.values():
             if not self.queue_published(departure):
                 self.queue_sections(departure)
+        if len(self.queued) == before:
+            return
         ready = [each for each in self.queued if each.after is None]
         later = [(each.after[:2], each) for each in self.queued if each.after is not None]
         self.queued = deque([*ready, *(each for _, each in sorted(later, key=lambda found: found[0]))])

@@ -112,7 +112,8 @@ class CudaRunner(Runner):
         marks = LayerMarks(len(decoder.layers), blocks_of_mixers(self.model))
         decoder.passed = marks.add
         try:
-            return replace(super().run(plan), marks=marks)
+            flight = super().run(plan)
+            return replace(flight, marks=marks) if marks.are_complete else flight
         finally:
             decoder.passed = None
 
