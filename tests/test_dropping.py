@@ -28,8 +28,6 @@ from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import chain, root_key
-from weft.memory.ledger import Ledger
-from weft.memory.removal import Hidden
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk_file import DiskFile, open_existing
 from weft.memory.trie import Node
@@ -310,22 +308,6 @@ def test_every_answer_is_the_oracles_while_prefixes_are_dropped(monkeypatch: pyt
             begun += engine.begun
             assert len(engine.answers) == engine.begun, "a drop was not answered"
     assert begun > 30
-
-
-@pytest.mark.parametrize("bug", ["a_dropped_prefix_is_hit_until_it_is_gone", "a_dropped_prefix_is_published_again"])
-def test_a_planted_bug_of_drops_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug == "a_dropped_prefix_is_hit_until_it_is_gone":
-        monkeypatch.setattr(Hidden, "covers", lambda self, keys, tenant: False)
-    else:
-        monkeypatch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
-    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
-
-    def try_all() -> None:
-        for seed in range(40):
-            run_chained(seed, Chain(), DroppingEngine)
-
-    with pytest.raises(AssertionError, match="reuses what was dropped"):
-        try_all()
 
 
 def test_a_drop_over_http_is_answered_when_the_file_is_overwritten(tmp_path: Path) -> None:

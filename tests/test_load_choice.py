@@ -17,8 +17,7 @@ from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.capacity import Room
-from weft.memory.tiers.load_choice import PATIENCE_SECONDS, LoadChoice
+from weft.memory.tiers.load_choice import PATIENCE_SECONDS
 from weft.memory.tiers.rates import Rates, load_pays
 from weft.memory.tiers.tiers import Tiers
 from weft.simulate.costs import cost_model
@@ -207,18 +206,11 @@ class FixedRates(Rates):
         pass
 
 
-def test_of_many_requests_that_wait_for_loads_few_are_computed() -> None:
+def check_second_turns() -> None:
     share, declined = second_turns_on_a_small_device()
     assert share > 0.65
     assert declined <= 2
 
 
-@pytest.mark.parametrize("bug", ["computing_starts_at_once", "loads_have_no_room_together"])
-def test_a_planted_bug_of_the_choice_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bug == "computing_starts_at_once":
-        nothing = property(lambda self: 0, lambda self, tokens: None)
-        monkeypatch.setattr(LoadChoice, "ahead_tokens", nothing, raising=False)
-    else:
-        monkeypatch.setattr(Room, "__add__", lambda self, other: self)
-    share, declined = second_turns_on_a_small_device()
-    assert share < 0.6 or declined > 2
+def test_of_many_requests_that_wait_for_loads_few_are_computed() -> None:
+    check_second_turns()

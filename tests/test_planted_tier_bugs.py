@@ -7,11 +7,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tests.chained import Chain, run_chained
+from tests.drops import DroppingEngine
 from tests.test_disk_tier import power_loss, run_on_disk
+from tests.test_load_choice import check_second_turns
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from weft.base.copies import CopyPlan, Direction, Run
+from weft.engine import dropping
+from weft.memory.capacity import Room
 from weft.memory.kinds import Kind
+from weft.memory.ledger import Ledger
+from weft.memory.removal import Hidden
 from weft.memory.tiers import disk_file, loads, saves, units
+from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
 
 SEEDS = 400
@@ -32,13 +40,24 @@ def in_host_memory(seed: int) -> None:
     run_tiered(tiered_workload(seed), seed)
 
 
-def plant(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    PLANTS.append(Plant(sow.__name__, sow, on_disk if "disk" in sow.__name__ else in_host_memory))
-    return sow
-
-
 def on_disk(seed: int) -> None:
     run_on_disk(seed, power_loss)
+
+
+def with_drops(seed: int) -> None:
+    run_chained(seed, Chain(), DroppingEngine)
+
+
+def with_many_loads(seed: int) -> None:
+    check_second_turns()
+
+
+def plant(check: Callable[[int], None]) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def planted(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        PLANTS.append(Plant(sow.__name__, sow, check))
+        return sow
+
+    return planted
 
 
 def seen_before_it_ran(patch: Patch, direction: Direction) -> None:
@@ -50,23 +69,23 @@ def seen_before_it_ran(patch: Patch, direction: Direction) -> None:
     patch.setattr(TieredDevice, "copied", copied)
 
 
-@plant
+@plant(in_host_memory)
 def a_save_reads_a_page_after_its_release(patch: Patch) -> None:
     seen_before_it_ran(patch, Direction.SAVE)
 
 
-@plant
+@plant(in_host_memory)
 def a_load_is_published_before_its_event(patch: Patch) -> None:
     seen_before_it_ran(patch, Direction.LOAD)
 
 
-@plant
+@plant(in_host_memory)
 def a_save_does_not_own_the_state_that_it_reads(patch: Patch) -> None:
     patch.setattr(saves, "share_point", lambda cache, point: None)
     patch.setattr(saves, "release_point", lambda cache, point: None)
 
 
-@plant
+@plant(in_host_memory)
 def a_state_comes_with_window_pages_of_another_position(patch: Patch) -> None:
     def mixed(key, position, origin, upper, lower, hits):
         window = lower.window[1:] + lower.window[:1]
@@ -75,13 +94,13 @@ def a_state_comes_with_window_pages_of_another_position(patch: Patch) -> None:
     patch.setattr(loads, "PointCopy", mixed)
 
 
-@plant
+@plant(in_host_memory)
 def a_point_is_loaded_without_its_window(patch: Patch) -> None:
     original = units.point_copies
     patch.setattr(units, "point_copies", lambda *both: [c for c in original(*both) if c.kind != Kind.WINDOW])
 
 
-@plant
+@plant(in_host_memory)
 def neighbours_are_joined_that_are_apart_in_host_memory(patch: Patch) -> None:
     def runs(self):
         joined: list[Run] = []
@@ -95,7 +114,7 @@ def neighbours_are_joined_that_are_apart_in_host_memory(patch: Patch) -> None:
     patch.setattr(CopyPlan, "runs", runs)
 
 
-@plant
+@plant(in_host_memory)
 def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
     def leave(self, waiter):
         for load in self._active.values():
@@ -105,9 +124,31 @@ def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
     patch.setattr(Loads, "plan", lambda self: None)
 
 
-@plant
+@plant(on_disk)
 def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -> None:
     patch.setattr(disk_file, "checksum", lambda data: 0)
+
+
+@plant(with_drops)
+def a_dropped_prefix_is_hit_until_it_is_gone(patch: Patch) -> None:
+    patch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    patch.setattr(Hidden, "covers", lambda self, keys, tenant: False)
+
+
+@plant(with_drops)
+def a_dropped_prefix_is_published_again(patch: Patch) -> None:
+    patch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    patch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
+
+
+@plant(with_many_loads)
+def loads_compete_with_computing_that_starts_at_once(patch: Patch) -> None:
+    patch.setattr(LoadChoice, "ahead_tokens", property(lambda self: 0, lambda self, tokens: None), raising=False)
+
+
+@plant(with_many_loads)
+def requests_that_wait_for_loads_need_no_room(patch: Patch) -> None:
+    patch.setattr(Room, "__add__", lambda self, other: self)
 
 
 @pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)
