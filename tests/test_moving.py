@@ -62,13 +62,13 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
     for start in range(CELL + behind - 1, 2 * CELL + behind + 2):
         plan = following_plan(start, behind, drafts)
         for wrong in range(behind + 1):
-            refused, moved = torch.full((10,), 7, dtype=torch.int32), torch.zeros(10, dtype=torch.int32)
+            refused, moved = (torch.full((10,), 7, dtype=torch.int32) for _ in range(2))
             refused[1] = wrong
             inputs.fill(plan)
             known.fill(move_rows(plan, np.full(4, wrong, np.int32), CELL))
             mine, theirs = inputs.step.batch, known.step.batch
             operations.move_rows(mine, inputs.step.following, inputs.step.seat, refused, moved)
-            assert moved[[1, 2, 3]].tolist() == [wrong, 0, 0]
+            assert moved[plan.seat].tolist() == [0, wrong, 0, 0]
             for name in ("start", "slot", "positions", "first", "token_ids", "closing", "tail"):
                 assert getattr(mine, name).tolist() == getattr(theirs, name).tolist(), (name, start, wrong)
             for name in ("first_piece", "piece_row", "piece_position", "piece_slot"):
