@@ -134,7 +134,7 @@ def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
         return output
 
     monkeypatch.setattr(RecordedSteps, "run", counted)
-    asks = [Ask(tokens(12, seed=1), greedy(14)), Ask(tokens(9, seed=3), seeded(14, seed=7))]
+    asks = [Ask(tokens(12, seed=1), greedy(11)), Ask(tokens(9, seed=3), seeded(11, seed=7))]
     model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
     wanted = serve(cpu_engine(model), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
