@@ -12,13 +12,14 @@ from tests.cuda_engines import for_each, held, load_tiny
 from tests.engines import FAMILIES, Ask, dummy_model, greedy, seeded, serve, tokens
 from tests.operations import PLAIN
 from tests.plans import Row, make_plan
-from tests.test_cuda_runner import FEW_LAYERS, cpu_engine, cuda_engine, prompt_inputs
+from tests.test_cuda_runner import FEW_LAYERS, SPEC, cpu_engine, cuda_engine, prompt_inputs
 from tests.test_drafts import ScriptedDrafting
 from tests.test_drafts_of_models import make_asks
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
+from weft.memory.device.store import Store
 from weft.runner.cuda import recorded
-from weft.runner.cuda.padding import Size
+from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, draft_sizes, prompt_sizes, step_sizes
 
 
@@ -133,7 +134,7 @@ def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
         return output
 
     monkeypatch.setattr(RecordedSteps, "run", counted)
-    asks = [Ask(tokens(12, seed=1), greedy(14)), Ask(tokens(9, seed=3), seeded(14, seed=7))]
+    asks = [Ask(tokens(12, seed=1), greedy(11)), Ask(tokens(9, seed=3), seeded(11, seed=7))]
     model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
     wanted = serve(cpu_engine(model), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
@@ -141,3 +142,14 @@ def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     assert any(met), "some rows follow wrong drafts"
     assert not all(met)
+
+
+def test_every_recorded_step_that_may_have_drafts_verifies_them():
+    """The next step may follow them, whichever size it was that had room for them."""
+    for size in step_sizes(32, room=3):
+        inputs = StepInputs(
+            size, 32, 4, replace(SPEC, draft_room=3), Store(SPEC, 1 << 16, scratch=True).scratch, "cpu", PLAIN
+        )
+        assert inputs.step.drafts is not None
+        assert (inputs.step.following is not None) == (size.samples is not None)
+        assert prompt_inputs(size).step.drafts is None

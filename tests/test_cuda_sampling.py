@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 from tests.compiled import assert_compiles
 from tests.operations import CPU, GPU, PLAIN
 from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
-from weft.kernels.cuda import sampling, sampling_scores
+from weft.kernels.cuda import following, sampling, sampling_scores
+from weft.kernels.following import DraftSamples
 from weft.kernels.sampling import Draws
 from weft.kernels.upload import upload
+from weft.memory.kinds import Kind
+from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner import sampler
+from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.step_sampling import stage_sampling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -185,8 +189,19 @@ def launch_all() -> None:
     sampling.read_board(whole, whole.int(), whole.int(), whole.int())
 
 
+def launch_following() -> None:
+    memory, spec = {Kind.PAGE: 0, Kind.TAIL: 0}, MemorySpec((AttentionMemory(1, 4, "float32"),), draft_room=7)
+    step = StepInputs(Size(256, 257, 1025, samples=1280), 256, 10, spec, memory, "cpu", GPU).step
+    board = torch.zeros(257, dtype=torch.int64)
+    refused, tokens = board.int(), torch.zeros(1280, dtype=torch.int32)
+    following.move_rows(step.batch, step.following, step.seat, refused, refused)
+    following.verify_drafts(tokens, step.batch.token_ids, step.drafts, board, refused)
+    wide = DraftSamples(*(each.long() for each in (step.seat, step.seat, step.seat, step.seat)), 7)
+    following.verify_drafts(board, step.batch.token_ids, wide, board, refused)
+
+
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_all)
+    assert_compiles(launch_all, launch_following)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

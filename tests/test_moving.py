@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.compiled import assert_compiles
 from tests.operations import GPU, PLAIN
 from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import SPEC
 from weft.base.moving import move_rows
 from weft.base.plan import Plan
-from weft.kernels.choosing import everywhere
-from weft.kernels.cuda import following
 from weft.kernels.following import DraftSamples
 from weft.memory.device.store import Store
 from weft.runner.cuda.padding import Size, StepInputs
@@ -62,13 +59,13 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
     for start in range(CELL + behind - 1, 2 * CELL + behind + 2):
         plan = following_plan(start, behind, drafts)
         for wrong in range(behind + 1):
-            refused, moved = torch.full((10,), 7, dtype=torch.int32), torch.zeros(10, dtype=torch.int32)
+            refused, moved = (torch.full((10,), 7, dtype=torch.int32) for _ in range(2))
             refused[1] = wrong
             inputs.fill(plan)
             known.fill(move_rows(plan, np.full(4, wrong, np.int32), CELL))
             mine, theirs = inputs.step.batch, known.step.batch
             operations.move_rows(mine, inputs.step.following, inputs.step.seat, refused, moved)
-            assert moved[[1, 2, 3]].tolist() == [wrong, 0, 0]
+            assert moved[plan.seat.tolist()].tolist() == [0, wrong, 0, 0]
             for name in ("start", "slot", "positions", "first", "token_ids", "closing", "tail"):
                 assert getattr(mine, name).tolist() == getattr(theirs, name).tolist(), (name, start, wrong)
             for name in ("first_piece", "piece_row", "piece_position", "piece_slot"):
@@ -89,19 +86,3 @@ def test_the_board_gets_the_sample_after_the_last_right_draft(operations, dtype)
     operations.verify_drafts(tokens, inputs, rows, board, refused)
     assert board.tolist() == [31, -1, -1, 99, 12, -1]
     assert refused.tolist() == [1, -1, -1, 2, 0, -1]
-
-
-def launch_all() -> None:
-    spec = replace(SPEC, cell=64, draft_room=7)
-    scratch = Store(spec, 1 << 20, scratch=True).scratch
-    inputs = StepInputs(Size(256, 257, 1025, samples=1280), 256, 10, spec, scratch, "cpu", everywhere("cuda"))
-    step, board = inputs.step, torch.zeros(257, dtype=torch.int64)
-    refused = board.int()
-    following.move_rows(step.batch, step.following, step.seat, refused, refused)
-    following.verify_drafts(torch.zeros(1280, dtype=torch.int32), step.batch.token_ids, step.drafts, board, refused)
-    wide = DraftSamples(*(each.long() for each in (step.seat, step.seat, step.seat, step.seat)), 7)
-    following.verify_drafts(board, step.batch.token_ids, wide, board, refused)
-
-
-def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_all)

@@ -71,7 +71,7 @@ def move_rows(
         positions=batch.positions, decodes=batch.decodes, rows=batch.rows,
     )  # fmt: skip
     most = power_of_two(rows.width)
-    place_kernel[(longer,)](
+    place_kernel[(batch.rows,)](
         followed, step, _pages("full", batch.full), _pages("windowed", batch.windowed),
         CELL=batch.cell, MOST=most, num_warps=1,
     )  # fmt: skip
@@ -105,9 +105,8 @@ def place_kernel(
     windowed_write_page, windowed_first_position, windowed_bounds, windowed_pages,
     CELL: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Program (row of several tokens). A row that does not follow, or has no wrong draft before it, stays."""
-    own = tl.program_id(0)
-    row = decodes + own
+    """Program (row). A row that does not follow, or has no wrong draft before it, stays."""
+    row = tl.program_id(0)
     drafts, place = tl.load(behind + row), tl.arange(0, MOST)
     by = tl.where(drafts > 0, tl.load(refused + tl.load(seat + row)), 0).to(tl.int32)
     tl.store(moved + tl.load(seat + row), by.to(moved.dtype.element_ty))
@@ -119,7 +118,7 @@ def place_kernel(
             tl.store(row_slot + row, tl.load(early_slot + row))
         tl.store(row_start + row, start)
         tl.store(positions + first + place, start + place, real)
-        guess = guesses + own * width + drafts - by + place - 1
+        guess = guesses + (row - decodes) * width + drafts - by + place - 1
         is_draft = real & (place > 0)
         tl.store(token_ids + first + place, tl.load(guess, is_draft, 0), is_draft)
         if full_pages is not None:

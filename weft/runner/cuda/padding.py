@@ -166,12 +166,17 @@ class StepInputs:
         return self.size.samples is not None and 2 * self.spec.draft_room + 1 <= self.spec.cell
 
     @property
+    def verifies(self) -> bool:
+        """Return whether there may be drafts, so that the device verifies them."""
+        return self.spec.draft_room > 0
+
+    @property
     def width(self) -> int:
         """Return the number of guesses of a row: those of drafts in flight, and its drafts."""
         return 2 * self.spec.draft_room
 
     def _stage_drafts(self) -> dict[str, StagedValue | None]:
-        if not self.follows:
+        if not self.verifies:
             return {"following": None, "drafts": None}
         size = self.size
         none = np.zeros(size.rows, np.int32)
@@ -180,7 +185,7 @@ class StepInputs:
         # The seats and first tokens of rows are known to the step.
         drafts = {"seat": None, "token": None, "sample": none, "count": none, "most": self.spec.draft_room}
         return {
-            "following": StagedValue(FollowingRows, {**following, "width": self.width}),
+            "following": StagedValue(FollowingRows, {**following, "width": self.width}) if self.follows else None,
             "drafts": StagedValue(DraftSamples, drafts),
         }
 
@@ -239,7 +244,7 @@ class Filling:
         for paging in self.inputs.pagings:
             self._write_pages(host, paging, positions, owners)
         self._write_answers(host)
-        if self.inputs.follows and len(plan.drafts):
+        if self.inputs.verifies and len(plan.drafts):
             self._write_drafts(host)
 
     def _write_drafts(self, host: NDArray[np.int32]) -> None:
