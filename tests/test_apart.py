@@ -15,6 +15,7 @@ from weft.apart import staging_bytes
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
+from weft.engine import dropping
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.arena import Arena
@@ -154,6 +155,30 @@ def test_a_drop_ends_the_transfers_of_what_is_dropped(by):
     tenant, prefix = {"tenant": (tenant_digest(b"2"), None), "prefix": (None, key), "all": (None, None)}[by]
     engine.begin_drop(0, tenant, prefix)
     assert end.abandoned == ([one, two] if by == "all" else [two])
+
+
+def test_a_prompt_whose_prefix_is_being_dropped_is_not_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    pair = make_pair(1)
+    workload, spec = pair.workload, pair.workload.spec
+    config = replace(pair.prefill.config, departures_bytes=area_bytes(spec, 64), memory_bytes=1 << 20, max_length=64)
+    end = AbandonedEnd(pair.wire)
+    engine = Engine(spec, AreaDevice(workload, config, [config.departures_bytes], Random(0)), config, transport=end)
+    prompt = np.arange(8 * spec.cell, dtype=np.int32) % 90
+    engine.add(Request(prompt, SamplingParams(max_tokens=0), salt=b"1"))
+    while not engine.idle:
+        engine.step()
+    assert len(engine.ledger.cache.trie) == 8
+    engine.begin_drop(0, tenant_digest(b"1"))
+    number = engine.add(Request(prompt, SamplingParams(max_tokens=0), salt=b"1", send_to=THERE))
+    while not any(output.finish for output in engine.step() if output.sequence == number):
+        pass
+    assert engine.ledger.hidden, "the drop has ended before the request"
+    assert end.abandoned == [number]
+    assert engine.report(number).cached_tokens == 0
+    while not engine.take_dropped():
+        engine.step()
+    assert not len(engine.ledger.cache.trie)
 
 
 def test_an_event_before_the_engine_has_a_bell_rings_it():

@@ -105,7 +105,7 @@ reports = st.builds(
     drafts=st.builds(DraftReport, counts, counts, counts, counts, counts),
 )
 # The end of a row that its message does not have.
-ENDING = wire.EndingBody(7, FinishReason.STOP, None, None, 0, 0, 0, None, 0, 0.0, DraftReport())
+ENDING = wire.EndingBody(7, FinishReason.STOP, None, None, 0, 0, 0, 0, None, 0, 0.0, DraftReport())
 
 
 @st.composite

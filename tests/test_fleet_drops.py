@@ -21,7 +21,7 @@ from tests.test_fleet import fleet_of, prefix_of
 from tests.test_fleet_remote import bodies_of, door, remote, until
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
-from weft.base.tenants import tenant_digest
+from weft.base.tenants import Dropped, tenant_digest
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import Drop, EngineNews
 from weft.engine.request import Request
@@ -34,7 +34,6 @@ from weft.memory import journal as journal_module
 from weft.memory.journal import CacheChanges, Journal
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
-from weft.memory.removal import Dropped
 from weft.server import messages as wire
 from weft.server.backend import Backend
 from weft.server.codec import EventReader, ProtocolError, encode_event, frame

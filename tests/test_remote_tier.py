@@ -401,6 +401,8 @@ def test_an_idle_engine_waits_for_a_drop_instead_of_spinning(monkeypatch: pytest
     store = TenantsFailAndWait()
     engine = remote_engine(store)
     engine.begin_drop(1)
+    while engine.ledger.hidden:
+        engine.step()
     waited: list[int] = []
     monkeypatch.setattr("weft.memory.tiers.discovery.wait_for", lambda futures, seconds: waited.append(len(futures)))
     for _ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 
 TENANT_BYTES = 16
@@ -14,3 +15,11 @@ def tenant_digest(salt: bytes) -> bytes:
     A salt begins with the 32 bytes of an API key's; a request's own `cache_salt` follows, for the same tenant.
     """
     return sha256(b"weft tenant " + salt[:KEY_SALT_BYTES]).digest()[:TENANT_BYTES]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What an operator dropped: a tenant's prefixes, by its digest; those below a key; without either, all."""
+
+    tenant: bytes | None = None
+    prefix: bytes | None = None

@@ -14,10 +14,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from weft.base.tenants import Dropped
 from weft.engine.copying import Copier, FlightMarks
 from weft.memory.cache import Cache
 from weft.memory.ledger import Ledger
-from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval, Dropped
+from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval
 
 if TYPE_CHECKING:
     from weft.memory.tiers.restoring import Restoring

@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
+from weft.base.tenants import Dropped
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser, LeastOpen
@@ -30,7 +31,6 @@ from weft.fleet.questions import NONE_AVAILABLE, PROBE_SECONDS, MemberQuestions
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, total_info
 from weft.fleet.warm_up import WarmUp
-from weft.memory.removal import Dropped
 from weft.server.backend import Backend, ModelInfo
 from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
 from weft.server.output_stream import OutputStream

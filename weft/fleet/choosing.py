@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from weft.base.grid import CELL
+from weft.base.tenants import Dropped
 from weft.engine.request import Request
 from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
-from weft.memory.removal import Dropped
 
 # With fewer tokens to compute, a way over another engine cannot pay: a cell is computed where the answer is anyway.
 LEAST_APART = 2 * CELL

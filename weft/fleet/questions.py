@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from weft.base.errors import EngineStopped
+from weft.base.tenants import Dropped
 from weft.fleet.member import Member, MemberState
 from weft.fleet.pairing import answers_requests, prefills_for_others, role_of
 from weft.fleet.totals import merged_reports, summed
-from weft.memory.removal import Dropped
 
 # Time that an ejected member has for a sign of life, and any member for its numbers.
 PROBE_SECONDS = 5.0

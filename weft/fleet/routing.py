@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from weft.base.grid import CELL, floor_to_grid
+from weft.base.tenants import Dropped
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
@@ -16,7 +17,6 @@ from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
 from weft.memory.keys import Key, chain, root_key
-from weft.memory.removal import Dropped
 
 # Costs that differ by less than a millisecond count as equal: then the number of open answers decides, which the
 # router's prices, made of prompts alone, leave out.

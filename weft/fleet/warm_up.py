@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from weft.base.errors import WeftError
+from weft.base.tenants import Dropped
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser
 from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
-from weft.memory.removal import Dropped
 
 log = logging.getLogger("weft")
 

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.sampling import SamplingParams
-from weft.base.tenants import tenant_digest
+from weft.base.tenants import Dropped, tenant_digest
 from weft.engine.request import Request
 from weft.memory.journal import CacheChanges
 from weft.memory.keys import Key
-from weft.memory.removal import Dropped
 
 # Prefixes that are remembered, and the tokens of one: together they bound the router's memory to about 20 MiB.
 MAX_PREFIXES = 256

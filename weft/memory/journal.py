@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
+from weft.base.tenants import Dropped
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.ledger import Ledger
-from weft.memory.removal import Dropped
 from weft.memory.trie import Walk
 
 # Changes that wait to be taken; with more, the stream starts over.

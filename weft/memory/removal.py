@@ -8,22 +8,14 @@ gone. Tiers are walked from the device down, because saves move cells down, neve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from weft.base.tenants import Dropped
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.trie import Node
 
 # To drop a cell takes about as long as to look at this many.
 LOOKS_PER_DROP = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """What an operator dropped: a tenant's prefixes, by its digest; those below a key; without either, all."""
-
-    tenant: bytes | None = None
-    prefix: bytes | None = None
 
 
 class CacheRemoval:

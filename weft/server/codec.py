@@ -13,6 +13,7 @@ import numpy as np
 
 from weft.base.errors import InvalidField, RequestError, WeftError
 from weft.base.plan import Scores
+from weft.base.tenants import Dropped
 from weft.engine.events import Output, PromptScores, Report
 from weft.engine.protocol import (
     Command,
@@ -33,7 +34,6 @@ from weft.engine.protocol import (
 )
 from weft.engine.request import Request
 from weft.memory.journal import CacheChanges
-from weft.memory.removal import Dropped
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 
