@@ -113,7 +113,7 @@ class Exchange:
         """Note that a step has landed, and that its cells are published."""
         if self.departures is not None and self._layered is not None:
             for row in step.grants:
-                self.departures.landed_step(step.sequences[row].id)
+                self.departures.landed_step(step.sequences[row].id, step.plan.number)
 
     def serve_until(self, flight: Any) -> None:
         """Let transfers go on until a step has landed, instead of waiting for it."""

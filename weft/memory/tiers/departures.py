@@ -162,10 +162,11 @@ class Departures:
         """Let a prefix leave that a step in flight computes."""
         self.active[number].aloft.append(aloft)
 
-    def landed_step(self, number: int) -> None:
-        """Forget the oldest step in flight of a prefix: its cells are published."""
+    def landed_step(self, number: int, step: int) -> None:
+        """Forget a step in flight of a prefix: its cells are published."""
         if number in self.active:
-            del self.active[number].aloft[:1]
+            aloft = self.active[number].aloft
+            aloft[:] = [each for each in aloft if each.step != step]
 
     def computed(self, number: int, node: Node, slot: int | None, window: tuple[int, ...]) -> None:
         """Protect a prefix that was just computed, and its resume point, until they are staged."""
