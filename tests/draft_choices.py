@@ -47,23 +47,32 @@ class Choices:
         self._found: dict[tuple[int, int], Choice] = {}
         self._places: list[tuple[int, int]] = []
         self._runner = runner
-        self._run, self._decide = runner.run, runner.decide
-        runner.run, runner.decide = self.run, self.decide
+        self._launch, self._run, self._decide = runner.launch, runner.run, runner.decide
+        runner.launch, runner.run, runner.decide = self.launch, self.run, self.decide
 
     def leave(self) -> None:
         """Keep nothing from now on: another engine uses the runner."""
-        self._runner.launch, self._runner.decide = self._launch, self._decide
+        runner = self._runner
+        runner.launch, runner.run, runner.decide = self._launch, self._run, self._decide
 
     def take(self, sequence: int, position: int) -> Choice:
         return self._found.pop((sequence, position))
 
+    def launch(self, plan: Plan) -> Flight:
+        self._note(plan)
+        return self._launch(plan)
+
     def run(self, plan: Plan) -> Flight:
+        """Of a plan whose rows have been moved to where drafts in flight have ended."""
+        self._note(plan)
+        return self._run(plan)
+
+    def _note(self, plan: Plan) -> None:
         row, index = plan.samples
         length = plan.end - plan.start
         position = (plan.start + length - np.cumsum(length))[row] + index + 1
         owners = [self.find(seat) for seat in plan.seat[row].tolist()]
         self._places = [(owner.id, at) for owner, at in zip(owners, position.tolist(), strict=True)]
-        return self._run(plan)
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]

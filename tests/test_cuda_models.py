@@ -124,7 +124,7 @@ def divergences(hits: list[Answer], colds: list[Answer]) -> list[float]:
             if mine != theirs:
                 break
             terms.append(math.expm1(c - h) - (c - h))
-    assert len(terms) > 3 * len(hits), "hits and cold runs part too soon"
+    assert len(terms) > 2 * len(hits), "hits and cold runs part too soon"
     return terms
 
 
