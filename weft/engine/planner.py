@@ -168,7 +168,7 @@ class Planner:
     def follows(self) -> bool:
         """Return whether rows of the next step may follow drafts in flight. Not beside prompts, and not with a draft
         model, which must know the tokens that it continues."""
-        has_prompts = bool(self.prefilling or len(self.queue))
+        has_prompts = bool(self.prefilling or (len(self.queue) and self._free_seats))
         return self.following is not None and not has_prompts and self.drafts.model is None
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
