@@ -9,6 +9,7 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
+from weft.base.errors import InvalidField
 from weft.base.grid import first_window_cell
 from weft.base.transfers import (
     Granted,
@@ -23,6 +24,7 @@ from weft.base.transfers import (
 )
 from weft.engine.assembly import PlannedStep
 from weft.engine.device import CopyingDevice, LayeredDevice
+from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind, unit_bytes
@@ -44,6 +46,14 @@ def staging(ledger: Ledger, size_bytes: int, level: int) -> Departures:
     """Return what stages prefixes in an area of this size, the device's tier of this level."""
     sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(ledger.spec).items() if kind is not Kind.TAIL}
     return Departures(ledger.spec, ledger.cache, Arena(sizes, size_bytes), level)
+
+
+def check_departure(request: Request, ledger: Ledger) -> None:
+    """Raise if the prefix of a request cannot be sent."""
+    if ledger.departures is None:
+        raise InvalidField("send_to", "needs an engine with the role prefill")
+    if len(request.prompt) % ledger.cell or request.params.max_tokens:
+        raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
 
 class Exchange:

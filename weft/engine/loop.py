@@ -27,7 +27,7 @@ from weft.engine.device import ClosableDevice, CopyingDevice, Device, FollowingD
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import Exchange, staging
+from weft.engine.exchange import Exchange, check_departure, staging
 from weft.engine.landed import (
     accepted_tokens,
     late_masks,
@@ -132,7 +132,7 @@ class Engine:
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         if request.send_to is not None:
-            self._check_departure(request)
+            check_departure(request, self.ledger)
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise InvalidField(
@@ -154,12 +154,6 @@ class Engine:
         if request.send_to is not None and self.exchange is not None:
             self.exchange.begin(sequence, tenant_digest(request.salt))
         return sequence.id
-
-    def _check_departure(self, request: Request) -> None:
-        if self.ledger.departures is None:
-            raise InvalidField("send_to", "needs an engine with the role prefill")
-        if len(request.prompt) % self.ledger.cell or request.params.max_tokens:
-            raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
     def _begin_drafting(self, sequence: Sequence) -> SequenceDrafts | None:
         drafting, request = self.planner.drafting, sequence.request
