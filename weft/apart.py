@@ -32,7 +32,7 @@ MOST_STAGING_BYTES = 2 << 30
 AUTO_ARRIVALS_BYTES = 4 << 30
 # A prefix of this many cells must fit into arrivals twice.
 LEAST_CELLS = 16
-# Resume points for which a staging area has room, whoever is stuck.
+# Resume points for which a staging area has room, even if some transfers are stuck.
 LEAST_POINTS = 8
 # Engines that bind these are reached from this machine only.
 LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")

@@ -151,7 +151,7 @@ def share_of(inputs: int, shares: int, step: int = INPUTS) -> int:
 
 
 def lines_ahead(ahead_bytes: int, sums: int, left_bytes: int) -> int:
-    """Return how many lines of weights to ask for ahead, for each of `sums` sums with so many left: a power of two.
+    """Return how many lines of weights to ask for ahead, for each of `sums` sums with that many left: a power of two.
 
     >>> lines_ahead(8 << 20, sums=4 * 2048, left_bytes=3840), lines_ahead(0, 2048, 4096)
     (8, 0)

@@ -24,7 +24,7 @@ from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.units import PointCopy, PointUnits, hand_over, release_point, take_point
 from weft.memory.trie import Node, resume_at_or_above
 
-# What one transfer may have granted and not received: this share of arrivals, and at least so many bytes. A prompt
+# What one transfer may have granted and not received: this share of arrivals, and at least this many bytes. A prompt
 # that is computed in one step is granted at once, because no unit of it is whole before the step's last layers.
 WINDOW_SHARE = 1 / 4
 WINDOW_BYTES = 64 << 20
