@@ -47,19 +47,27 @@ class Choices:
         self._found: dict[tuple[int, int], Choice] = {}
         self._places: list[tuple[int, int]] = []
         self._runner = runner
-        self._run, self._decide = runner.run, runner.decide
-        runner.run, runner.decide = self.run, self.decide
+        self._launch, self._run, self._decide = runner.launch, runner.run, runner.decide
+        runner.launch, runner.run, runner.decide = self.launch, self.run, self.decide
 
     def take(self, sequence: int, position: int) -> Choice:
         return self._found.pop((sequence, position))
 
+    def launch(self, plan: Plan) -> Flight:
+        self._note(plan)
+        return self._launch(plan)
+
     def run(self, plan: Plan) -> Flight:
+        """Note the places of a plan whose rows have been moved. Recorded steps of a GPU do not come here."""
+        self._note(plan)
+        return self._run(plan)
+
+    def _note(self, plan: Plan) -> None:
         row, index = plan.samples
         length = plan.end - plan.start
         position = (plan.start + length - np.cumsum(length))[row] + index + 1
         owners = [self.find(seat) for seat in plan.seat[row].tolist()]
         self._places = [(owner.id, at) for owner, at in zip(owners, position.tolist(), strict=True)]
-        return self._run(plan)
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
