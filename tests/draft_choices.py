@@ -63,7 +63,7 @@ class Choices:
         return self._launch(plan)
 
     def run(self, plan: Plan) -> Flight:
-        """Of a plan whose rows have been moved to where drafts in flight have ended."""
+        """Note the places of a plan whose rows have been moved. Recorded steps of a GPU do not come here."""
         self._note(plan)
         return self._run(plan)
 

@@ -74,6 +74,25 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
                 assert getattr(mine, name).write_page.tolist() == getattr(theirs, name).write_page.tolist(), name
 
 
+def test_a_lone_row_with_fewer_tokens_than_guesses_is_placed():
+    plan = replace(
+        make_plan([Row(18, 20, 2, 4, 1, 1, [30, 31], [50, 51], 0, [0, 71])]),
+        drafts=np.array([1], np.int32),
+        behind=np.array([5], np.int32),
+        early_slot=np.zeros(1, np.int32),
+        early_tokens=np.array([[66, 67, 68, 69, 70]], np.int32),
+    )
+    spec = replace(SPEC, cell=16, draft_room=5)
+    scratch = Store(spec, 1 << 16, scratch=True).scratch
+    inputs = StepInputs(Size(1, 2, 9, samples=9), 9, 10, spec, scratch, "cpu", PLAIN)
+    for wrong, guess in enumerate((71, 70, 69, 68, 67, 66)):
+        inputs.fill(plan)
+        boards = (torch.full((10,), wrong, dtype=torch.int32) for _ in range(2))
+        PLAIN.move_rows(inputs.step.batch, inputs.step.following, inputs.step.seat, *boards)
+        assert inputs.step.batch.token_ids[1:3].tolist() == [0, guess]
+        assert inputs.step.batch.positions[1:3].tolist() == [18 - wrong, 19 - wrong]
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("operations", [PLAIN, GPU], ids=["plain", "cuda"])
 def test_the_board_gets_the_sample_after_the_last_right_draft(operations, dtype):

@@ -263,8 +263,8 @@ class Filling:
         # Guesses before a row's drafts are at the end of their line in the plan.
         rows, length = np.flatnonzero(plan.behind), self.end - self.start
         place = np.arange(inputs.width) - plan.behind[rows, None]
-        index = (np.cumsum(length) - length)[rows, None] + 1 + place
-        drafts = plan.tokens[np.clip(index, 0, len(plan.tokens) - 1)]
+        first = (np.cumsum(length) - length)[rows, None] + 1
+        drafts = plan.tokens[np.clip(first + place, 0, len(plan.tokens) - 1)]
         early = plan.early_tokens[rows[:, None], np.minimum(place, -1) + plan.early_tokens.shape[1]]
         lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
         lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, early, drafts)
