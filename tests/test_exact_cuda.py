@@ -389,7 +389,7 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 def launch_exact_products() -> None:
     for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
-        few_rows(x, weight, by=cut(rows, outputs, inputs), ahead_bytes=exact_linear.AHEAD_BYTES)
+        few_rows(x, weight, by=cut(rows, outputs, inputs))
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))
     tiled(x, weight, None, tile_of(40, 1089))
     weight, x = (torch.empty(2048, 8192, dtype=torch.bfloat16) for _ in range(2))

@@ -167,7 +167,8 @@ def test_the_last_exception_holds_no_memory():
 
 
 @pytest.mark.parametrize(
-    ("group", "allocation"), [(None, 8 * GIB), ("tiny lfm2 float32", 2 * GIB), ("lfm2-1.2b", allocation_of("lfm2-1.2b"))]
+    ("group", "allocation"),
+    [(None, 8 * GIB), ("tiny lfm2 float32", 2 * GIB), ("lfm2-1.2b", allocation_of("lfm2-1.2b"))],
 )
 def test_a_test_cannot_allocate_more_than_its_share(group, allocation, monkeypatch):
     limits = []

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.causal_conv import Gates, causal_conv
-from weft.kernels.cuda.exact_linear import AHEAD_BYTES, linear, shares_of
+from weft.kernels.cuda.exact_linear import linear, shares_of
 from weft.kernels.cuda.exact_norm import rows_of
 from weft.kernels.cuda.short_conv import projected_short_conv, suits
 from weft.kernels.interface import Batch
@@ -24,8 +24,7 @@ def short_conv(
     rows = rows_of(x)
     if suits(rows, projection.matrix, batch) and shares_of(*projection.matrix.shape) == 1:
         return projected_short_conv(
-            rows, projection.matrix, projection.bias, weights.taps, weights.bias, batch, view,
-            by_vectors=False, ahead_bytes=AHEAD_BYTES,
-        )  # fmt: skip
+            rows, projection.matrix, projection.bias, weights.taps, weights.bias, batch, view, by_vectors=False
+        )
     before, after, value = linear(rows, projection).chunk(3, dim=-1)
     return causal_conv(value, weights, batch, view, Gates(before, after))

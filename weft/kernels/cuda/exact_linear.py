@@ -45,14 +45,11 @@ REDUCTIONS = {
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
     torch.float16: "allow_fp16_reduced_precision_reduction",
 }
-# Weights to ask the cache for while a norm runs, which the usual package computes inside the matmul: two microseconds'
-# worth. Not measured yet.
-AHEAD_BYTES = 8 << 20
 # From this number of outputs the usual programs are enough without splitting sums.
 ENOUGH_OUTPUTS = 6144
 # Up to this number of outputs, sums are split into up to MOST_SHARES shares of at least LEAST_SHARE inputs, for about
-# PROGRAMS programs: unsplit, a tensor core takes longer to add one after another than the memory to deliver. Wider
-# layers are left to the library, which multiplies long prompts faster and knows no shares.
+# PROGRAMS programs: unsplit, a tensor core takes longer to add one after another than the memory to deliver. Layers
+# that the library can multiply are left to it unless they are deep: with many rows it is faster, and knows no shares.
 NARROW_OUTPUTS, MOST_SHARES, LEAST_SHARE, PROGRAMS = 3072, 4, 512, 128
 
 
@@ -69,7 +66,7 @@ def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     (outputs, inputs), gpu = weight.matrix.shape, gpu_of(x.device)
     if weight.bias is None and shares_of(outputs, inputs) > 1 and are_few(x, weight.matrix):
         by = cut(len(x), outputs, inputs, gpu)
-        return few_rows(x, weight.matrix, summed=False, by=by, ahead_bytes=AHEAD_BYTES)
+        return few_rows(x, weight.matrix, summed=False, by=by)
     return linear(x, weight)
 
 
@@ -78,7 +75,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     matrix, bias = weight.matrix, weight.bias
     if activation in NAMES and are_few(rows, matrix):
         by = cut(len(rows), len(matrix), matrix.shape[1], gpu_of(rows.device))
-        return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by, ahead_bytes=AHEAD_BYTES)
+        return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
     if activation in NAMES and are_some(rows, matrix):
         return some_rows(rows, matrix, bias, NAMES[activation], parts)
     projected = product(rows, weight)
@@ -95,7 +92,7 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
         x = x.contiguous()
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
-        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu), ahead_bytes=AHEAD_BYTES)
+        return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))
     if way == "library" and x.is_cuda and x.dtype in REDUCTIONS and can_describe(x, matrix):
         with unsplit(x.dtype):
             return F.linear(x, matrix, bias)
@@ -105,10 +102,10 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
 def shares_of(outputs: int, inputs: int) -> int:
     """Return the number of shares of every sum over the inputs. It knows nothing of rows.
 
-    >>> shares_of(2048, 8192), shares_of(2048, 1024), shares_of(64, 512), shares_of(4480, 15680)
-    (4, 2, 1, 1)
+    >>> shares_of(2048, 8192), shares_of(2048, 4096), shares_of(64, 2048), shares_of(64, 512), shares_of(4480, 15680)
+    (4, 1, 4, 1, 1)
     """
-    if outputs > NARROW_OUTPUTS:
+    if outputs > NARROW_OUTPUTS or (outputs >= LEAST_OUTPUTS and inputs <= DEEP_INPUTS):
         return 1
     shares, blocks = 1, -(-outputs // OUTPUTS)
     while shares < MOST_SHARES and blocks * shares < PROGRAMS and inputs >= 2 * LEAST_SHARE * shares:

@@ -31,8 +31,6 @@ PROGRAMS = {16: 128, 32: 88}
 WIDE, LEAST_WIDE = 128, 100 * 128
 # More blocks of outputs than any layer has.
 COUNTERS = 1 << 16
-# Bytes that one request for the cache brings.
-LINE_BYTES = tl.constexpr(128)
 
 
 class Cut(NamedTuple):
@@ -88,13 +86,11 @@ def few_rows(
     parts: int = 1,
     summed: bool = True,
     by: Cut | None = None,
-    ahead_bytes: int = 0,
 ) -> Float[Tensor, "*shares rows results"]:
     """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.
 
     Without `summed`, and if several programs share an output, return each program's float32 partial sum. `by`
-    overrides the usual cut. While previous kernels still run, the programs together ask the cache for `ahead_bytes` of
-    weights, beyond those that they load.
+    overrides the usual cut.
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
@@ -110,9 +106,7 @@ def few_rows(
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),
         ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
-        NAME=activation or "", PARTS=parts,
-        AHEAD=lines_ahead(ahead_bytes, outputs * shares, (share - step) * x.element_size()),
-        num_warps=warps, num_stages=stages, **early(x),
+        NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
@@ -150,16 +144,6 @@ def share_of(inputs: int, shares: int, step: int = INPUTS) -> int:
     return -(-inputs // (shares * step)) * step
 
 
-def lines_ahead(ahead_bytes: int, sums: int, left_bytes: int) -> int:
-    """Return how many lines of weights to ask for ahead, for each of `sums` sums with that many left: a power of two.
-
-    >>> lines_ahead(8 << 20, sums=4 * 2048, left_bytes=3840), lines_ahead(0, 2048, 4096)
-    (8, 0)
-    """
-    lines = min(ahead_bytes // sums, left_bytes) // LINE_BYTES.value
-    return 1 << lines.bit_length() - 1 if lines > 0 else 0
-
-
 @lru_cache
 def counters(device: torch.device, branch: bool = False) -> Tensor:
     """Return the counters of finished programs per block of outputs. Every launch leaves them at zero.
@@ -173,7 +157,7 @@ def counters(device: torch.device, branch: bool = False) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
@@ -186,7 +170,7 @@ def few_rows_kernel(
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
         x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
-        ROWS, OUTPUTS, INPUTS, EVEN, AHEAD, EARLY,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
     )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
@@ -211,8 +195,7 @@ def few_rows_kernel(
 @triton.jit
 def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    EARLY: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = begin + tl.arange(0, INPUTS)
@@ -224,8 +207,6 @@ def summed_products(
     seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
     there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
     w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-    if EARLY and AHEAD > 0:
-        fetch(weight + tl.where(is_output, output, 0).to(tl.int64) * inputs, begin + INPUTS, end, AHEAD)
     wait(EARLY)
     total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     for first in range(begin + INPUTS, end, INPUTS):
@@ -238,15 +219,6 @@ def summed_products(
         w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
     return total
-
-
-@triton.jit
-def fetch(lines, first, end, COUNT: tl.constexpr):
-    """Ask for COUNT lines of weights from column `first` on, of each row, to be in the cache when they are loaded."""
-    STEP: tl.constexpr = LINE_BYTES * 8 // lines.dtype.element_ty.primitive_bitwidth
-    column = tl.minimum(first + tl.arange(0, COUNT) * STEP, end - 1)
-    place = (lines[:, None] + column[None, :]).to(tl.int64)
-    tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
 
 
 @triton.jit
