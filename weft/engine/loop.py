@@ -434,7 +434,7 @@ class Engine:
             self.planner.pacing.observe(plan, seconds)
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
-        """Return, by row, how many drafts equal the tokens that the model chose in their place."""
+        """Return, by row, how many drafts equal the tokens chosen in their place. Devices that follow rows agree."""
         return verified_drafts(step, landing)
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
