@@ -33,6 +33,7 @@ class Asked:
     __slots__ = ("boundaries", "params", "priority", "prompt", "salt", "snapshots")
 
     PARAMS = SamplingParams(max_tokens=1)
+    send_to = None
 
     def __init__(self, ask: SimulatedRequest) -> None:
         self.prompt = range(ask.prompt)  # only its length is used

@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import jit, named, power_of_two
+from weft.kernels.cuda.launching import Arguments, jit, named, power_of_two
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, PageList
 
@@ -85,7 +85,7 @@ def move_rows(
     )  # fmt: skip
 
 
-def _pages(name: str, listed: PageList | None) -> object:
+def _pages(name: str, listed: PageList | None) -> Arguments:
     parts = ("write_page", "first_position", "bounds", "pages")
     return named(**{f"{name}_{part}": None if listed is None else getattr(listed, part) for part in parts})
 
