@@ -420,8 +420,8 @@ class Engine:
     def _observe(self, step: PlannedStep) -> None:
         """Learn how long a step took: from the landing before it to its own.
 
-        At depth 1, a step with drafts is planned after the landing before it, so this includes what the device waits
-        for the host. The step after it waits too, because of the drafts: it does not count.
+        At depth 1, a step with drafts may be planned after the landing before it: then this includes what the device
+        waits for the host. The step after it may wait too: without drafts of its own, it does not count.
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds = now - max(self._resumed_at, self._landed_at)
