@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 CAPABILITY = 90
@@ -93,7 +94,7 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
     operations = everywhere("cuda")
     base, drafter = dummy_model(TINY[family.removesuffix(" head")], torch.bfloat16, operations), family.endswith("head")
     model = dummy_head(base, family, operations) if drafter else base
-    spec = MemorySpec(model.memories(operations), draft_room=3 if drafter else 0)
+    spec = MemorySpec(model.memories(operations), draft_room=3)
     compile_kernels(model, spec, operations, TOKENS, ROWS, device="cpu", drafter=drafter)
     found = {"ahead": counts.take()}
     # The launches below compute nothing either.
@@ -114,6 +115,10 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
         found["recorded"] = counts.take()
         for ends in SERVED:
             runner.run(trial_of(ends, runner))
+        if not drafter:
+            for drafts in (1, 2, 3):
+                plan = trial_of([1, 1 + drafts], runner)
+                runner.run(replace(plan, drafts=np.array([0, drafts], np.int32)))
         found["served"] = counts.take()
     return found
 

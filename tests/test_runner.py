@@ -22,7 +22,7 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.weights import load_model
 from weft.runner import batching
-from weft.runner.runner import Runner
+from weft.runner.runner import Runner, WaitingFlight, fly
 
 MEMORY_BYTES = 16 << 20
 SEATS = 4
@@ -241,3 +241,19 @@ def test_a_sequence_keeps_its_own_prompt_scores_as_arrays_and_nothing_else(runne
 def kept_bytes(array: np.ndarray) -> int:
     """Bytes that live as long as this array does."""
     return array.nbytes if array.base is None else kept_bytes(array.base)
+
+
+def test_a_step_that_waits_for_masks_has_neither_landed_nor_computed_a_layer(model):
+    runner, nothing = Watched(model), torch.zeros(1, dtype=torch.int64)
+    waiting = WaitingFlight(None, nothing, nothing, None)
+    assert not runner.landed(waiting)
+    assert not runner.has_computed(waiting, 0)
+    waiting.flight = fly(nothing, None, None)
+    assert runner.has_computed(waiting, 0)
+
+
+def test_rows_follow_drafts_in_flight_only_where_the_host_can_read_how_many_were_wrong(model):
+    runner = Watched(model)
+    assert runner.follows(0, 1, 2)
+    runner.store.buffer = runner.store.buffer.to("meta")
+    assert not runner.follows(0, 1, 2)

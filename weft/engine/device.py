@@ -37,6 +37,11 @@ class FollowingDevice(Protocol):
         ...
 
 
+def following_device(device: Device) -> FollowingDevice | None:
+    """Return the device if it follows drafts at least in the smallest step."""
+    return device if isinstance(device, FollowingDevice) and device.follows(0, 1, 2) else None
+
+
 @runtime_checkable
 class LayeredDevice(Protocol):
     """A device that says how far a step in flight is, so that what its layers have written can be copied."""

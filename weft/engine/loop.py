@@ -23,7 +23,7 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device, FollowingDevice, MaskingDevice
+from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice, following_device
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
@@ -91,7 +91,7 @@ class Engine:
         self.planner = Planner(self.ledger, config, drafting, draft_model)
         self._masking = device if isinstance(device, MaskingDevice) else None
         self.planner.late_masks = self._masking is not None
-        self.planner.following = device if isinstance(device, FollowingDevice) and not config.exact else None
+        self.planner.following = None if config.exact else following_device(device)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
@@ -420,8 +420,8 @@ class Engine:
     def _observe(self, step: PlannedStep) -> None:
         """Learn how long a step took: from the landing before it to its own.
 
-        At depth 1, a step with drafts is planned after the landing before it, so this includes what the device waits
-        for the host. The step after it waits too, because of the drafts: it does not count.
+        At depth 1, a step with drafts may be planned after the landing before it: then this includes what the device
+        waits for the host. The step after it may wait too: without drafts of its own, it does not count.
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds = now - max(self._resumed_at, self._landed_at)

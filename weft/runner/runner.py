@@ -136,8 +136,11 @@ class Runner:
             torch.set_num_threads(threads)
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
-        """Return whether rows of such a step may follow drafts in flight. A CPU has computed them by then."""
-        return True
+        """Return whether rows of such a step may follow drafts in flight. A CPU has computed them by then.
+
+        Plain operations on a GPU have not, and the host places their rows.
+        """
+        return self.store.is_host_memory
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
@@ -259,7 +262,7 @@ class Runner:
 
     def landed(self, flight: Flight) -> bool:
         done = flight.flight if isinstance(flight, WaitingFlight) else flight
-        return done is None or done.download.landed
+        return done is not None and done.download.landed
 
     def land(self, flight: Flight) -> Landing:
         if isinstance(flight, WaitingFlight):

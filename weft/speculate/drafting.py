@@ -190,9 +190,9 @@ class SequenceDrafts:
             return None
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
-    def spell(self, forced: Sequence[int], most: int, ahead: int = 0) -> Proposal | None:
+    def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
         """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
-        tokens = tuple(forced[: min(most, self.most) + ahead])
+        tokens = tuple(forced[: min(most, self.most)])
         return self._proposal("grammar", "grammar", Match(0, tokens)) if most > 0 and tokens else None
 
     def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:

@@ -17,6 +17,8 @@ from weft.kernels.interface import NO_SLOT, Batch, PageList
 __all__ = ["move_rows", "verify_drafts"]
 
 NOTHING = tl.constexpr(NO_SLOT)
+# Steps with fewer drafts share a kernel.
+LEAST_DRAFTS = 8
 
 
 def verify_drafts(
@@ -32,7 +34,7 @@ def verify_drafts(
             tokens=tokens, inputs=inputs, seat=rows.seat, row_token=rows.token, row_sample=rows.sample,
             row_count=rows.count, board=board, refused=refused,
         ),
-        MOST=power_of_two(max(1, rows.most)), num_warps=1,
+        MOST=power_of_two(max(LEAST_DRAFTS, rows.most)), num_warps=1,
     )  # fmt: skip
 
 

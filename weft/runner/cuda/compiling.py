@@ -132,7 +132,7 @@ def steps_of(
         return
     if in_turns:
         yield from (partial(forward_in_turns, runner, size) for size in TURNS if size < rows)
-    for plan in sampled_plans(runner):
+    for plan in (*sampled_plans(runner), *drafted_plans(runner)):
         yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]
 
 
@@ -141,6 +141,12 @@ def forward_in_turns(runner: Runner, size: int) -> object:
     from weft.kernels.cuda.exact_turns import in_turns
 
     return runner.forward(in_turns(runner.build_batch(trial_of([1] * (size + 1), runner)), [size, 1]))
+
+
+def drafted_plans(runner: Runner) -> Iterator[Plan]:
+    """Yield a step with a draft, if there may be any: those that are not recorded verify them with other numbers."""
+    if runner.spec.draft_room:
+        yield replace(trial_of([1, 2], runner), drafts=np.array([0, 1], np.int32))
 
 
 def sampled_plans(runner: Runner) -> Iterator[Plan]:
