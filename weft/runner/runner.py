@@ -259,7 +259,7 @@ class Runner:
 
     def landed(self, flight: Flight) -> bool:
         done = flight.flight if isinstance(flight, WaitingFlight) else flight
-        return done is None or done.download.landed
+        return done is not None and done.download.landed
 
     def land(self, flight: Flight) -> Landing:
         if isinstance(flight, WaitingFlight):
