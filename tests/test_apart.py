@@ -19,9 +19,11 @@ from weft.engine import dropping
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.arena import Arena
+from weft.memory.cache import Cache
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.sections import sections
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
-from weft.memory.tiers.departures import SHARE, area_bytes
+from weft.memory.tiers.departures import SHARE, Aloft, Departures, area_bytes
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport
@@ -174,11 +176,29 @@ def test_a_prompt_whose_prefix_is_being_dropped_is_not_sent(monkeypatch: pytest.
     while not any(output.finish for output in engine.step() if output.sequence == number):
         pass
     assert engine.ledger.hidden, "the drop has ended before the request"
-    assert end.abandoned == [number]
+    assert not end.sent, "cells that the drop has not reached were sent"
     assert engine.report(number).cached_tokens == 0
     while not engine.take_dropped():
         engine.step()
     assert not len(engine.ledger.cache.trie)
+
+
+def test_no_piece_overtakes_another_while_a_step_computes_its_layers():
+    """Between two looks at a step, all of it may be computed."""
+    layer = AttentionMemory(1, 8, "float32")
+    spec = MemorySpec((layer, layer))
+    sizes, size = unit_bytes(spec), area_bytes(spec, 16)
+    departures = Departures(spec, Cache(spec, Arena(sizes, size), "lru"), Arena(sizes, size), 0)
+    departures.sections = sections(spec, 1)
+    page = departures.cache.take(Kind.PAGE)
+    assert page is not None
+    departures.begin(1, [b"k"], b"")
+    departures.granted(1, 0, 1, point=False)
+    departures.launched(1, Aloft("flight", 1, 0, (page,), None))
+    looks = iter([False, True, True, True])
+    plans = [plan for _ in range(4) if (plan := departures.plan(lambda flight, layer: next(looks))) is not None]
+    half = sizes[Kind.PAGE] // 2
+    assert [plan.piece for plan in plans] == [(0, half), (half, 2 * half)]
 
 
 def test_an_event_before_the_engine_has_a_bell_rings_it():

@@ -126,6 +126,21 @@ def test_an_offer_whose_keys_are_no_prefix_is_refused(keys):
     assert "not those of one prefix" in peer.refused[1]
 
 
+def test_an_offer_of_what_is_being_dropped_is_refused():
+    engine, peer = decode_engine(), LyingPeer()
+    assert engine.exchange is not None
+    engine.exchange.transport = peer
+    engine.begin_drop(1, tenant=TENANT)
+    peer.offer(1, [key(1)])
+    engine.take_transfers()
+    assert "being dropped" in peer.refused[1]
+    while not engine.take_dropped():
+        engine.step()
+    peer.offer(2, [key(1)])
+    engine.take_transfers()
+    assert 2 not in peer.refused
+
+
 def test_no_offer_of_a_peer_that_lies_ends_the_engine():
     for seed in range(12):
         pair, random, peer = make_pair(seed), Random(seed), LyingPeer()

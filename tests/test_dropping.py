@@ -147,6 +147,25 @@ def test_a_drop_whose_marks_could_not_be_written_is_completed_when_the_server_st
     engine.close()
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_server_that_stops_during_a_drop_completes_it_before_it_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    path, ask = tmp_path / "tier", Ask(tokens(300, 1), salt=ONE)
+    engine = chained_engine("llama", path)
+    serve(engine, [ask])
+    if saved:
+        save_all(engine)
+    engine.begin_drop(1, tenant=tenant_digest(ONE))
+    engine.step()
+    assert engine.ledger.hidden
+    engine.close()
+    engine = chained_engine("llama", path)
+    assert serve(engine, [ask])[0].report.cached_tokens == 0
+    engine.close()
+
+
 def test_a_file_that_fails_to_the_end_does_not_keep_the_server_from_stopping(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

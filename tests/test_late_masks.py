@@ -12,9 +12,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engines import model_of, spec_of
 from tests.rolling import VOCABULARY, RollingDevice, mix, rolling_spec
 from tests.test_drafts import drafted_workload
 from tests.test_properties import parts, thorough
@@ -26,6 +28,7 @@ from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.runner.runner import Runner, WaitingFlight
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
 
@@ -149,3 +152,12 @@ def test_on_a_device_that_takes_no_masks_later_a_constrained_row_sits_out_every_
     plans, _ = decode(4, 1, EarlyDevice)
     assert sum(0 in plan.seat for plan in plans[:28]) == 14
     assert not any(len(plan.sampling.late) for plan in plans)
+
+
+def test_a_step_that_waits_for_masks_has_computed_nothing_for_certain() -> None:
+    """Otherwise prefixes would leave a GPU before the step without marks has written them."""
+    runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
+    [plan] = decode(1, 1)[0][:1]
+    flight = WaitingFlight(plan, torch.zeros(1, 4), torch.zeros(1), None)
+    assert not runner.landed(flight)
+    assert not runner.has_computed(flight, 0)

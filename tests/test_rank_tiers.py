@@ -17,7 +17,7 @@ from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
 from weft.cli.main import main
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile, headers_of_first, open_existing, open_file
+from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file, rows_of_first
 from weft.memory.tiers.disk_format import DiskLayout, ModelPart, UnitHeader
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
@@ -108,7 +108,7 @@ def test_what_only_another_rank_has_after_a_crash_is_erased_when_its_file_is_ope
     second.write([(each, payload) for each in [*both, *only]])
     second.doom([(Kind.PAGE, 1)])
     second.reread()
-    second.erase_all_but(headers_of_first(tmp_path / "tier", second.layout))
+    second.erase_all_but(rows_of_first(tmp_path / "tier", second.layout))
     second.reread()
     assert [(each.kind, each.unit) for each in second.found] == [(Kind.PAGE, 0), (Kind.STATE, 2)]
     second.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, cast
 
@@ -125,9 +126,10 @@ class Copier:
                 self._begin(plan)
             self.land(wait=True)
 
-    def close(self) -> None:
+    def close(self, finish_drops: Callable[[], None]) -> None:
         """Save what outlives the process, newest first and for a limited time, and release the tiers below."""
         try:
+            finish_drops()
             self._save_last()
         except EngineStopped as error:
             log.warning("what was not saved yet is lost: %s", error)

@@ -114,6 +114,13 @@ class Dropping:
         if tiers is not None and not self.busy:
             tiers.ask_again()
 
+    def finish(self) -> None:
+        """Take the cells of all drops out of the tiers, before a closing engine saves what is left."""
+        while self._waiting:
+            if self._copier is not None:
+                self._copier.land(wait=True)
+            self.advance()
+
     def _come_to_tier(self, drop: PendingDrop) -> None:
         if self._copier is not None:
             # A copy that lands later would bring back what is dropped here.

@@ -88,10 +88,12 @@ class Exchange:
     # requests -------------------------------------------------------------------------------------------------------
 
     def begin(self, sequence: Sequence, tenant: bytes) -> None:
-        """Offer the prompt of a request to its destination."""
+        """Offer the prompt of a request to its destination, unless it is being dropped: then it is only computed."""
         destination = sequence.request.send_to
         assert destination is not None
         assert self.departures is not None
+        if self._ledger.hidden.covers(sequence.keys, lambda: tenant):
+            return
         self.departures.begin(sequence.id, sequence.keys, tenant)
         self.transport.open(sequence.id, destination, Offer(tuple(sequence.keys), tenant))
 
@@ -254,6 +256,11 @@ class Exchange:
             self.transport.refuse(number, "this engine receives no prefixes")
             return
         keys, tries = list(offer.keys), [cache.trie for cache in self._ledger.caches]
+        if self._ledger.hidden.covers(keys, lambda: offer.tenant):
+            # It may have been computed before the drop, and would outlive it here.
+            arrivals.refused += 1
+            self.transport.refuse(number, "its prefix is being dropped")
+            return
         if len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries):
             arrivals.refused += 1
             self.transport.refuse(number, "the keys of the offer are not those of one prefix")

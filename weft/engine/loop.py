@@ -234,7 +234,7 @@ class Engine:
         if self.exchange is not None:
             self.exchange.transport.close()
         if self.copier is not None:
-            self.copier.close()
+            self.copier.close(self.dropping.finish)
         elif isinstance(self._device, ClosableDevice):
             self._device.close()
 

@@ -223,12 +223,14 @@ class Departures:
         `has_computed` says whether a flight has written the memory of a layer.
         """
         self._fill_queue()
-        for place, each in enumerate(self.queued):
-            if each.after is None or has_computed(each.after.flight, each.after.layer):
-                del self.queued[place]
-                self._flights.append(each)
-                return each.plan
-        return None
+        if not self.queued:
+            return None
+        # Only the first: its step goes on between two looks, and a later piece of a unit must not overtake it.
+        first = self.queued[0]
+        if first.after is not None and not has_computed(first.after.flight, first.after.layer):
+            return None
+        self._flights.append(self.queued.popleft())
+        return first.plan
 
     def _fill_queue(self) -> None:
         """Queue all copies that there is room for, in the order in which they can begin."""

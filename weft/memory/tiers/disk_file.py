@@ -27,6 +27,7 @@ from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_format import (
     BLOCK,
     ENTRY,
+    ENTRY_TYPE,
     KINDS,
     DiskLayout,
     EntryRows,
@@ -179,18 +180,20 @@ def open_existing(path: Path) -> DiskFile:
         raise
 
 
-def headers_of_first(path: Path, layout: DiskLayout) -> list[UnitHeader]:
-    """Return the headers in the first rank's file, which its own process has locked, for another rank's layout."""
+def rows_of_first(path: Path, layout: DiskLayout) -> EntryRows:
+    """Return the entries in the first rank's file, which its own process has locked, for another rank's layout."""
+    parts = [np.zeros(0, ENTRY_TYPE)]
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return []
+        return parts[0]
     try:
-        region = os.pread(file, layout.payload_offset - BLOCK, BLOCK)
+        for first in range(BLOCK, layout.payload_offset, REGION_BYTES):
+            region = os.pread(file, min(REGION_BYTES, layout.payload_offset - first), first)
+            parts.append(layout.rows(memoryview(region)[: len(region) // ENTRY * ENTRY], first)[0])
     finally:
         os.close(file)
-    rows, _, _ = layout.rows(memoryview(region)[: len(region) // ENTRY * ENTRY], BLOCK)
-    return [header for row in rows if (header := decode(row.tobytes())) is not None]
+    return np.concatenate(parts)
 
 
 class DiskFile:
@@ -368,11 +371,16 @@ class DiskFile:
         self.clear(chosen)
         self._blocks.sync()
 
-    def erase_all_but(self, known: Iterable[UnitHeader]) -> None:
+    def erase_all_but(self, known: EntryRows) -> None:
         """Erase doomed units, and those that the first rank does not have after a crash: no drop would find them."""
-        theirs = {(each.kind, each.unit, each.key, each.position) for each in known}
-        own = {(each.kind, each.unit, each.key, each.position) for each in self.found}
-        lost = [(kind, unit) for kind, unit, _, _ in own - theirs]
+        # Entries lie in the order of their places; a place has one unit at most.
+        own, theirs = (self.layout.places(rows) for rows in (self.rows, known))
+        there = np.searchsorted(theirs, own)
+        both = np.flatnonzero(there < len(theirs))
+        both = both[theirs[there[both]] == own[both]]
+        for field in ("kind", "key", "position"):
+            both = both[self.rows[field][both] == known[field][there[both]]]
+        lost = [(KINDS[int(each["kind"])], int(each["unit"])) for each in np.delete(self.rows, both)]
         self.doom(lost)
         self.erase([*self.doomed, *lost])
 

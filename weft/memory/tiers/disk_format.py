@@ -217,6 +217,12 @@ class DiskLayout:
         others = np.frombuffer(region, "<u8").reshape(-1, ENTRY // 8)[~(whole | doomed)]
         return found[whole], found[doomed], int(others.any(axis=1).sum())
 
+    def places(self, rows: EntryRows) -> NDArray[np.uint64]:
+        """Return where the units of entries begin, counted in units of the smallest kind."""
+        padded = np.array([_blocks(self.unit_bytes.get(kind, 0)) for kind in KINDS], np.uint64)
+        found: NDArray[np.uint64] = rows["unit"] * padded[rows["kind"]] // np.uint64(min(self.padded.values()))
+        return found
+
     def header_at(self, entry: memoryview, offset: int) -> UnitHeader | None:
         """Return the header of the entry at this offset, or None if there is none or it is damaged."""
         rows, _, _ = self.rows(entry, offset)
