@@ -15,6 +15,7 @@ from weft.base.transfers import Offer, Offered, ReceivingEnded, ReservedUnit, Tr
 from weft.engine.loop import Engine
 from weft.memory import tenancy
 from weft.memory.kinds import Kind
+from weft.memory.tiers import arrivals as arrivals_module
 from weft.memory.tiers.arrivals import ArrivalsLink
 
 TENANT = b"t" * 16
@@ -74,6 +75,25 @@ def test_the_tenant_of_a_prefix_is_known_when_it_leaves_the_device_while_it_is_s
     note_many(engine)
     tiers.landed(plan, 0.0)
     assert drop(engine, tenant=TENANT)["dropped_tokens"]["host"] == ledger.spec.cell
+
+
+def test_many_prompts_that_are_not_computed_yet_find_room(monkeypatch: pytest.MonkeyPatch):
+    """Each is offered when it enters the queue of a prefill engine, and takes a share of what the others leave."""
+    link = arrivals_of(decode_engine())
+    arena, page_bytes = link.lower.arena, link.lower.valuation.page_bytes
+    size = arena.slabs * arena.slab_bytes
+    monkeypatch.setattr(arrivals_module, "WINDOW_BYTES", 1)
+    link.window_bytes = size // 4
+    cells = (size // 2 - link.lower.point_bytes) // page_bytes
+    granted = []
+    for number in range(8):
+        keys = tuple(key(1 + number * cells + cell) for cell in range(cells))
+        assert link.open(number, Offer(keys, TENANT), known=0) is None
+        found = link.reserve(number)
+        assert found is not None
+        granted.append(len(found.units))
+    assert granted[0] * page_bytes > size // 4 - page_bytes
+    assert granted == sorted(granted, reverse=True)
 
 
 class LyingPeer(ReceivingEnd):

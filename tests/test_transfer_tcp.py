@@ -147,7 +147,7 @@ def sent_by(sender: End) -> list[StagedUnit]:
     return [unit for event in sender.events if isinstance(event, UnitsSent) for unit in event.units]
 
 
-def test_many_units_are_reported_as_sent_in_few_events(ends):
+def test_units_that_are_sent_together_are_all_reported_in_order(ends):
     sender, receiver = ends()
     sender.transport.open(4, receiver.place, OFFER)
     offered = receiver.await_event(Offered)

@@ -24,8 +24,9 @@ from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.units import PointCopy, PointUnits, hand_over, release_point, take_point
 from weft.memory.trie import Node, resume_at_or_above
 
-# What one transfer may have granted and not received: this share of arrivals, and at least this many bytes. A prompt
-# that is computed in one step is granted at once, because no unit of it is whole before the step's last layers.
+# What one transfer may have granted and not received: this share of what others leave of arrivals, and at least this
+# many bytes. A prompt that is computed in one step is granted at once, because no unit of it is whole before the step's
+# last layers. But it may wait in the queue of its engine before, and others with it.
 WINDOW_SHARE = 1 / 4
 WINDOW_BYTES = 64 << 20
 
@@ -131,7 +132,7 @@ class ArrivalsLink(TierLink):
         Raises `ArrivalsFull`.
         """
         incoming, page_bytes = self.incoming[transfer], max(1, self.lower.valuation.page_bytes)
-        first, most = incoming.reserved, max(1, self.window_bytes // page_bytes)
+        first, most = incoming.reserved, max(1, self._window() // page_bytes)
         # Not for every unit that arrives.
         if incoming.decided or incoming.dropped or first - incoming.published > most // 2:
             return None
@@ -147,6 +148,12 @@ class ArrivalsLink(TierLink):
         if incoming.point is None:
             return Reservation(first, end, False, units)
         return Reservation(first, end, True, units + self._point_places(incoming))
+
+    def _window(self) -> int:
+        """Return how many bytes a transfer may have granted and not received now."""
+        arena, pages = self.lower.arena, sum(len(each.pages) for each in self.incoming.values())
+        left = arena.slabs * arena.slab_bytes - pages * self.lower.valuation.page_bytes
+        return min(self.window_bytes, max(WINDOW_BYTES, int(WINDOW_SHARE * left)))
 
     def _reserve_page(self, incoming: Incoming) -> ReservedUnit:
         unit = self.lower.take(Kind.PAGE)
