@@ -129,7 +129,7 @@ def test_exact_answers_on_a_gpu_are_refused_by_name_where_a_kernel_has_no_exact_
     monkeypatch.setattr(choosing, "declines", lambda device: None)
     monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
     assert choose("cuda", torch.bfloat16, model_of(family).memories, exact=True).on_gpu
-    with pytest.raises(OptionError, match="exact answers are not available: .*float32"):
+    with pytest.raises(OptionError, match=r"exact answers are not available: .*float32"):
         choose("cuda", torch.float32, model_of(family).memories, exact=True)
 
 

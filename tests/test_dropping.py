@@ -13,7 +13,7 @@ import pytest
 
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine, drop
-from tests.engines import Ask, greedy, serve, tokens
+from tests.engines import Ask, greedy, make_engine, serve, tokens
 from tests.held_steps import SECONDS, wait_until
 from tests.http_server import serving
 from tests.test_chain import chained_engine, save_all
@@ -32,12 +32,30 @@ from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk_file import DiskFile, open_existing
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
+from weft.speculate.drafting import Drafting
 
 ONE, TWO = b"1" * 32, b"2" * 32
 
 
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
+
+
+def test_text_that_a_request_leaves_for_drafts_during_a_drop_does_not_outlive_it(monkeypatch) -> None:
+    monkeypatch.setattr(dropping, "LOOKS_PER_STEP", 1)
+    engine = make_engine("lfm2", drafting=Drafting(4))
+    serve(engine, [Ask(tokens(300, number), greedy(1), salt=ONE) for number in range(8)])
+    texts = engine.planner.drafting.shared
+    assert texts.tokens
+    engine.begin_drop(0, tenant_digest(ONE))
+    assert not texts.tokens
+    engine.add(Request(np.array(tokens(40, 9), np.int32), greedy(1), salt=ONE))
+    left = 0
+    while not engine.take_dropped():
+        engine.step()
+        left = max(left, texts.tokens)
+    assert left, "the drop ended before the request, so this test shows nothing"
+    assert not texts.tokens
 
 
 def test_dropping_a_tenant_removes_it_from_all_tiers_and_overwrites_it(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -65,9 +66,12 @@ class PendingDrop:
 
 
 class Dropping:
-    def __init__(self, ledger: Ledger, copier: Copier | None) -> None:
+    """`flush_drafts` drops all texts and states that drafts come from."""
+
+    def __init__(self, ledger: Ledger, copier: Copier | None, flush_drafts: Callable[[], None]) -> None:
         self._ledger = ledger
         self._copier = copier
+        self._flush_drafts = flush_drafts
         # Only the first one is under way.
         self._waiting: deque[PendingDrop] = deque()
         self._erasing: list[PendingDrop] = []
@@ -85,6 +89,7 @@ class Dropping:
     def begin(self, number: int, tenant: bytes | None, prefix: bytes | None) -> None:
         """Accept a drop: from here on, no request reuses what it names."""
         drop = PendingDrop(number, Dropped(tenant, prefix))
+        self._flush_drafts()
         self._ledger.hidden.add(drop.named)
         if self._ledger.tiers is not None and self._ledger.tiers.arrivals is not None:
             self._ledger.tiers.arrivals.drop_incoming()
@@ -99,6 +104,8 @@ class Dropping:
         if self._waiting and self._go_on(self._waiting[0]):
             drop = self._waiting.popleft()
             self._ledger.hidden.remove(drop.named)
+            # What requests have left there since the drop was accepted.
+            self._flush_drafts()
             self._begin_erasing(drop)
             if self._waiting:
                 self._come_to_tier(self._waiting[0])

@@ -79,7 +79,7 @@ class Engine:
         )
         below = config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes
         self.copier = Copier.attach(self.ledger, device, config) if config.cache and below else None
-        self.dropping = Dropping(self.ledger, self.copier)
+        self.dropping = Dropping(self.ledger, self.copier, self._flush_drafts)
         self.exchange = None if transport is None else self._join(transport, device)
         self.clock = StepClock(self.ledger.tiers)
         # Starts when a router subscribes; until then nothing is recorded.
@@ -253,7 +253,6 @@ class Engine:
 
         `tenant` is a tenant's digest, `prefix` the beginning of a cell's key; without either, everything is dropped.
         """
-        self._flush_drafts()
         if self.exchange is not None:
             self.exchange.drop(tenant, prefix)
         self.dropping.begin(number, tenant, prefix)
