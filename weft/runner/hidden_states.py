@@ -7,7 +7,7 @@ They lie in one buffer that never moves, so recorded steps can write and read it
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -134,6 +134,7 @@ def hidden_bytes(seats: int, most: int, width: int, dtype: torch.dtype) -> int:
     return (block_count(seats, most) * BLOCK + seats + 1) * width * dtype.itemsize
 
 
+@runtime_checkable
 class StateUse(Protocol):
     """What the steps of a runner do with hidden states."""
 
