@@ -69,7 +69,7 @@ def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
     inner = config.integer("mamba_expand", default=2) * config.integer("hidden_size")
     shape = mamba2_shape(config, dtype, inner, out_bias=config.flag("mamba_proj_bias", default=False))
     eps = config.number("rms_norm_eps", default=1e-6)
-    return Mamba2(shape, InnerNorm(shape.inner, eps, gate_first=True))
+    return Mamba2(shape, InnerNorm(shape.inner, eps, shape.groups, gate_first=True))
 
 
 def attention(config: Config, dtype: torch.dtype) -> Attention:
