@@ -146,7 +146,7 @@ def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
         stream.finish(SimpleNamespace(weight=torch.ones(outputs, dtype=torch.float16), eps=0.0))
         assert stream.x.eq(6).all()
     assert few_rows(x[:1], weight, by=Cut(64, 2, 128, 4, 2)).ne(3).all(), "another split would be seen"
-    # So many tiles that one program takes all shares of its tile.
+    # Enough tiles for one program to compute all shares of a tile.
     many = tiled(x[:1].expand(176, -1), weight[:1].expand(192, -1), None, Tile(16, 16, 128, 4, 2), shares=4)
     assert many.eq(3).all()
 
