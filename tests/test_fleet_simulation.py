@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.fleet import comparison
 from weft.base.errors import InvalidOption
 from weft.cli.main import main
 from weft.cli.simulate import SimulateOptions
@@ -122,3 +123,10 @@ def test_the_command_compares_routers_in_one_table(capsys):
     table = capsys.readouterr().out
     assert table.splitlines()[0].split() == ["state", "hash"]
     assert "Busiest replica / average" in table
+
+
+def test_routers_are_compared_speed_by_speed():
+    medians = {"a/b": 0.0, "a/b/prefix": 2.0, "a/b/state": 1.0, "a/b/prefix@0.98": 1.0, "a/b/state@0.98": 1.5}
+    results = {name: {"p50": p50} for name, p50 in medians.items()}
+    results["a/b/prefix@1.02"] = {"p50": 1.0}
+    assert comparison(results, ("prefix", "state")).splitlines()[2] == "| a, b | 1.000 | 0.500 | 1 of 2 |"
