@@ -28,12 +28,14 @@ from tests.oracle import Oracle, scatter
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
+from weft.base.options import Options
 from weft.engine.draft_head import DraftHead
 from weft.engine.loop import Engine
+from weft.loading import chosen_draft
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.mtp import head_of
-from weft.models.weights import build, load_head, load_model
+from weft.models.weights import build, has_head, load_head, load_model
 from weft.runner.head import HeadRunner
 from weft.runner.hidden_states import HiddenStates, KeepsStates
 from weft.runner.runner import Runner
@@ -427,6 +429,36 @@ def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
     other = Oracle(HYBRIDS["lfm2"]).save(tmp_path / "lfm2")
     with pytest.raises(ModelError, match="or Nemotron-H with an MTP head"):
         open_llm(model=str(other), dtype="float32")
+
+
+def test_auto_is_the_head_of_a_checkpoint_that_has_one_and_else_suffixes(tmp_path: Path) -> None:
+    options = {"progress": False, "memory": "32MiB", "threads": 1, "max_length": 512, "draft": "auto"}
+    with LLM(model=str(checkpoint("qwen3_5").folder), **options) as llm:
+        assert isinstance(llm.engine.planner.drafts.model, DraftHead)
+    with LLM(model=str(Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)), **options) as llm:
+        assert llm.engine.config.draft == "suffix"
+        assert llm.engine.planner.drafts.model is None
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "drafter"),
+    [
+        ({}, "cpu", "mtp"),
+        ({"exact": True}, "cpu", "mtp"),
+        ({"exact": True}, "cuda", "suffix"),
+        ({"tensor_parallel": 2}, "cpu", "suffix"),
+    ],
+)
+def test_auto_is_suffixes_where_a_head_is_not_supported(options: dict, device: str, drafter: str) -> None:
+    folder = checkpoint("qwen3_5").folder
+    assert chosen_draft(Options(model=str(folder), draft="auto", **options), folder, device)[0] == drafter
+
+
+def test_random_weights_have_a_head_if_the_configuration_says_so(tmp_path: Path) -> None:
+    config = json.loads((tiny_model.FOLDER / "config.json").read_text())
+    for count, expected in ((None, False), (0, False), (1, True), (2, False)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": count}))
+        assert has_head(tmp_path, "dummy") is expected
 
 
 def test_heads_of_several_layers_are_refused_by_name(tmp_path: Path) -> None:

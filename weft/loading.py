@@ -33,7 +33,7 @@ from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.sharding import Shard
-from weft.models.weights import build, find_checkpoint, load_model
+from weft.models.weights import build, find_checkpoint, has_head, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
@@ -294,7 +294,11 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
 
 
 def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> Options:
-    """Return options without an `exact` that is "auto": a table says where it is worth its cost."""
+    """Return options without "auto" for `draft`, which the checkpoint decides, and `exact`, which a table decides."""
+    if options.draft == "auto":
+        draft, reason = chosen_draft(options, folder, device)
+        log.info("draft: %s: %s", draft, reason)
+        options = replace(options, draft=draft)
     if options.exact != "auto":
         return options
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
@@ -305,6 +309,17 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
     exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
     log.info("exact: %s", reason)
     return replace(options, exact=exact)
+
+
+def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]:
+    """Return the drafter that `--draft auto` means, and why."""
+    if not has_head(folder, options.weights):
+        return "suffix", "the checkpoint has no MTP head"
+    if options.tensor_parallel > 1:
+        return "suffix", "the checkpoint's MTP head is not supported over ranks"
+    if options.exact is True and device != "cpu":
+        return "suffix", "the checkpoint's MTP head is not supported with exact on a GPU"
+    return "mtp", "the checkpoint has an MTP head"
 
 
 def form_of(options: Options, device: str, chosen: Chosen) -> str:

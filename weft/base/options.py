@@ -111,9 +111,10 @@ class Options:
         "was measured to cost at most 3%",
     )
     draft: str = option(
-        "auto",
+        "off",
         "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; "
-        "mtp: by the checkpoint's own head; a folder or hub id: by a smaller model with the same tokenizer; auto: off",
+        "mtp: by the checkpoint's own head; auto: mtp if the checkpoint has a head, else suffix; a folder or hub id: by "
+        "a smaller model with the same tokenizer",
         metavar="auto|off|suffix|mtp|MODEL",
     )
     tensor_parallel: int = option(
@@ -304,8 +305,6 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         length, reasons["max_length"] = _auto_length(memory, facts)
     counts: dict[str, Any] = {name: count(name, getattr(options, name), facts.device) for name in AUTO_COUNTS}
     counts["max_tokens_per_step"] = max(counts["max_tokens_per_step"], counts["max_sequences"])
-    if options.draft == "auto":
-        reasons["draft"] = "off: its gain depends on the traffic; pass --draft suffix to guess from earlier text"
     step_ms, step_decodes = step_bound(options.max_step_ms)
     if options.max_step_ms == "auto":
         reasons["max_step_ms"] = f"{step_ms:.0f} ms, or {step_decodes:.0f} decode steps of the running rows if longer"
@@ -367,13 +366,13 @@ def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -
 
 
 def draft_of(options: Options) -> str:
-    """Return the drafter of an engine with these options.
+    """Return the drafter of an engine with these options. "auto" is "suffix" unless a checkpoint has an MTP head.
 
-    >>> [draft_of(Options(draft=draft)) for draft in ("auto", "suffix", "owner/small")]
-    ['off', 'suffix', 'model']
+    >>> [draft_of(Options(draft=draft)) for draft in ("auto", "off", "owner/small")]
+    ['suffix', 'off', 'model']
     """
     if options.draft == "auto":
-        return "off"
+        return "suffix"
     return options.draft if options.draft in DRAFT_OPTIONS else "model"
 
 

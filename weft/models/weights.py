@@ -32,7 +32,7 @@ from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, Source, pin, sources
-from weft.models.mtp import MtpHead, head_of
+from weft.models.mtp import COUNTS, MtpHead, head_of
 from weft.models.registry import family_of
 from weft.models.sharding import ALONE, RankCut, Shard, building_for
 
@@ -113,6 +113,21 @@ def load_head(
     # Not a part of the head: its weights are counted and prepared with the model.
     object.__setattr__(head, "base", base)
     return head
+
+
+def has_head(folder: Path, weights: str) -> bool:
+    """Return whether a checkpoint has an MTP head that Weft can compute.
+
+    Random weights have one if config.json says so.
+    """
+    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    try:
+        head = build(config, torch.float32, "meta", family=head_of(config))
+    except ModelError:
+        return False
+    if weights == "dummy":
+        return any(config.get(name) for name in COUNTS)
+    return bool(catalogue(checkpoint_files(folder), head))
 
 
 def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
