@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 CAPABILITY = 90
-TOKENS, ROWS = 512, 8
+TOKENS, ROWS = 1536, 8
 # Lengths of new rows in steps that are not recorded.
 SERVED = ([1, 1, 1, 300, 700], [65], [1, 1, 500], [200] * 7, [3, 1000])
 

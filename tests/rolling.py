@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,9 +60,20 @@ def digest(entries: np.ndarray, first: int) -> int:
         return int((entries * _COEFFICIENTS[first : first + len(entries)]).sum(dtype=np.uint64))
 
 
-def next_token(spec: MemorySpec, state: int, full: int, window: int) -> int:
-    value = mix(state if spec.state_bytes else 1, full if spec.page_bytes else 2)
-    return mix(value, window if spec.window else 3) % VOCABULARY
+class Remembered(NamedTuple):
+    """What a model remembers. A specification adds it up at every question."""
+
+    state: bool
+    pages: bool
+    window: int | None
+
+    @classmethod
+    def by(cls, spec: MemorySpec) -> Remembered:
+        return cls(bool(spec.state_bytes), bool(spec.page_bytes), spec.window)
+
+    def next_token(self, state: int, full: int, window: int) -> int:
+        value = mix(state if self.state else 1, full if self.pages else 2)
+        return mix(value, window if self.window else 3) % VOCABULARY
 
 
 def drawn(token: int, number: float) -> int:
@@ -71,6 +83,8 @@ def drawn(token: int, number: float) -> int:
 
 def nearest(token: int, masked: set[int], banned: Callable[[int], bool]) -> int:
     """The token, or the next one after it that is neither masked nor banned, or else the next that is not masked."""
+    if token not in masked and not banned(token):
+        return token
     left = [each % VOCABULARY for each in range(token, token + VOCABULARY) if each % VOCABULARY not in masked]
     return next((each for each in left if not banned(each)), left[0])
 
@@ -93,22 +107,24 @@ def oracle(
 
     With a seed, tokens are drawn.
     """
-    hashes: list[int] = []
-    state, last = 0, 0
+    # Digests of the entries up to each position.
+    digests = [0]
+    state = last = entry = 0
     tokens = list(prompt)
     answer: list[int] = []
+    remembered = Remembered.by(spec)
+    masked = set() if allowed is None else set(range(VOCABULARY)).difference(allowed)
     while len(answer) < count:
-        for position, token in enumerate(tokens[len(hashes) :], len(hashes)):
+        for position, token in enumerate(tokens[len(digests) - 1 :], len(digests) - 1):
             if exact:
                 token = rounded(token, *canonical_piece(position, len(prompt), spec.cell))
-            hashes.append(mix(hashes[-1] if hashes else 0, token))
+            entry = mix(entry, token)
+            digests.append((digests[-1] + entry * int(_COEFFICIENTS[position])) & MASK)
             state, last = mix(state, mix(last, token)), token
-        entries = np.array(hashes, np.uint64)
-        first = max(0, len(entries) - (spec.window or 0))
-        token = next_token(spec, state, digest(entries, 0), digest(entries[first:], first))
+        before = digests[max(0, len(tokens) - (remembered.window or 0))]
+        token = remembered.next_token(state, digests[-1], (digests[-1] - before) & MASK)
         if seed is not None:
             token = drawn(token, uniform(np.array([seed], np.uint64), np.array([len(answer)]))[0])
-        masked = set() if allowed is None else set(range(VOCABULARY)).difference(allowed)
         token = nearest(token, masked, lambda t: any(completes(word, answer, t) for word in bad_words))
         answer.append(token)
         tokens.append(token)
@@ -146,6 +162,7 @@ class RollingDevice:
 
     def __init__(self, spec: MemorySpec, memory_bytes: int, seats: int, lazy: bool = False) -> None:
         self.spec = spec
+        self.remembered = Remembered.by(spec)
         self.lazy = lazy
         sizes = unit_bytes(spec)
 
@@ -287,11 +304,11 @@ class RollingDevice:
     def _read(self, plan: Plan, row: int) -> dict[str, int]:
         start = int(plan.start[row])
         before = {"state": 0, "last": 0, "page": 0, "window": 0}
-        if self.spec.state_bytes:
+        if self.remembered.state:
             before["state"], before["last"] = self.restore(plan, row)
-        if start and self.spec.page_bytes:
+        if start and self.remembered.pages:
             before["page"] = self._entry(Kind.PAGE, plan, row, start - 1)
-        if start and self.spec.window:
+        if start and self.remembered.window:
             before["window"] = self._entry(Kind.WINDOW, plan, row, start - 1)
         return before
 
@@ -321,17 +338,17 @@ class RollingDevice:
         """Extend pages, tail and checkpoints by the row's tokens; the state after each."""
         states = []
         state, last, page, window = before["state"], before["last"], before["page"], before["window"]
-        captures = self.captures_of(plan, row) if self.spec.state_bytes else {}
+        captures = self.captures_of(plan, row) if self.remembered.state else {}
         for position, token in enumerate(tokens, int(plan.start[row])):
             page, window = mix(page, token), mix(window, token)
-            if self.spec.page_bytes:
+            if self.remembered.pages:
                 self.memory[Kind.PAGE][self._place(Kind.PAGE, plan, row, position)] = page
-            if self.spec.window:
+            if self.remembered.window:
                 self.memory[Kind.WINDOW][self._place(Kind.WINDOW, plan, row, position)] = window
             earlier, last = last, token
             state = mix(state, mix(earlier, token))
             states.append(state)
-            if self.spec.state_bytes:
+            if self.remembered.state:
                 self.memory[Kind.TAIL][plan.tail[row], position % self.ring] = token
             if position + 1 in captures:
                 self.memory[Kind.STATE][captures[position + 1]] = self.checkpoint(state, last, earlier)
@@ -351,11 +368,11 @@ class RollingDevice:
     def _choose(self, plan: Plan, row: int, state: int, end: int) -> int:
         cell = self.spec.cell
         full = window = 0
-        if self.spec.page_bytes:
+        if self.remembered.pages:
             full = digest(self.memory[Kind.PAGE][plan.page_table[row, : -(-end // cell)]].ravel()[:end], 0)
-        if self.spec.window:
+        if self.remembered.window:
             window = self.digest_window(plan, row, end)
-        return next_token(self.spec, state, full, window)
+        return self.remembered.next_token(state, full, window)
 
     def banned_tokens(self, plan: Plan, place: int) -> set[int]:
         """Tokens that the plan bans from its sampled row at `place`, whose input may be on the board."""
@@ -365,8 +382,8 @@ class RollingDevice:
         return found | {token for row, token, newest in bans if row == place and newest == board}
 
     def digest_window(self, plan: Plan, row: int, end: int) -> int:
-        assert self.spec.window is not None
-        cell, visible, first = self.spec.cell, max(0, end - self.spec.window), int(plan.window_first[row])
+        assert self.remembered.window is not None
+        cell, visible, first = self.spec.cell, max(0, end - self.remembered.window), int(plan.window_first[row])
         low = visible // cell
         pages = plan.window_table[row, low - first : -(-end // cell) - first]
         return digest(self.memory[Kind.WINDOW][pages].ravel()[visible - low * cell : end - low * cell], visible)

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_model
+from tests.texts import texts
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
@@ -44,7 +45,7 @@ numbers = st.integers(0, 1 << 62)
 tokens = st.integers(0, 258) | st.integers(0, (1 << 31) - 1)
 counts = st.integers(0, 1 << 40)
 floats = st.floats(width=32, allow_nan=False)
-words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+words = texts(max_size=20)
 
 params = st.builds(
     SamplingParams,

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.operations import GPU, experts
 from weft.kernels.activations import squared_relu
-from weft.kernels.cuda.moe_choices import Tiles, tiles
+from weft.kernels.cuda import moe_few, moe_many, moe_routing, moe_some, moe_sum
+from weft.kernels.cuda.moe_choices import Tiles, last_tokens, tiles
 from weft.kernels.cuda.moe_few import few_experts
 from weft.kernels.cuda.moe_many import many_experts
 from weft.kernels.cuda.moe_routing import list_pairs, route
@@ -226,6 +227,39 @@ def launch_wide_experts() -> None:
 
 def test_wide_experts_are_read_in_turns():
     assert_compiles(launch_some_wide_experts, in_registers=True)
+
+
+class Recorded:
+    """A kernel that only notes what it would be compiled for."""
+
+    def __init__(self, name: str, launched: set[object]) -> None:
+        self.name, self.launched = name, launched
+
+    def __getitem__(self, grid):
+        return lambda *groups, **constants: self.launched.add((self.name, *sorted(constants.items())))
+
+
+@pytest.mark.parametrize(("k", "count"), [(4, 32), (10, 72), (3, 7)])
+def test_prompts_of_a_few_lengths_launch_the_kernels_of_all_lengths(monkeypatch, k, count):
+    """They are compiled ahead; see `expert_steps`."""
+    launched: set[object] = set()
+    for module in (moe_few, moe_many, moe_routing, moe_some, moe_sum):
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            monkeypatch.setattr(module, name, Recorded(name, launched))
+    most = 2 * last_tokens(k, count)[-1]
+    monkeypatch.setattr(F, "grouped_mm", lambda rows, matrices, offs: rows.new_empty(len(rows), matrices.shape[2]))
+    x, chosen = torch.empty(most, 8, dtype=torch.bfloat16), torch.zeros(most, k, dtype=torch.int32)
+    matrices = (torch.empty(count, 16, 8, dtype=torch.bfloat16), torch.empty(count, 8, 8, dtype=torch.bfloat16))
+
+    def launch(lengths) -> set[object]:
+        launched.clear()
+        for tokens in lengths:
+            on_gpu(x[:tokens], torch.empty(tokens, k), chosen[:tokens], *matrices, ACTIVATIONS["silu"])
+        return set(launched)
+
+    ahead = launch([*last_tokens(k, count), most])
+    assert launch(range(1, most)) == ahead
+    assert launch([64, 128, 320, 576, most]) < ahead
 
 
 @pytest.mark.slow

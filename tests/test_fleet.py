@@ -402,7 +402,7 @@ async def test_a_drop_is_waited_for_as_long_as_its_member_answers_other_question
         async def stats(self):
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("weft.fleet.backend.PROBE_SECONDS", 0.02)
+    monkeypatch.setattr("weft.fleet.questions.PROBE_SECONDS", 0.02)
     async with fleet_of(1, patient=True) as fleet:
         await turns()
         slow, silent = Erasing(), Silent()

@@ -32,11 +32,16 @@ EXAMPLES = 24
 
 
 class Tally(RollingDevice):
-    """Counts what happens to rows that follow drafts in flight."""
+    """Counts what happens to rows that follow drafts in flight. In steps with `most` tokens of such rows, they may."""
 
-    def __init__(self, *args: object) -> None:
+    def __init__(self, most: int, *args: object) -> None:
         super().__init__(*args)
+        self.most = most
         self.met: Counter[str] = Counter()
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        self.met["too large"] += tokens > self.most
+        return tokens <= self.most
 
     def placed(self, plan: Plan) -> Plan:
         found = super().placed(plan)
@@ -107,7 +112,8 @@ def run_following(seed: int, count: int = 4) -> Counter[str]:
     workload = following_workload(seed, count)
     answers = {tuple(a.prompt): a.answer(workload.spec) for a in workload.arrivals}
     drafting = ScriptedDrafting(answers, workload.spec.draft_room, seed)
-    device = Tally(workload.spec, workload.config.memory_bytes, workload.config.max_sequences, workload.lazy)
+    most = 4 if seed % 4 == 3 else workload.config.max_tokens_per_step
+    device = Tally(most, workload.spec, workload.config.memory_bytes, workload.config.max_sequences, workload.lazy)
     texts: dict[Key, tuple[int, ...]] = {}
     with patch.object(sequence, "chain", partial(chain_and_note, texts)):
         run = Run(partial(Engine, drafting=drafting)(workload.spec, device, workload.config), device)
@@ -133,6 +139,7 @@ def test_rows_follow_in_all_ways() -> None:
         met += run_following(seed)
     for name, least in {"follows": 100, "moved": 50, "cell before": 25, "not captured": 10, "captured": 10}.items():
         assert met[name] >= least, met
+    assert met["too large"] >= 20, met
     assert met["preempted"], met
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.http_server import Served, serving
 from tests.http_values import LIMITS, LONG, RICH, SCHEMA, TOOLS
+from tests.texts import texts
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import delivery
 from weft.server.anthropic_events import SIGNATURE, Blocks
@@ -388,7 +389,7 @@ def test_a_busy_server_is_overloaded_and_a_limited_key_is_over_its_rate():
     assert anthropic_error(limited)[1].error.type == "rate_limit_error"
 
 
-words = st.text(max_size=8)
+words = texts(max_size=8)
 blocks = st.fixed_dictionaries(
     {"type": st.sampled_from(["text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking", "other"])},
     optional={

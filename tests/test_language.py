@@ -50,9 +50,14 @@ def documents() -> dict[str, str]:
     return {name: text for name, text in texts.items() if name not in EXEMPT_DOCUMENTS}
 
 
+ANY_BANNED = re.compile(rf"\b(?:{'|'.join(BANNED)})s?\b", re.IGNORECASE)
+
+
 def banned_words(text: str) -> list[str]:
     """Return the banned words of a text, however its lines are wrapped. Identifiers do not count."""
     flat = " ".join(re.sub(r"^\s*#+", "", text, flags=re.MULTILINE).split())
+    if not ANY_BANNED.search(flat):
+        return []
     return [word for word in BANNED if re.search(rf"\b{word}s?\b", flat, re.IGNORECASE)]
 
 

@@ -151,7 +151,8 @@ def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
 def test_recording_does_not_import_the_compiler_of_torch():
     """That takes longer than a first answer does."""
     program = (
-        "import sys; from weft import LLM; LLM(progress=False).generate('Hi'); print('torch._dynamo' in sys.modules)"
+        "import sys; from weft import LLM, SamplingParams; "
+        "LLM(progress=False).generate('Hi', SamplingParams(max_tokens=4)); print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,10 @@ from tests.engines import TINY, model_of, spec_of, tokens
 from tests.oracle import Oracle
 from tests.test_disk_tier import save_all
 from weft import LLM, SamplingParams
+from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
-from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
+from weft.base.errors import CopyFailed, EngineStopped, InvalidOption, OptionError
+from weft.base.options import Options
 from weft.cli.main import main
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
@@ -21,6 +24,8 @@ from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file, rows
 from weft.memory.tiers.disk_format import DiskLayout, ModelPart, UnitHeader
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
+from weft.runner.ranks.part import LoadedPart
+from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
 
 OPTIONS = {"memory": "16MiB", "max_length": 512, "threads": 1, "device": "cpu", "dtype": "float32", "progress": False}
@@ -72,12 +77,42 @@ def test_two_ranks_answer_from_their_files_and_compute_what_is_damaged_in_one(tm
         LLM(str(folder), **disk, **OPTIONS)
 
 
+RANK = """
+import socket, sys
+from pathlib import Path
+from weft.runner.ranks.channel import Channel, Join, LoadPart, PartJoined, PartLoaded, PartUnloadable, ToRank
+
+channel = Channel(socket.socket(fileno=int(sys.argv[2])))
+rank = channel.receive(LoadPart).rank
+channel.send(PartLoaded())
+channel.receive(Join)
+channel.send(PartJoined() if rank == 1 else PartUnloadable("its file belongs to another model", True))
+Path(sys.argv[1]).write_text(repr(channel.receive(ToRank)))
+"""
+
+
+def test_no_rank_begins_where_one_refuses_its_file(tmp_path):
+    others = RankProcesses(3, [sys.executable, "-c", RANK, str(tmp_path / "told")])
+    try:
+        others.load(Options())
+        others.join(EngineConfig(memory_bytes=1 << 20), 0, 1)
+        with pytest.raises(OptionError, match="rank 2: its file belongs to another model"):
+            others.begin()
+    finally:
+        others.close()
+    assert not (tmp_path / "told").exists()
+
+
 def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opened(tmp_path):
     path, part = tmp_path / "tier.rank1", ModelPart(1, 2)
 
     def opened() -> DiskFile:
+        before = path.read_bytes() if path.exists() else None
         runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
         runner.add_disk(tmp_path / "tier", 1 << 20, b"f" * 32, part)
+        # No file is changed before all ranks have opened theirs.
+        assert before in (None, path.read_bytes())
+        LoadedPart(runner.model, runner.operations, "cpu", 1, 2, disk=tmp_path / "tier").begin(runner)
         return runner.disk
 
     file = opened()

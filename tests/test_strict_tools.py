@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tests import tiny_model
 from tests.http_server import Served, serving
 from tests.http_values import RICH, TOOLS
+from tests.texts import texts
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.server.settings import ServerSettings
@@ -239,7 +240,7 @@ def takes(grammar: Grammar, text: str, ends: bool = True) -> bool:
 
 @pytest.mark.parametrize("form", FORMS)
 @settings(max_examples=40, deadline=None)
-@given(text=st.text(max_size=60), pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=8))
+@given(text=texts(max_size=60), pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=8))
 def test_text_without_a_call_is_free(form, text, pieces):
     tools = [tool("f", CITY)]
     for each in (text, text + "".join(pieces), "".join(pieces)):

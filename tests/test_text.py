@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
 from tests import tiny_model
+from tests.texts import texts
 from weft.answers.requests import ModelBounds, build_request
 from weft.base.errors import ModelError, RequestError
 from weft.base.sampling import SamplingParams
@@ -71,7 +72,7 @@ def pieces_of(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
 # detokenizer ----------------------------------------------------------------------------------------------------------
 
 
-@given(st.text())
+@given(texts())
 def test_streamed_text_is_the_text_and_never_half_a_character(text):
     for tokenizer in (BYTES, LEVEL):
         pieces = pieces_of(tokenizer, tokenizer.encode(text, special=False))
@@ -94,7 +95,7 @@ def test_marks_become_spaces_as_in_the_library(tokens):
     assert "s" + "".join(pieces_of(PIECES, tokens)) == PIECES.backend.decode([lead, *tokens])
 
 
-@given(st.text(max_size=20))
+@given(texts(max_size=20))
 def test_byte_pieces_make_whole_characters(text):
     tokens = [PIECES.backend.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
     pieces = pieces_of(PIECES, tokens)

@@ -103,7 +103,7 @@ class Loaded:
                 self.model, self.chosen.operations, self.device, 0, others.ranks, self.fingerprint, self.disk
             )
             runner = part.runner(str(others.meeting), self.config, self.spec.draft_room, threads)
-            others.await_joined()
+            others.begin()
             return LeadingRunner(runner, others)
         except BaseException:
             others.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import ModelError, OptionError
 from weft.base.transfers import TransferSettings
 from weft.runner.ranks.channel import (
+    Begin,
     Channel,
     ChannelClosed,
     CopyUnits,
@@ -70,7 +71,10 @@ def _execute(channel: Channel, part: LoadedPart, runner: RankRunner, reporter: R
     flight: Any = None
     while True:
         message: ToRank = channel.receive(ToRank)
-        if isinstance(message, Launch):
+        if isinstance(message, Begin):
+            part.begin(runner)
+            channel.send(PartJoined())
+        elif isinstance(message, Launch):
             flight = runner.launch(decode_plan(message.plan))
         elif isinstance(message, SupplyMasks):
             runner.supply_masks(flight, decode_array(message.masks))

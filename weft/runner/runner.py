@@ -304,14 +304,11 @@ class Runner:
 
     def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
         """Open the file for what memory evicts; `path` is the first rank's."""
-        from weft.memory.tiers.disk_file import open_file, rows_of_first
+        from weft.memory.tiers.disk_file import open_file
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
         file = open_file(part.path(path), DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
-        if part.rank:
-            # The first rank's file decides what is there. A drop that was interrupted ends here.
-            file.erase_all_but(rows_of_first(path, file.layout))
         found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
         log.info("disk: %s, %d MiB, %s", part.path(path), file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))

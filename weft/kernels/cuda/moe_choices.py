@@ -17,6 +17,8 @@ FEW_PAIRS = 0.3
 WHOLE_TOKENS = 256
 # With more than this, torch's grouped matmul is faster, where available.
 TILED_TOKENS = 1024
+# Pairs that a program reads at a time to list those of its expert: the fewest that hold all, if any do.
+LIST_BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,24 @@ def vectors(hidden: int, inner: int, k: int) -> tuple[Vectors, Vectors]:
 
 def tiles(dtype: torch.dtype, tokens: int, k: int, experts: int) -> tuple[Tiles, Tiles]:
     """Return tiles so that most experts have all their pairs in one."""
-    mean = tokens * k / experts
-    pairs = next((size for size in TILES if size >= min(tokens, 1.5 * mean)), 128)
+    pairs = next((size for size in TILES if tokens <= most_tokens(size, k, experts)), 128)
     if dtype == torch.float32:
         # Twice the shared memory, and no matrix unit to feed.
         return (Tiles(min(pairs, 32), 32, 32, 4, 2, False),) * 2
     return TILES[pairs]
+
+
+def most_tokens(pairs: int, k: int, experts: int) -> int:
+    """Return up to how many tokens a tile of this size has room for one and a half times an expert's mean."""
+    return max(pairs, 2 * pairs * experts // (3 * k))
+
+
+def last_tokens(k: int, experts: int) -> list[int]:
+    """Return the numbers of tokens after which other kernels are launched: steps of these launch all but the last.
+
+    >>> last_tokens(8, 256)[-4:]
+    [682, 1024, 1365, 2730]
+    """
+    whole = [1, int(FEW_PAIRS * experts / k), (experts - 1) // k, WHOLE_TOKENS, TILED_TOKENS]
+    lists = [block // k for block in LIST_BLOCKS[:-1]]
+    return sorted({*whole, *lists, *(most_tokens(pairs, k, experts) for pairs in TILES)} - {0})

@@ -13,11 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, named, power_of_two
+from weft.kernels.cuda.moe_choices import LIST_BLOCKS
 from weft.kernels.cuda.ordering import rising_key
 from weft.kernels.cuda.overlap import early, wait
 
-# Pairs that a program reads at a time.
-LIST_BLOCK = 8192
 # Below every eligible score.
 LEAST_RANK = tl.constexpr(-(2**31))
 
@@ -100,7 +99,7 @@ def list_pairs(chosen: Int[Tensor, "tokens k"], count: int, tile: int | None = N
     listed = torch.empty(count, tokens, dtype=torch.int32, device=chosen.device)
     sizes = torch.empty(count, dtype=torch.int32, device=chosen.device)
     places = torch.empty(tokens, k, dtype=torch.int32, device=chosen.device)
-    block = min(LIST_BLOCK, max(32, power_of_two(tokens * k)))
+    block = next((block for block in LIST_BLOCKS if tokens * k <= block), LIST_BLOCKS[-1])
     list_kernel[(count,)](
         named(chosen=chosen, listed=listed, sizes=sizes, places=places, tokens=tokens, pairs=tokens * k),
         BLOCK=block, num_warps=max(1, min(16, block // 256)), **early(chosen),

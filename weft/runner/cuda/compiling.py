@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -113,12 +114,13 @@ def steps_of(
     device: torch.device | str,
     drafter: bool = False,
 ) -> Iterator[Callable[[], object]]:
-    """Yield the largest steps, those that are recorded, and one of each way to sample, on scratch memory.
+    """Yield the largest steps, prompts of all choices of expert kernels, the steps that are recorded, and one of each
+    way to sample, on scratch memory.
 
     A `drafter` samples in one way.
     """
     runner = scratch_runner(model, spec, operations, rows + 1, device)
-    for ends in largest_steps(tokens, rows):
+    for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens)):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
     line = None if runner.use is None else runner.use.states.padding
     where = (1, spec, runner.store.scratch, device, operations, line)
@@ -134,6 +136,16 @@ def steps_of(
         yield from (partial(forward_in_turns, runner, size) for size in TURNS if size < rows)
     for plan in (*sampled_plans(runner), *drafted_plans(runner)):
         yield lambda plan=plan: runner.run(plan)  # type: ignore[misc]
+
+
+def expert_steps(model: CausalModel, tokens: int) -> list[list[int]]:
+    """Return prompts of up to `tokens` that launch all kernels of a model's experts, which depend on the length."""
+    # Triton is not installed on machines without a GPU.
+    from weft.kernels.cuda.moe_choices import last_tokens
+
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
+    mixtures = {(layer.route.options["k"], len(layer.experts.second)) for layer in layers}
+    return [[size] for size in sorted({size for each in mixtures for size in last_tokens(*each)}) if size < tokens]
 
 
 def forward_in_turns(runner: Runner, size: int) -> object:

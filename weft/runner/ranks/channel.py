@@ -79,6 +79,10 @@ class Join(RankMessage, tag="join"):
     threads: int
 
 
+class Begin(RankMessage, tag="begin"):
+    """All ranks have joined, and have opened their files."""
+
+
 class Launch(RankMessage, tag="launch"):
     """Execute a plan, encoded by `encode_plan`."""
 
@@ -172,7 +176,7 @@ class CloseTransfers(TransferCall, tag="close"):
 
 
 AnyCall = OpenTransfer | SendUnits | FinishTransfer | AbandonTransfer | GrantUnits | EndTransfer | CloseTransfers
-ToRank = LoadPart | Join | Launch | SupplyMasks | CopyUnits | JoinTransfers | AnyCall
+ToRank = LoadPart | Join | Begin | Launch | SupplyMasks | CopyUnits | JoinTransfers | AnyCall
 
 
 # From a rank ---------------------------------------------------------------------------------------------------------
@@ -190,7 +194,7 @@ class PartUnloadable(RankMessage, tag="unloadable"):
 
 
 class PartJoined(RankMessage, tag="joined"):
-    """A rank has joined the group, or its transfers; `port` is where it receives prefixes."""
+    """A rank has joined the group, has begun, or has joined its transfers; `port` is where it receives prefixes."""
 
     port: int | None = None
 

@@ -9,6 +9,7 @@ from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.disk_file import rows_of_first
 from weft.memory.tiers.disk_format import ModelPart
 from weft.models.model import CausalModel
 from weft.runner.ranks.group import ProcessRanks
@@ -37,3 +38,12 @@ class LoadedPart:
         runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
         runner.add_tiers(config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
         return runner
+
+    def begin(self, runner: RankRunner) -> None:
+        """Let the first rank's file decide what is there. A drop that was interrupted ends here.
+
+        Only when all ranks have opened their files: with a file of another model, the first rank refuses to start, and
+        the other files stay as they are.
+        """
+        if self.rank and self.disk is not None:
+            runner.disk.erase_all_but(rows_of_first(self.disk, runner.disk.layout))

@@ -27,6 +27,7 @@ from weft.base.options import Options
 from weft.base.transfers import TransferEvent, TransferSettings
 from weft.runner.ranks.channel import (
     Answer,
+    Begin,
     Channel,
     ChannelClosed,
     CopyEnded,
@@ -112,8 +113,10 @@ class RankProcesses:
         threading.Thread(target=self._listen, name="weft-ranks", daemon=True).start()
         self.send(Join(config, draft_room, threads))
 
-    def await_joined(self) -> None:
-        """Wait until all ranks have joined and have their memory; raises what that raised on a rank."""
+    def begin(self) -> None:
+        """Wait until all ranks have joined and have their memory, then let them begin; raises what a rank raised."""
+        self._await_answers()
+        self.send(Begin())
         self._await_answers()
 
     def join_transfers(self, settings: TransferSettings) -> list[int | None]:
