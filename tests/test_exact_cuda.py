@@ -23,10 +23,11 @@ from weft.kernels.choosing import choose
 from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
 from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
-from weft.kernels.cuda.exact_moe_few import few_experts
+from weft.kernels.cuda.exact_moe_few import ALONE, few_experts
 from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
 from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
+from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
@@ -252,6 +253,20 @@ def test_experts_are_those_of_the_reference(tokens, biased):
     routing = plain_moe.route_softmax(logits, 2, renormalise=True)
     found = EXACT.experts(x, routing, layer, shared)
     wanted = plain_moe.experts(x, routing, layer, shared)
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("own", [8, 48])
+@pytest.mark.parametrize("by", [ALONE, (Tiles(8, 16, 16, 4, 2, True), Tiles(8, 32, 16, 4, 2, True))])
+def test_a_shared_expert_may_be_narrower_or_wider_than_the_others(own, by):
+    layer = layer_of(8, 40, 24, False, torch.float16, "cpu")
+    x, logits = (random(2, size, dtype=torch.float32, device="cpu", seed=5) for size in (40, 8))
+    shared = shared_of(2, 40, own, torch.float16, "cpu")
+    bias = random(40, dtype=torch.float16, device="cpu", seed=9)
+    shared = replace(shared, second=replace(shared.second, bias=bias))
+    weights, chosen = plain_moe.route_softmax(logits, 3, renormalise=True)
+    found = few_experts(x.half(), weights, chosen, layer, shared, by)
+    wanted = plain_moe.experts(x.half(), (weights, chosen), layer, shared)
     torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
 
 

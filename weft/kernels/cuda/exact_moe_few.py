@@ -113,7 +113,7 @@ def few_inputs_kernel(
     dtype: tl.constexpr = inputs.dtype.element_ty
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     target = inputs + slot * WIDTH + output
-    if SHARED > 0:
+    if SHARED > 0:  # noqa: SIM102  # a constant
         if choice == K:
             gate = tl.load(shared_gate + token * gate_stride + output, mask=output < SHARED, other=0.0).to(tl.float32)
             up = tl.load(shared_up + token * up_stride + output, mask=output < SHARED, other=0.0).to(tl.float32)
@@ -153,7 +153,7 @@ def few_sums_kernel(
     expert = tl.load(chosen + token * K + tl.minimum(choice, K - 1)).to(tl.int64)
     wait(EARLY)
     matrix, stride, size = second + expert * (HIDDEN * INNER), INNER, INNER
-    if SHARED > 0:
+    if SHARED > 0:  # noqa: SIM102  # a constant
         if choice == K:
             matrix, stride, size = shared_matrix, matrix_stride, SHARED
     total = product_of_row(
