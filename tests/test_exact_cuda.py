@@ -23,7 +23,7 @@ from weft.kernels.choosing import choose
 from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
 from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
 from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
-from weft.kernels.cuda.exact_moe_few import ALONE, few_experts
+from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
 from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
@@ -257,7 +257,7 @@ def test_experts_are_those_of_the_reference(tokens, biased):
 
 
 @pytest.mark.parametrize("own", [8, 48])
-@pytest.mark.parametrize("by", [ALONE, (Tiles(8, 16, 16, 4, 2, True), Tiles(8, 32, 16, 4, 2, True))])
+@pytest.mark.parametrize("by", [None, (Tiles(8, 16, 16, 4, 2, True), Tiles(8, 32, 16, 4, 2, True))])
 def test_a_shared_expert_may_be_narrower_or_wider_than_the_others(own, by):
     layer = layer_of(8, 40, 24, False, torch.float16, "cpu")
     x, logits = (random(2, size, dtype=torch.float32, device="cpu", seed=5) for size in (40, 8))
@@ -402,7 +402,8 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 
 
 def launch_exact_products() -> None:
-    for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
+    deep = ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32), (4096, 12288, 1))
+    for outputs, inputs, rows in (*deep, (1089, 2048, 1), (2048, 4096, 1), (5120, 2880, 1), (24576, 4096, 1)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
         few_rows(x, weight, by=cut(rows, outputs, inputs))
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))

@@ -15,6 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launching import Arguments, jit, named
 from weft.kernels.cuda.moe_activation import between, sigmoid
 from weft.kernels.cuda.moe_choices import Tiles
@@ -22,8 +23,13 @@ from weft.kernels.cuda.moe_some import accumulate, products
 from weft.kernels.cuda.overlap import early, on_branch, wait
 from weft.kernels.experts import ExpertWeights, SharedExpert
 
-# Tiles of the two matmuls. A tensor core multiplies 16 rows at least; all but one are zero.
-ALONE = (Tiles(16, 32, 256, 4, 3, False), Tiles(16, 32, 256, 4, 3, False))
+# Tiles of the first matmul, if these make enough programs or not, and of the second. Measured on an H200; no tile
+# changes a bit. A tensor core multiplies several rows at least; all but one are zero.
+FIRST, NARROW_FIRST, SECOND = (
+    Tiles(16, 64, 64, 4, 4, True),
+    Tiles(16, 32, 256, 4, 3, False),
+    Tiles(16, 64, 64, 4, 6, True),
+)
 # More blocks of outputs of a step's tokens than there can be.
 COUNTERS = 1 << 16
 
@@ -34,10 +40,10 @@ def few_experts(
     chosen: Float[Tensor, "tokens k"],
     layer: ExpertWeights,
     shared: SharedExpert | None,
-    by: tuple[Tiles, Tiles] = ALONE,
+    by: tuple[Tiles, Tiles] | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
     (tokens, k), (_, hidden, inner), kind = chosen.shape, layer.second.shape, layer.activation
-    first, second = by
+    first, second = by or tiles_for(tokens * k, inner, gpu_of(x.device))
     summands, shared_inner = (k, 0) if shared is None else (k + 1, shared.gate.shape[1])
     width, blocks = max(inner, shared_inner), -(-hidden // second.outputs)
     assert tokens * blocks <= COUNTERS
@@ -60,6 +66,16 @@ def few_experts(
         shared_second(shared), **common, **sizes_of(second), **early(x),
     )  # fmt: skip
     return out
+
+
+def tiles_for(pairs: int, inner: int, gpu: Gpu = H200) -> tuple[Tiles, Tiles]:
+    """Return the tiles of both matmuls.
+
+    >>> tiles_for(8, 512)[0].outputs, tiles_for(4, 2880)[0].outputs
+    (32, 64)
+    """
+    programs = pairs * -(-inner // FIRST.outputs)
+    return FIRST if programs >= gpu.multiprocessors else NARROW_FIRST, SECOND
 
 
 def sizes_of(tiles: Tiles) -> dict[str, int | bool]:
