@@ -76,7 +76,7 @@ def test_no_number_of_rows_changes_how_a_sum_is_split():
 
 
 def test_a_row_is_shared_by_its_own_position():
-    assert sharing_of(8) == RowSharing(16, 4)
+    assert (sharing_of(8), sharing_of(2)) == (RowSharing(16, 4), RowSharing(32, 2))
     assert {sharing_of(heads).most for heads in (1, 2, 4, 8, 16, 64)} <= {8, 16, 32}
 
 
@@ -169,7 +169,8 @@ def test_scores_of_experts_are_float32_products():
 
 ROWS = (1, 2, 7, 16, 17, 32, 33, 64, 100, 129, 256, 300, 511, 512, 700, 2048)
 SIZES = [
-    (2048, 8192), (4480, 15680), (4096, 12288), (4480, 10240), (2880, 4096), (5120, 2880), (1089, 2048), (2048, 2048),
+    (2048, 8192), (4480, 15680), (4096, 12288), (4480, 10240), (2880, 4096), (5120, 2880), (1089, 2048), (2048, 4096),
+    (2048, 2048),
     (6144, 2048), (15680, 4480), (100, 24), (64, 64), (65536, 2048), (2048, 512), (32, 2880),
 ]  # fmt: skip
 
