@@ -27,6 +27,7 @@ from weft.kernels.cuda.exact_moe_few import few_experts
 from weft.kernels.cuda.gpus import H200
 from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
 from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
+from weft.kernels.cuda.moe_choices import Tiles
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
@@ -75,7 +76,7 @@ def test_no_number_of_rows_changes_how_a_sum_is_split():
 
 
 def test_a_row_is_shared_by_its_own_position():
-    assert sharing_of(8) == RowSharing(16, 4)
+    assert (sharing_of(8), sharing_of(2)) == (RowSharing(16, 4), RowSharing(32, 2))
     assert {sharing_of(heads).most for heads in (1, 2, 4, 8, 16, 64)} <= {8, 16, 32}
 
 
@@ -168,7 +169,8 @@ def test_scores_of_experts_are_float32_products():
 
 ROWS = (1, 2, 7, 16, 17, 32, 33, 64, 100, 129, 256, 300, 511, 512, 700, 2048)
 SIZES = [
-    (2048, 8192), (4480, 15680), (4096, 12288), (4480, 10240), (2880, 4096), (5120, 2880), (1089, 2048), (2048, 2048),
+    (2048, 8192), (4480, 15680), (4096, 12288), (4480, 10240), (2880, 4096), (5120, 2880), (1089, 2048), (2048, 4096),
+    (2048, 2048),
     (6144, 2048), (15680, 4480), (100, 24), (64, 64), (65536, 2048), (2048, 512), (32, 2880),
 ]  # fmt: skip
 
@@ -252,6 +254,20 @@ def test_experts_are_those_of_the_reference(tokens, biased):
     routing = plain_moe.route_softmax(logits, 2, renormalise=True)
     found = EXACT.experts(x, routing, layer, shared)
     wanted = plain_moe.experts(x, routing, layer, shared)
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("own", [8, 48])
+@pytest.mark.parametrize("by", [None, (Tiles(8, 16, 16, 4, 2, True), Tiles(8, 32, 16, 4, 2, True))])
+def test_a_shared_expert_may_be_narrower_or_wider_than_the_others(own, by):
+    layer = layer_of(8, 40, 24, False, torch.float16, "cpu")
+    x, logits = (random(2, size, dtype=torch.float32, device="cpu", seed=5) for size in (40, 8))
+    shared = shared_of(2, 40, own, torch.float16, "cpu")
+    bias = random(40, dtype=torch.float16, device="cpu", seed=9)
+    shared = replace(shared, second=replace(shared.second, bias=bias))
+    weights, chosen = plain_moe.route_softmax(logits, 3, renormalise=True)
+    found = few_experts(x.half(), weights, chosen, layer, shared, by)
+    wanted = plain_moe.experts(x.half(), (weights, chosen), layer, shared)
     torch.testing.assert_close(found.float(), wanted.float(), rtol=2e-2, atol=2e-2)
 
 
@@ -387,7 +403,8 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 
 
 def launch_exact_products() -> None:
-    for outputs, inputs, rows in ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32)):
+    deep = ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32), (4096, 12288, 1))
+    for outputs, inputs, rows in (*deep, (1089, 2048, 1), (2048, 4096, 1), (5120, 2880, 1), (24576, 4096, 1)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
         few_rows(x, weight, by=cut(rows, outputs, inputs))
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))

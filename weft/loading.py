@@ -21,7 +21,7 @@ from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.exact_costs import decide
-from weft.kernels.choosing import Chosen, begin_compiling, choose
+from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.devices import choose_device, device_name, free_bytes, gpu_count, use_gpu
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
@@ -241,6 +241,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     shard = shard_of(options, 0)
     if others is not None:
         use_gpu_of(0, others.ranks, device)
+    is_auto = options.exact == "auto"
     options = decided(options, folder, device, dtype)
     exact = options.exact is True
     try:
@@ -260,13 +261,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=exact)
     drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
-    room = None
-    if chosen.on_gpu:
-        found = measure(model, drafter, chosen.operations, options, progress)
-        if isinstance(found, str):
-            chosen = choose(device, dtype, model.memories, refused=found, exact=exact)
-        else:
-            room = found
+    chosen, options, room = tried(chosen, model, drafter, options, device, dtype, is_auto, progress)
     report_choices(device, chosen)
     kind = "plain" if device != "cpu" and room is None else device
     draft_room = draft_tokens(options, kind)
@@ -274,7 +269,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
-    if exact:
+    if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
@@ -305,6 +300,7 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
     conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
     if device != "cpu" and draft_of(options) in ("mtp", "model"):
         conflict = f"draft is {options.draft}"
+    conflict = conflict or why_not_exact(device, dtype)
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
     log.info("exact: %s", reason)
@@ -346,6 +342,32 @@ def warn_once(notice: str) -> None:
     if notice not in _logged:
         _logged.add(notice)
         log.warning(notice)
+
+
+def tried(
+    chosen: Chosen,
+    model: CausalModel,
+    drafter: CausalModel | None,
+    options: Options,
+    device: str,
+    dtype: torch.dtype,
+    is_auto: bool,
+    progress: bool,
+) -> tuple[Chosen, Options, GpuMemory | None]:
+    """Run operations that were chosen for a GPU; if they fail, choose others. Return the room that is left, too.
+
+    `is_auto`: if exact answers were chosen, it was by the table, and they may be given up. Otherwise this raises.
+    """
+    if not chosen.on_gpu:
+        return chosen, options, None
+    found = measure(model, drafter, chosen.operations, options, progress)
+    if not isinstance(found, str):
+        return chosen, options, found
+    if options.exact and is_auto:
+        log.warning("exact: off: %s", found)
+        options, usual = replace(options, exact=False), choose(device, dtype, model.memories)
+        return tried(usual, model, drafter, options, device, dtype, is_auto, progress)
+    return choose(device, dtype, model.memories, refused=found, exact=options.exact is True), options, None
 
 
 def measure(

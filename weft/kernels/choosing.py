@@ -192,21 +192,33 @@ def choose(
 
 def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> Chosen:
     """Choose operations for exact answers on a GPU."""
-    reason = refused or declines(kind) or declines_exact(dtype)
+    reason = refused or why_not_exact(kind, dtype)
     if reason is not None:
         raise OptionError(f"exact answers are not available: {reason}")
-    packages = {group: "exact" if group in EXACT else "cuda" for group in GROUPS}
+    packages = exact_packages()
     whys = {"exact": "sums do not depend on other rows", "cuda": f"exact on {device_name(kind)} as they are"}
     choices = tuple(PackageChoice(group, package, whys[package]) for group, package in packages.items())
     return Chosen(assemble(packages), choices)
 
 
-def declines_exact(dtype: torch.dtype) -> str | None:
-    """Return why answers in this dtype cannot be exact on a GPU."""
-    if dtype in EXACT_DTYPES:
-        return None
-    name = str(dtype).removeprefix("torch.")
-    return f"on a GPU they need dtype bfloat16 or float16, whose sums tensor cores add in order, this is {name}"
+def exact_packages() -> dict[str, str]:
+    return {group: "exact" if group in EXACT else "cuda" for group in GROUPS}
+
+
+def why_not_exact(device: str, dtype: torch.dtype) -> str | None:
+    """Return why answers in this dtype cannot be exact on a device, before any kernel is tried."""
+    kind = torch.device(device).type
+    reason = None if kind == "cpu" else declines(kind)
+    if kind == "cpu" or reason is not None:
+        return reason
+    if dtype not in EXACT_DTYPES:
+        name = str(dtype).removeprefix("torch.")
+        return f"on a GPU they need dtype bfloat16 or float16, whose sums tensor cores add in order, this is {name}"
+    try:
+        assemble(exact_packages())
+    except Exception as error:  # as in `choose`
+        return f"the kernels for GPUs cannot be imported: {first_line(error)}"
+    return None
 
 
 def first_line(error: BaseException) -> str:

@@ -29,8 +29,9 @@ class RowSharing(NamedTuple):
     least_cells: int
 
 
-# Cells of a share: a program reads fewer faster than a second kernel could merge them.
-LEAST_CELLS = 4
+# Cells of a share: a program reads fewer faster than a second kernel could merge them. With few key heads there are few
+# programs: smaller shares make one row faster on an H200 and many rows somewhat slower.
+LEAST_CELLS, LEAST_CELLS_OF_FEW, FEW_HEADS = 4, 2, 2
 # Shares of a row, for all of a layer's key heads together, that keep a large GPU's memory busy.
 SHARES = 128
 
@@ -39,9 +40,10 @@ def sharing_of(kv_heads: int) -> RowSharing:
     """Return the sharing of a layer. It knows nothing of a step.
 
     >>> sharing_of(8), sharing_of(2)
-    (RowSharing(most=16, least_cells=4), RowSharing(most=32, least_cells=4))
+    (RowSharing(most=16, least_cells=4), RowSharing(most=32, least_cells=2))
     """
-    return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), LEAST_CELLS)
+    least = LEAST_CELLS_OF_FEW if kv_heads <= FEW_HEADS else LEAST_CELLS
+    return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), least)
 
 
 def attend_decodes(

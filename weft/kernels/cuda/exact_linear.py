@@ -138,20 +138,35 @@ def library_rows(outputs: int, inputs: int) -> int:
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """Return a division into programs. Narrow layers that are not split get narrow programs, which read far ahead.
+    """Return a division into programs, the fastest measured for one row. Only its shares change a bit.
+
+    Most programs that are fewer than multiprocessors read far ahead, into more than half of a multiprocessor's shared
+    memory. Otherwise two could start on one and share its bandwidth, while the previous kernel still occupies others.
 
     >>> cut(1, 2048, 8192), cut(1, 4096, 4096)
-    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=32, shares=1, inputs=512, warps=4, stages=3))
+    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=32, shares=1, inputs=256, warps=4, stages=6))
+    >>> cut(1, 24576, 4096), cut(1, 1089, 2048)
+    (Cut(width=64, shares=1, inputs=64, warps=4, stages=6), Cut(width=16, shares=4, inputs=128, warps=2, stages=4))
     """
-    shares = shares_of(outputs, inputs)
-    if not gpu.is_roomy or outputs >= ENOUGH_OUTPUTS or shares > 1:
-        return usual_cut(rows, outputs, inputs, gpu)._replace(shares=shares)
-    few = rows_compiled(rows) == 16
+    shares, few = shares_of(outputs, inputs), rows_compiled(rows) == 16
+    usual = usual_cut(rows, outputs, inputs, gpu)._replace(shares=shares)
+    if not gpu.is_roomy:
+        return usual
+    if few and shares > 1 and outputs < LEAST_OUTPUTS:
+        return Cut(16, shares, 128, 2, 4)
+    if few and 2 * gpu.multiprocessors < -(-outputs // OUTPUTS) <= 3 * gpu.multiprocessors:
+        # Three fit on a multiprocessor at the same time.
+        return Cut(64, shares, 64, 4, 6)
+    if outputs >= ENOUGH_OUTPUTS or shares > 1:
+        return usual
     if outputs <= gpu.multiprocessors * 17:
-        return Cut(16, 1, 1024, 4, 3) if few else Cut(16, 1, 256, 4, 5)
+        deep = Cut(16, 1, 512, 2, 4) if few else Cut(16, 1, 256, 4, 5)
+        return Cut(16, 1, 1024, 4, 3) if few and inputs <= 2048 else deep
     if outputs <= gpu.multiprocessors * 33:
-        return Cut(32, 1, 512, 4, 3) if few else Cut(32, 1, 256, 4, 4)
-    return Cut(64, 1, 128, 4, 6 if few and inputs >= 8192 else 4)
+        return Cut(32, 1, 256, 4, 6 if few else 4)
+    if few and inputs < 8192:
+        return Cut(64, 1, 64, 4, 12)
+    return Cut(64, 1, 128, 4, 6 if few else 4)
 
 
 @contextmanager

@@ -51,7 +51,7 @@ def multiply(
     x: Tensor,
     pairs_per_row: int,
     chosen: Tensor,
-    lists: Lists | None,
+    lists: Lists,
     matrices: Tensor,
     bias: Tensor | None,
     out: Tensor,
@@ -63,14 +63,12 @@ def multiply(
 ) -> None:
     """Compute out[pair] = activation(matrix of the pair's expert @ x[pair // pairs_per_row] + bias).
 
-    Without lists, every pair is computed alone. `rounded`: round the matmul as one that is stored.
+    `rounded`: round the matmul as one that is stored.
     """
     (pairs, outputs), count = out.shape, len(matrices)
     # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
-    if lists is None:
-        by, slots = "alone", pairs
-    elif lists.tile_ends is not None:
+    if lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     grouped_kernel[(-(-outputs // tiles.outputs), slots)](
         named(x=x, chosen=chosen), arguments_of(lists),
@@ -82,16 +80,11 @@ def multiply(
     )  # fmt: skip
 
 
-def arguments_of(lists: Lists | None) -> Arguments:
-    if lists is None:
-        return NO_LISTS
+def arguments_of(lists: Lists) -> Arguments:
     return named(
         listed=lists.listed, sizes=lists.sizes, places=lists.places, tile_ends=lists.tile_ends,
         tokens=lists.listed.shape[1],
     )  # fmt: skip
-
-
-NO_LISTS = named(listed=None, sizes=None, places=None, tile_ends=None, tokens=0)
 
 
 # Do not specialize on the number of tokens: one kernel serves all.
@@ -119,12 +112,8 @@ def grouped_kernel(
         if expert >= COUNT:
             return
         start = (slot - tl.max(tl.where(ends <= slot, ends, 0), 0)) * PAIR_BLOCK
-    if BY == "alone":
-        expert = tl.load(chosen + slot).to(tl.int32)
-        size = 1
-    else:
-        size = tl.load(sizes + expert)
-        ours = listed + expert.to(tl.int64) * tokens
+    size = tl.load(sizes + expert)
+    ours = listed + expert.to(tl.int64) * tokens
     if BY == "tile":
         size = tl.minimum(size, start + PAIR_BLOCK)
     output = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -133,7 +122,7 @@ def grouped_kernel(
     for begin in range(start, size, PAIR_BLOCK):
         index = begin + tl.arange(0, PAIR_BLOCK)
         real_pair = index < size
-        pair = slot + index if BY == "alone" else tl.load(ours + index, mask=real_pair, other=0)
+        pair = tl.load(ours + index, mask=real_pair, other=0)
         rows = x + (pair // ROW_PAIRS).to(tl.int64)[:, None] * INPUTS
         gate, up = products(
             rows, real_pair, gates, real_output,
