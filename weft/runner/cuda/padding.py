@@ -31,7 +31,7 @@ ALIGNED = 32
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a recorded step."""
+    """Size of a recorded step. Where it has no decodes, rows of one token are like the longer ones."""
 
     decodes: int
     longer: int  # rows, at least one of which is padding
@@ -57,6 +57,8 @@ class Size:
 
     def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0) -> bool:
         """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
+        if not self.decodes:
+            decodes, longer, tokens = 0, longer + decodes, tokens + decodes
         fits = decodes <= self.decodes and longer < self.longer and samples <= self.answers
         return fits and tokens + self.longer - longer <= self.tokens
 
@@ -203,7 +205,7 @@ class Filling:
     def __init__(self, inputs: StepInputs, plan: Plan, lines: Ints | None) -> None:
         self.inputs, self.plan, size, cell = inputs, plan, inputs.size, inputs.spec.cell
         self.lines = lines
-        self.decodes = plan.decode_rows
+        self.decodes = plan.decode_rows if size.decodes else 0
         self.longer = plan.rows - self.decodes
         self.start, self.end = plan.start.astype(np.int64), plan.end.astype(np.int64)
         # Rows of padding before the last one, and the tokens of that one.

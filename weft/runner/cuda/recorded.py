@@ -27,10 +27,10 @@ from weft.runner.hidden_states import StateUse
 # takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
-# Rows with drafts in a recorded step, tokens of such a row, and a bound of their product: beyond it the step is large
-# enough to hide its launches.
+# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product: beyond it the step is
+# large enough to hide its launches.
 DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-DRAFT_WIDTHS = (4, 8)
+DRAFT_WIDTHS = (2, 4, 8)
 MOST_DRAFT_TOKENS = 1024
 # Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
@@ -62,20 +62,18 @@ def prompt_sizes(most: int) -> list[Size]:
 def draft_sizes(most: int, room: int) -> list[Size]:
     """Return the sizes of steps with drafts to record, if tails have room for drafts; `most` rows decode at once.
 
-    For each number of rows, a step in which all of them have drafts, and one in which some have none.
+    Its rows may have any number of drafts, or none: only their sum counts.
 
-    >>> [(size.decodes, size.longer, size.tokens) for size in draft_sizes(2, 7)][:2]
-    [(0, 2, 5), (1, 2, 5)]
+    >>> [(size.longer, size.tokens) for size in draft_sizes(2, 7)]
+    [(2, 3), (2, 5), (3, 5), (2, 9), (3, 9), (3, 17)]
     """
     if not room:
         return []
     rows = {min(each, most) for each in DRAFTING}
     shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
     # At least one longer row is padding, and has a token.
-    sizes = [Size(beside, each + 1, each * width + 1) for each, width in shapes for beside in (0, each)]
-    return sorted(
-        (replace(size, samples=size.all_tokens - 1) for size in sizes), key=lambda size: (size.all_tokens, size.tokens)
-    )
+    sizes = (Size(0, each + 1, each * width + 1, samples=each * width) for each, width in shapes)
+    return sorted(sizes, key=lambda size: (size.tokens, size.longer))
 
 
 def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:

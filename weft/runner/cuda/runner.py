@@ -78,11 +78,8 @@ class CudaRunner(Runner):
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
         """Return whether such a step is recorded, also if drafts of some rows find no memory."""
-        rows = decodes + drafting
-        return any(
-            inputs.follows and inputs.size.decodes >= rows and inputs.size.holds(decodes, drafting, tokens)
-            for inputs in self.recorded.prompts
-        )
+        sizes = (inputs.size for inputs in self.recorded.prompts if inputs.follows)
+        return any(size.holds(decodes, drafting, tokens) for size in sizes)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
