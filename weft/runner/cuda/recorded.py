@@ -129,6 +129,8 @@ class RecordedSteps:
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
+        # By rows and drafts: asked for many times in a plan.
+        self._padded: dict[tuple[int, int], int] = {}
 
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
@@ -149,6 +151,16 @@ class RecordedSteps:
             tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
             output = replace(output, inputs=tokens)
         return output
+
+    def padded_tokens(self, rows: int, drafts: int) -> int:
+        """Return the tokens of the smallest recorded step that holds these rows, with this number of drafts in all."""
+        if (found := self._padded.get((rows, drafts))) is None:
+            tokens = rows + drafts
+            steps = (step.size for step in self.prompts if step.size.samples is not None)
+            fitting = (size.tokens for size in steps if size.holds(0, rows, tokens, tokens))
+            found = next(fitting, tokens) if drafts else next((each for each in self.rows if each >= rows), rows)
+            self._padded[rows, drafts] = found
+        return found
 
     def _lines(self, plan: Plan) -> Ints | None:
         return None if self.use is None else self.use.lines(plan)

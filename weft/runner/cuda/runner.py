@@ -81,6 +81,10 @@ class CudaRunner(Runner):
         sizes = (inputs.size for inputs in self.recorded.prompts if inputs.follows)
         return any(size.holds(decodes, drafting, tokens) for size in sizes)
 
+    def padded_tokens(self, rows: int, drafts: int) -> int:
+        """Return how many tokens a step of these rows and drafts computes."""
+        return self.recorded.padded_tokens(rows, drafts)
+
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
         for kind, index in plan.poison:
