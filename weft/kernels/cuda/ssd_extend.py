@@ -116,7 +116,7 @@ def cells_kernel(
     group = head // GROUP_HEADS
     own = tl.program_id(1)
     at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
+    if is_short(at, CELL - 1, NEW):
         return
     piece = tl.load(first_piece + own)
     count = tl.load(first_piece + own + 1) - piece

@@ -37,7 +37,7 @@ def short_kernel(
     group = head // GROUP_HEADS
     own = tl.program_id(1)
     at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
+    if is_short(at, CELL - 1, NEW):
         # The state takes longest, so it is loaded first.
         n, line = tl.arange(0, BLOCK_STATE), tl.arange(0, NEW)
         column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)
