@@ -26,7 +26,7 @@ LONG_MATCH = 8
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
 # Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
-MEMORY = 0.9
+MEMORY = 0.95
 MEMORY_OF_ALL = 0.99
 PRIOR_WEIGHT = 2.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to

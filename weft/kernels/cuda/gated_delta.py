@@ -51,8 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# For rows of a few tokens.
-SHORT, WEIGH_SHORT_WARPS = GatedDeltaLaunch(32, 1, 1), 2
+# For rows of a few tokens: how they are weighed, and how they read states.
+WEIGH_SHORT, SHORT = Weighing(64, 4), GatedDeltaLaunch(32, 2, 1)
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -86,9 +86,12 @@ def gated_delta(
         launch_decode(inputs, batch, view, y, DECODE, WEIGH_FEW if exact else None)
     if batch.rows > batch.decodes:
         new = 0 if exact else short_tokens(batch, NEW)
+        # Tails have room for drafts, so steps of decodes and drafts have no other rows.
+        all_short = batch.longest <= min(new, view.tail["u"].shape[1] - batch.cell + 1)
         if new:
-            launch_short(inputs, batch, view, y, new, SHORT)
-        launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
+            launch_short(inputs, batch, view, y, new, SHORT, all_short)
+        if not all_short:
+            launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
 
 
@@ -162,9 +165,9 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
 
 
 def launch_short(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch, alone: bool
 ) -> None:
-    """Compute rows of at most `new` tokens that fit into their tail with the rest of its cell."""
+    """Compute rows of at most `new` tokens that fit into their tail with the rest of its cell; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
     weights = inputs.v.new_empty(rows, heads, 2 * new, shared["BLOCK"])
@@ -181,12 +184,13 @@ def launch_short(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=WEIGH_SHORT_WARPS,
+        found, *step, **constants, CHUNK=min(WEIGH_SHORT.chunk, shared["BLOCK"]), STAGES=2,
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=WEIGH_SHORT.warps,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     read_short[(-(-value_dim // values), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values,
+        **constants, VALUE_DIM=value_dim, VALUES=values, ALONE=alone,
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
     )  # fmt: skip
 

@@ -48,12 +48,12 @@ def weigh_short(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (value head, row of several tokens). Append keys and decays to the tail, and write
 
-    weights[row, head]  weights of each u in the tail for keys and queries; 0 beyond it
+    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it
     systems[row, head]  the matrix that maps what keys and queries find to u and outputs
     factors[row, head]  of keys and queries into the checkpoint, then rates of correction
     """
@@ -61,14 +61,10 @@ def weigh_short(
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, RING, NEW):
-        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-        # Load what is older than the step while the previous kernel ends.
+        lane = tl.arange(0, KEYS)
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
         decays = tail_decay + at.tail * tail_decay_stride + head * RING
-        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-        tail_keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
-        tail_total, before = tl.load(decays + ring, is_tail, 0.0), decay_before(decays, at, True, RING)
+        before = decay_before(decays, at, True, RING)
         wait(EARLY)
         line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
@@ -91,10 +87,16 @@ def weigh_short(
         factor_at = factors + place * (4 * NEW) + line
         tl.store(factor_at, scale * tl.exp(line_total))
         tl.store(factor_at + 2 * NEW, rate)
-        since = tl.where(is_tail[None, :], line_total[:, None] - tail_total[None, :], float("-inf"))
-        weighed = tl.dot(both, tl.trans(tail_keys), input_precision=PRECISION) * scale[:, None] * tl.exp(since)
-        weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-        tl.store(weight_at, weighed.to(weights.dtype.element_ty))
+        weights += place * (2 * NEW * BLOCK)
+        for low in tl.range(0, at.offset, CHUNK, num_stages=STAGES):
+            column = low + tl.arange(0, CHUNK)
+            is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+            key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
+            keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+            since = tl.exp(line_total[:, None] - tl.load(decays + ring, is_tail, 0.0)[None, :])
+            weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None] * since
+            weight_at = weights + line[:, None] * BLOCK + column[None, :]
+            tl.store(weight_at, weighed.to(weights.dtype.element_ty), is_tail[None, :])
 
         # A key's line misses earlier tokens, a query's line reads its own token as well.
         seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
@@ -155,9 +157,9 @@ def read_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    NEW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens)."""
+    """Program (block of value columns, value head, row of several tokens). If it runs ALONE, other rows are padding."""
     head, own = tl.program_id(1), tl.program_id(2)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
@@ -185,7 +187,8 @@ def read_short(
         values = tl.load(value_at, is_value, 0.0).to(tl.float32)
         place = (own * heads + head).to(tl.int64)
         factor, rate = load_factors(factors, place, line, NEW)
-        weighed = tl.load(weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :])
+        weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
+        weighed = tl.load(weight_at, is_tail[None, :], 0.0)
         system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
 
         found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
@@ -209,6 +212,12 @@ def read_short(
                 )  # fmt: skip
     else:
         wait(EARLY)
+        if ALONE:
+            # Padding has finite outputs.
+            value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+            for token in range(at.first, at.first + at.end - at.start):
+                y_at = y + (token.to(tl.int64) * heads + head) * VALUE_DIM + value
+                tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), value < VALUE_DIM)
 
 
 @triton.jit

@@ -37,6 +37,7 @@ class Size:
     longer: int  # rows, at least one of which is padding
     tokens: int  # total of the longer rows
     samples: int | None = None  # None: one for each real row
+    longest: int | None = None  # real row; None: any
 
     @property
     def rows(self) -> int:
@@ -55,8 +56,10 @@ class Size:
         """Return the maximum number of pieces of the longer rows, wherever on the grid they lie."""
         return self.tokens // cell + 2 * self.longer
 
-    def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0) -> bool:
+    def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0, longest: int = 1) -> bool:
         """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
+        if self.longest is not None and longest > self.longest:
+            return False
         if not self.decodes:
             decodes, longer, tokens = 0, longer + decodes, tokens + decodes
         fits = decodes <= self.decodes and longer < self.longer and samples <= self.answers
@@ -154,7 +157,8 @@ class StepInputs:
         pieces = size.pieces(cell)
         every = np.full(pieces, NO_SLOT, np.int32)
         batch.fields.update(dict.fromkeys(("piece_row", "piece_position", "piece_slot"), every))
-        batch.fields.update(pieces=pieces, most_pieces=pieces, longest=size.tokens, farthest=0, host=None)
+        batch.fields.update(pieces=pieces, most_pieces=pieces, farthest=0, host=None)
+        batch.fields["longest"] = size.tokens if size.longest is None else size.longest
         batch.fields["positions"] = np.zeros(size.all_tokens, np.int32)
         rows, answers = np.zeros(size.rows, np.int32), np.zeros(size.answers, np.int32)
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}

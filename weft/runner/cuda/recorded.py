@@ -72,18 +72,19 @@ def draft_sizes(most: int, room: int) -> list[Size]:
     rows = {min(each, most) for each in DRAFTING}
     shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
     # At least one longer row is padding, and has a token.
-    sizes = (Size(0, each + 1, each * width + 1, samples=each * width) for each, width in shapes)
+    sizes = (Size(0, each + 1, each * width + 1, each * width, longest=room + 1) for each, width in shapes)
     return sorted(sizes, key=lambda size: (size.tokens, size.longer))
 
 
 def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:
     """Return all sizes of steps with longer rows to record, smallest first.
 
-    After a verification, a `drafter` reads as many tokens of a row as were accepted, and samples once.
+    After a verification, a `drafter` reads as many tokens of a row as were accepted, and samples once. Some rows may
+    have more to read.
     """
     drafts = draft_sizes(most, room)
     if drafter:
-        drafts = [replace(size, samples=None) for size in drafts]
+        drafts = [replace(size, samples=None, longest=None) for size in drafts]
     sizes = [*prompt_sizes(most), *drafts]
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
@@ -139,7 +140,8 @@ class RecordedSteps:
             self.decodes.fill(plan, rows, self._lines(plan))
             return self._replay(rows, lambda: self._decode(rows))
         decodes = plan.decode_rows
-        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count)
+        longest = int((plan.end - plan.start).max())
+        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count, longest)
         fitting = (inputs for inputs in self.prompts if inputs.size.holds(*shape))
         inputs = next((inputs for inputs in fitting if inputs.follows or not len(plan.behind)), None)
         if inputs is None:
