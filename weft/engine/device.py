@@ -43,6 +43,15 @@ def following_device(device: Device) -> FollowingDevice | None:
 
 
 @runtime_checkable
+class PaddingDevice(Protocol):
+    """A device that pads steps to sizes of its own."""
+
+    def padded_tokens(self, rows: int, drafts: int) -> int:
+        """Return how many tokens it computes in a step of these rows, which have this number of drafts in all."""
+        ...
+
+
+@runtime_checkable
 class LayeredDevice(Protocol):
     """A device that says how far a step in flight is, so that what its layers have written can be copied."""
 

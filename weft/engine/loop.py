@@ -23,7 +23,7 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice, following_device
+from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice, PaddingDevice, following_device
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
@@ -92,6 +92,8 @@ class Engine:
         self._masking = device if isinstance(device, MaskingDevice) else None
         self.planner.late_masks = self._masking is not None
         self.planner.following = None if config.exact else following_device(device)
+        if isinstance(device, PaddingDevice):
+            self.planner.pacing.use_sizes(device.padded_tokens)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()

@@ -6,12 +6,14 @@ bound holds for the prediction: a step is launched before its duration is known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
-from weft.speculate.costs import ChunkCosts, StepCosts
+from weft.speculate.costs import ChunkCosts, LearnedCosts, StepCosts
 
 
 class Pacing:
@@ -24,6 +26,11 @@ class Pacing:
         self._floor = config.max_step_ms / 1000
         self._decodes = config.max_step_decodes
         self._cell = cell
+
+    def use_sizes(self, padded: Callable[[int, int], int]) -> None:
+        """Learn costs by the sizes that the device pads steps to: their tokens, by rows and drafts."""
+        if isinstance(self.costs, LearnedCosts):
+            self.costs.padded = padded
 
     @property
     def bounded(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Protocol
 
@@ -50,9 +51,13 @@ class LearnedCosts:
     A step with drafts that is smaller than all seen so far counts as free, so it is tried. Now and then all of them
     are forgotten, because what was slow when it ran for the first time, or on a busy machine, would never be tried
     again. Steps without drafts are never guessed: if drafts came before they were measured, they would look free.
+
+    `padded` returns how many tokens a device computes in a step of these rows and drafts: all steps that it pads to one
+    size cost the same.
     """
 
     def __init__(self) -> None:
+        self.padded: Callable[[int, int], int] = lambda rows, drafts: rows + drafts
         self._plain = Durations()
         self._drafted = Durations()
         self._observed = 0
@@ -61,19 +66,19 @@ class LearnedCosts:
         self._observed += 1
         if self._observed % FORGET_AFTER == 0:
             self._drafted = Durations()
-        (self._drafted if drafts else self._plain).add(tokens, seconds)
+        (self._drafted if drafts else self._plain).add(self.padded(tokens - drafts, drafts), seconds)
 
     def known(self, rows: int) -> bool:
         return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
 
     def ratio(self, rows: int, drafts: int) -> float:
-        base, drafted = self._plain.at(rows), self._drafted.at(rows + drafts)
+        base, drafted = self._plain.at(self.padded(rows, 0)), self._drafted.at(self.padded(rows, drafts))
         if base is None:
             base = self._plain.least
         return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
 
     def seconds(self, rows: int, drafts: int) -> float:
-        base = self._plain.at(rows) if rows else None
+        base = self._plain.at(self.padded(rows, 0)) if rows else None
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 

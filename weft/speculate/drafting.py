@@ -26,7 +26,7 @@ LONG_MATCH = 8
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
 # Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
-MEMORY = 0.9
+MEMORY = 0.95
 MEMORY_OF_ALL = 0.99
 PRIOR_WEIGHT = 2.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
@@ -246,10 +246,11 @@ class SequenceDrafts:
         """Return for how many steps to propose nothing after a row of which this many drafts were accepted."""
         all_right = accepted == len(proposal.tokens)
         self._streaks[proposal.kind] = min(self._streaks.get(proposal.kind, 0) + 1, LONGEST_STREAK) if all_right else 0
-        if not accepted:
-            return self.pause()
-        self._pause = FIRST_PAUSE
-        return 0
+        if accepted:
+            self._pause = FIRST_PAUSE
+        # A guess from a text that the answer has left says little about the next one. All others are as good as their
+        # measured acceptance, by which they are chosen again or not.
+        return 0 if accepted or proposal.kind not in TRIED else self.pause()
 
     def learn(self, proposal: Proposal, accepted: int) -> None:
         """Learn from a verified row, for this sequence and for all."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
-from weft.kernels.cuda.gated_delta_short import NEW, extend_short
+from weft.kernels.cuda.gated_delta_short import NEW, read_short, weigh_short
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
@@ -51,8 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# For rows of a few tokens, and the tokens of a tail that they read at a time.
-SHORT, SHORT_CHUNK = GatedDeltaLaunch(32, 1, 2), 16
+# For rows of a few tokens: how they are weighed, and how they read states.
+WEIGH_SHORT, SHORT = Weighing(64, 4), GatedDeltaLaunch(32, 2, 1)
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -86,9 +86,12 @@ def gated_delta(
         launch_decode(inputs, batch, view, y, DECODE, WEIGH_FEW if exact else None)
     if batch.rows > batch.decodes:
         new = 0 if exact else short_tokens(batch, NEW)
+        # Tails have room for drafts, so steps of decodes and drafts have no other rows.
+        all_short = batch.longest <= min(new, view.tail["u"].shape[1] - batch.cell + 1)
         if new:
-            launch_short(inputs, batch, view, y, new, SHORT)
-        launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
+            launch_short(inputs, batch, view, y, new, SHORT, all_short)
+        if not all_short:
+            launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
 
 
@@ -162,21 +165,33 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
 
 
 def launch_short(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch, alone: bool
 ) -> None:
-    heads, value_dim = inputs.v.shape[1:]
-    values = min(choice.values, padded(value_dim))
-    extend_short[(-(-value_dim // values), heads, batch.rows - batch.decodes)](
+    """Compute rows of at most `new` tokens that fit into their tail with the rest of its cell; `alone`: all of them."""
+    (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
+    shared = dimensions(inputs, batch, view)
+    weights = inputs.v.new_empty(rows, heads, 2 * new, shared["BLOCK"])
+    systems = inputs.v.new_empty(rows, heads, 2 * new, 2 * new, dtype=torch.float32)
+    factors = inputs.v.new_empty(rows, heads, 4 * new, dtype=torch.float32)
+    tokens = named(q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0))
+    found = named(weights=weights, systems=systems, factors=factors)
+    step = (memory_of(view), rows_of(batch), pieces_of(batch))
+    overlap = early(inputs.v, rows <= FEW_ROWS + 1)
+    constants = {**shared, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
+    weigh_short[(heads, rows)](
+        tokens,
         named(
-            q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0), v=inputs.v, value_stride=inputs.v.stride(0), y=y,
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        memory_of(view), rows_of(batch), pieces_of(batch),
-        **dimensions(inputs, batch, view), VALUE_DIM=value_dim, VALUES=values, NEW=new,
-        CHUNK=min(SHORT_CHUNK, padded(batch.cell)), STAGES=choice.stages,
-        PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
-        num_warps=choice.warps, maxnreg=choice.registers,
+        found, *step, **constants, CHUNK=min(WEIGH_SHORT.chunk, shared["BLOCK"]), STAGES=2,
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=WEIGH_SHORT.warps,
+    )  # fmt: skip
+    values = min(choice.values, padded(value_dim))
+    read_short[(-(-value_dim // values), heads, rows)](
+        tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
+        **constants, VALUE_DIM=value_dim, VALUES=values, ALONE=alone,
+        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
     )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def solve_cells(
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     row, position = tl.load(piece_row + piece), tl.load(piece_position + piece)
     at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
+    if is_short(at, RING, NEW):
         return
     column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     tokens = columns_of(at, position, column, CELL, RING)

@@ -1,8 +1,10 @@
-"""The gated delta rule for rows of a few tokens that end inside their cell, such as drafts to be verified.
+"""The gated delta rule for rows of a few tokens, such as drafts to be verified.
 
-One kernel reads the checkpoint and the tail once for all tokens of a row. What the tokens change for each other is a
-triangular system of at most NEW equations, which is solved one token after the other. A row that reaches the end of
-its cell must write a checkpoint, and is left to `gated_delta_walk`.
+As for rows of one token there are two kernels: the first computes what does not depend on values, the second reads
+states and sums. What the tokens change for each other is a triangular system of at most NEW equations; its solution is
+a matrix. All tokens of a row are computed from the checkpoint before its first one, also if it reaches the end of its
+cell: then it writes the state there, too. Rows whose tokens do not fit into their tail with the rest of its cell are
+left to `gated_delta_walk`.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
-from weft.kernels.cuda.closing import load_state
+from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
+from weft.kernels.cuda.gated_delta_decode import CLOSED
 from weft.kernels.cuda.launching import jit
+from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
@@ -27,99 +31,196 @@ def normalise(x):
     return tl.rsqrt(tl.sum(wide * wide, 1) + NORM_EPSILON)
 
 
+@triton.jit
+def load_both(q, k, token_stride, at, key_head, KEY_DIM: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr):
+    """Load the keys of a row's tokens, as the first NEW lines of a tile, and their queries as the others."""
+    line, lane = tl.arange(0, 2 * NEW), tl.arange(0, KEYS)
+    token = (at.first + line % NEW).to(tl.int64) * token_stride
+    line_at = tl.where(line < NEW, k + token, q + token) + key_head * KEY_DIM
+    real = (line % NEW < at.end - at.start)[:, None] & (lane < KEY_DIM)[None, :]
+    return tl.load(line_at[:, None] + lane[None, :], real, 0.0)
+
+
 @jit(**STEP)
-def extend_short(
-    q, k, token_stride, v, value_stride, y, step, strength, gate_stride, rates, bias,
+def weigh_short(
+    q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
+    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Program (value head, row of several tokens). Append keys and decays to the tail, and write
+
+    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it
+    systems[row, head]  the matrix that maps what keys and queries find to u and outputs
+    factors[row, head]  of keys and queries into the checkpoint, then rates of correction
+    """
+    head, own = tl.program_id(0), tl.program_id(1)
+    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_short(at, RING, NEW):
+        lane = tl.arange(0, KEYS)
+        tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
+        decays = tail_decay + at.tail * tail_decay_stride + head * RING
+        before = decay_before(decays, at, True, RING)
+        wait(EARLY)
+        line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
+        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
+        gate_at = (at.first + new).to(tl.int64) * gate_stride + head
+        raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
+        g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
+        g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
+
+        # Log decays since the start of the cell, of tokens as columns and as lines.
+        itself = of_line[:, None] == new[None, :]
+        total = before + tl.cumsum(g, 0)
+        line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
+        rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
+        length_one = normalise(both)
+        scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
+        new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
+
+        place = (own * heads + head).to(tl.int64)
+        factor_at = factors + place * (4 * NEW) + line
+        tl.store(factor_at, scale * tl.exp(line_total))
+        tl.store(factor_at + 2 * NEW, rate)
+        weights += place * (2 * NEW * BLOCK)
+        for low in tl.range(0, at.offset, CHUNK, num_stages=STAGES):
+            column = low + tl.arange(0, CHUNK)
+            is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+            key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
+            keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+            since = tl.exp(line_total[:, None] - tl.load(decays + ring, is_tail, 0.0)[None, :])
+            weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None] * since
+            weight_at = weights + line[:, None] * BLOCK + column[None, :]
+            tl.store(weight_at, weighed.to(weights.dtype.element_ty), is_tail[None, :])
+
+        # A key's line misses earlier tokens, a query's line reads its own token as well.
+        seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
+        seen = seen & (of_line < at.end - at.start)[:, None] & real_new[None, :]
+        among = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
+        among *= tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
+        among *= tl.where(for_key, -rate, 1.0)[:, None]
+        system = tl.where(line[:, None] == new[None, :], 1.0, 0.0)
+        for token in range(at.end - at.start):
+            solved = tl.sum(tl.where((line == token)[:, None], system, 0.0), 0)
+            missed = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
+            system += missed[:, None] * solved[None, :]
+        tl.store(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + new[None, :], system)
+
+        # Tokens after the end of the cell belong to the next one.
+        closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
+        total = tl.where(at.offset + new < CELL, total, total - closed)
+        tl.store(decays + (at.start + new) % RING, total, real_new)
+        if head % SHARED == 0:
+            keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
+            kept = (for_key & (of_line < at.end - at.start))[:, None] & (lane < KEY_DIM)[None, :]
+            tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], keys, kept)
+    else:
+        # No kernel ends before those that it follows.
+        wait(EARLY)
+
+
+@triton.jit
+def close_short(
+    state, state_stride, slot, at, tail_k, tail_u, decays, value,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Write the state at the end of a row's first cell, all of which is in the tail by now."""
+    column, real_value = tl.arange(0, BLOCK), value < VALUE_DIM
+    is_tail, ring = column < CELL, (at.start - at.offset + column) % RING
+    total = tl.load(decays + (at.start - at.offset + CELL - 1) % RING)
+    since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring, is_tail, 0.0), float("-inf")))
+    u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
+    scaled = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0).to(tl.float32) * since[:, None]
+    for low in range(0, KEYS, min(CLOSED, KEYS)):
+        lane = low + tl.arange(0, min(CLOSED, KEYS))
+        real_key = lane < KEY_DIM
+        inside = lane[:, None] * VALUE_DIM + value[None, :]
+        real = real_key[:, None] & real_value[None, :]
+        memory = load_state(state, state_stride, at, inside, real, CELL) * tl.exp(total)
+        k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
+        keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
+        memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
+        capture(state, state_stride, slot, inside, memory, real)
+
+
+@jit(**STEP)
+def read_short(
+    q, k, token_stride, v, value_stride, y, weights, systems, factors,
     state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    NEW: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens).
-
-    Tiles have 2 NEW lines: the keys of the row's tokens, then their queries. A tile of lines and tokens has as many
-    columns, of which the second half is padding.
-    """
-    head, row = tl.program_id(1), decodes + tl.program_id(2)
-    HEADS: tl.constexpr = KEY_HEADS * SHARED
-    key_head = head // SHARED
-    at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
-        length = at.end - at.start
-        lane, value = tl.arange(0, KEYS), tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-        real_key, real_value = lane < KEY_DIM, value < VALUE_DIM
-        # The state takes longest, so it is loaded first.
+    """Program (block of value columns, value head, row of several tokens). If it runs ALONE, other rows are padding."""
+    head, own = tl.program_id(1), tl.program_id(2)
+    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_short(at, RING, NEW):
+        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
+        value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+        real_value = value < VALUE_DIM
+        # Loading the state takes longest, so it is issued first.
         state += head * (KEY_DIM * VALUE_DIM)
         inside = lane[:, None] * VALUE_DIM + value[None, :]
-        memory = load_state(state, state_stride, at, inside, real_key[:, None] & real_value[None, :], CELL)
-
-        tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
+        memory = load_state(state, state_stride, at, inside, (lane < KEY_DIM)[:, None] & real_value[None, :], CELL)
         tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
-        decays = tail_decay + at.tail * tail_decay_stride + head * RING
-        before = decay_before(decays, at, True, RING)
+        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+        tail_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
+        corrected = tl.load(tail_at, is_tail[:, None] & real_value[None, :], 0.0)
 
-        line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        # Then issue all loads of this step, before anything waits for them.
+        wait(EARLY)
+        line, other = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line = line < NEW, line % NEW
-        real_line, real_new = of_line < length, new < length
-        line_token, new_token = (at.first + of_line).to(tl.int64), (at.first + new).to(tl.int64)
-        line_at = tl.where(for_key, k + line_token * token_stride, q + line_token * token_stride) + key_head * KEY_DIM
-        both = tl.load(line_at[:, None] + lane[None, :], real_line[:, None] & real_key[None, :], 0.0)
-        gate_at = new_token * gate_stride + head
-        raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
-        g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
-        g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
-        value_at = v + line_token * value_stride + head * VALUE_DIM
+        real_line, token = of_line < at.end - at.start, (at.first + of_line).to(tl.int64)
+        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
+        value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
         is_value = (for_key & real_line)[:, None] & real_value[None, :]
-        values = tl.load(value_at[:, None] + value[None, :], is_value, 0.0).to(tl.float32)
+        values = tl.load(value_at, is_value, 0.0).to(tl.float32)
+        place = (own * heads + head).to(tl.int64)
+        factor, rate = load_factors(factors, place, line, NEW)
+        weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
+        weighed = tl.load(weight_at, is_tail[None, :], 0.0)
+        system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
 
-        # Log decays since the start of the cell, of tokens as columns and as lines.
-        own = of_line[:, None] == new[None, :]
-        total = before + tl.cumsum(g, 0)
-        line_total = tl.sum(tl.where(own, total[None, :], 0.0), 1)
-        rate = tl.sum(tl.where(own, beta[None, :], 0.0), 1)
-        length_one = normalise(both)
-        scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
-        new_scale = tl.sum(tl.where(own & for_key[:, None], length_one[:, None], 0.0), 0)
-
-        found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION)
-        found *= (scale * tl.exp(line_total))[:, None]
-        for low in tl.range(0, at.offset, CHUNK, num_stages=STAGES):
-            column = low + tl.arange(0, CHUNK)
-            is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-            tail_key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-            tail_keys = tl.load(tail_key_at, is_tail[:, None] & real_key[None, :], 0.0)
-            tail_u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
-            tail_us = tl.load(tail_u_at, is_tail[:, None] & real_value[None, :], 0.0)
-            tail_total = tl.load(decays + ring, is_tail, 0.0)
-            weights = tl.dot(both, tl.trans(tail_keys), input_precision=PRECISION) * scale[:, None]
-            since = tl.where(is_tail[None, :], line_total[:, None] - tail_total[None, :], float("-inf"))
-            weights = (weights * tl.exp(since)).to(tail_us.dtype)
-            found = tl.dot(weights, tail_us, found, input_precision=PRECISION)
-
-        # A key's line misses earlier tokens, a query's line reads its own token as well.
-        seen = (new[None, :] < of_line[:, None]) | (own & (line >= NEW)[:, None])
-        seen = seen & real_line[:, None] & real_new[None, :]
-        among = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
-        among *= tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
-        among *= tl.where(for_key, -rate, 1.0)[:, None]
-        lines = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
-        for token in tl.static_range(NEW):
-            u = tl.sum(tl.where((line == token)[:, None], lines, 0.0), 0)
-            factor = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
-            lines += factor[:, None] * u[None, :]
-
-        y_at = y + (line_token * HEADS + head) * VALUE_DIM
+        found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
+        found = tl.dot(weighed, corrected, found, input_precision=PRECISION)
+        found = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
+        lines = tl.dot(system, found, input_precision=PRECISION)
+        y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
         is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
-        tl.store(y_at[:, None] + value[None, :], lines.to(y.dtype.element_ty), is_output)
-        line_ring, new_ring = (at.start + of_line) % RING, (at.start + new) % RING
-        u_at = tail_u + line_ring[:, None] * VALUE_DIM + value[None, :]
+        tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
+        u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
         tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
-        if tl.program_id(0) == 0:
-            tl.store(decays + new_ring, total, real_new)
-            if head % SHARED == 0:
-                keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
-                kept = (for_key & real_line)[:, None] & real_key[None, :]
-                tl.store(tail_k + line_ring[:, None] * KEY_DIM + lane[None, :], keys, kept)
+        if at.offset + at.end - at.start >= CELL:
+            slot = tl.load(piece_slot + tl.load(first_piece + own))
+            if slot >= 0:
+                # Other threads of this program wrote what these read.
+                tl.debug_barrier()
+                close_short(
+                    state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
+                    tail_u, tail_decay + at.tail * tail_decay_stride + head * RING, value,
+                    CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
+                )  # fmt: skip
+    else:
+        wait(EARLY)
+        if ALONE:
+            # Padding has finite outputs.
+            value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+            for token in range(at.first, at.first + at.end - at.start):
+                y_at = y + (token.to(tl.int64) * heads + head) * VALUE_DIM + value
+                tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), value < VALUE_DIM)
+
+
+@triton.jit
+def load_factors(factors, place, line, NEW: tl.constexpr):
+    factor_at = factors + place * (4 * NEW) + line
+    return tl.load(factor_at), tl.load(factor_at + 2 * NEW)

@@ -153,7 +153,7 @@ def walk_cells(
     HEADS: tl.constexpr = KEY_HEADS * SHARED
     key_head = head // SHARED
     at = place_of(decodes + long_row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
+    if is_short(at, RING, NEW):
         return
     begin, stop = tl.load(first_piece + long_row), tl.load(first_piece + long_row + 1)
     kept = kept_from(at, CELL, RING)

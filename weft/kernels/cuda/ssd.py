@@ -18,13 +18,13 @@ from torch import Tensor
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.launching import named, padded, power_of_two, precision
+from weft.kernels.cuda.launching import Arguments, named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import (
     DECODE,
     EARLY_ROWS,
     SHORT,
-    SHORT_CHUNK,
+    SHORT_HEADS,
     SHORT_WIDE,
     CellsChoice,
     DecodeChoice,
@@ -32,7 +32,7 @@ from weft.kernels.cuda.ssd_choices import (
 )
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
-from weft.kernels.cuda.ssd_short import NEW, short_kernel
+from weft.kernels.cuda.ssd_short import NEW, short_kernel, weigh_short
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
@@ -163,32 +163,26 @@ def extend(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, dt_bias=inputs.dt_bias, low_limit=low_limit,
             high_limit=high_limit, totals=totals, shifted=shifted, left=left,
         ),
-        *step, HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=4,
+        *step, HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=2,
     )  # fmt: skip
     new = 0 if exact else short_tokens(batch, NEW)
+    # Tails have room for drafts, so steps of decodes and drafts have no other rows.
+    all_short = batch.longest <= min(new, ring - cell + 1)
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
-        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "NEW": new,
+        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": ring if all_short else cell - 1, "NEW": new,
         "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
     }  # fmt: skip
     if new:
-        short = SHORT if block_state <= 128 else SHORT_WIDE
-        short_kernel[(heads * -(-head_dim // short.block), rows)](
+        launch_short(inputs, y, rows, (totals, shifted, left), step, sizes, all_short)
+    if not all_short:
+        cells_kernel[(heads * -(-head_dim // choice.block), rows)](
             named(
                 x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
-                y=y, y_stride=y.stride(0), totals=totals, shifted=shifted,
+                y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
             ),
-            *step, **sizes, BLOCK=short.block, CHUNK=min(SHORT_CHUNK, cell), STAGES=short.stages,
-            num_warps=short.warps,
+            *step, **sizes, BLOCK=choice.block, num_warps=choice.warps, num_stages=choice.stages,
         )  # fmt: skip
-    blocks = -(-head_dim // choice.block)
-    cells_kernel[(heads * blocks, rows)](
-        named(
-            x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
-            y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
-        ),
-        *step, **sizes, BLOCK=choice.block, num_warps=choice.warps, num_stages=choice.stages,
-    )  # fmt: skip
     keep_kernel[(min(ring, batch.longest), rows)](
         named(
             x=x, x_stride=x.stride(0), dt=dt, dt_stride=dt.stride(0), B=B, B_stride=B.stride(0),
@@ -196,6 +190,40 @@ def extend(
         ),
         *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024,
         num_warps=4,
+    )  # fmt: skip
+
+
+def launch_short(
+    inputs: SsdInputs,
+    y: Tensor,
+    rows: int,
+    steps: tuple[Tensor, Tensor, Tensor],
+    step: tuple[Arguments, ...],
+    sizes: dict[str, Any],
+    alone: bool,
+) -> None:
+    """Compute rows of a few tokens that fit into their tail with the rest of its cell; `alone`: all of them."""
+    x, B, C, (totals, shifted, left) = inputs.x, inputs.B, inputs.C, steps
+    heads, head_dim = x.shape[1:]
+    block_cell, new = padded(sizes["CELL"]), sizes["NEW"]
+    weights = x.new_empty(rows, heads, new, block_cell + new)
+    scales = x.new_empty(rows, heads, new, dtype=torch.float32)
+    found = named(weights=weights, scales=scales)
+    shared = {**sizes, "BLOCK_CELL": block_cell}
+    del shared["HEAD_DIM"]
+    head_block = min(SHORT_HEADS, sizes["GROUP_HEADS"])
+    weigh_short[(sizes["GROUPS"] * -(-sizes["GROUP_HEADS"] // head_block), rows)](
+        named(B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), totals=totals, shifted=shifted), found,
+        *step, **shared, HEAD_BLOCK=head_block, num_warps=2,
+    )  # fmt: skip
+    choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
+    short_kernel[(heads * -(-head_dim // choice.block), rows)](
+        named(
+            x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
+            y=y, y_stride=y.stride(0), totals=totals, left=left,
+        ),
+        found, *step, **shared, HEAD_DIM=head_dim, BLOCK=choice.block, ALONE=alone,
+        num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def cells_kernel(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
-    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, NEW: tl.constexpr,
+    BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take BLOCK columns of a head through all cells of a row. Rows of up to NEW tokens are left to `ssd_short`.
@@ -116,7 +116,7 @@ def cells_kernel(
     group = head // GROUP_HEADS
     own = tl.program_id(1)
     at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, CELL, NEW):
+    if is_short(at, ROOM, NEW):
         return
     piece = tl.load(first_piece + own)
     count = tl.load(first_piece + own + 1) - piece

@@ -81,9 +81,9 @@ def kept_from(at, CELL: tl.constexpr, RING: tl.constexpr):
 
 
 @triton.jit
-def is_short(at, CELL, NEW: tl.constexpr):
-    """Return whether a row has at most NEW tokens and ends inside its cell; never if NEW is 0."""
-    return (at.end - at.start <= NEW) & (at.offset + at.end - at.start < CELL)
+def is_short(at, ROOM: tl.constexpr, NEW: tl.constexpr):
+    """Return whether a row has at most NEW tokens and, with those before it in its cell, ROOM; never if NEW is 0."""
+    return (at.end - at.start <= NEW) & (at.offset + at.end - at.start <= ROOM)
 
 
 @triton.jit

@@ -31,12 +31,13 @@ ALIGNED = 32
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a recorded step."""
+    """Size of a recorded step. Where it has no decodes, rows of one token are like the longer ones."""
 
     decodes: int
     longer: int  # rows, at least one of which is padding
     tokens: int  # total of the longer rows
     samples: int | None = None  # None: one for each real row
+    longest: int | None = None  # real row; None: any
 
     @property
     def rows(self) -> int:
@@ -55,8 +56,12 @@ class Size:
         """Return the maximum number of pieces of the longer rows, wherever on the grid they lie."""
         return self.tokens // cell + 2 * self.longer
 
-    def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0) -> bool:
+    def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0, longest: int = 1) -> bool:
         """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
+        if self.longest is not None and longest > self.longest:
+            return False
+        if not self.decodes:
+            decodes, longer, tokens = 0, longer + decodes, tokens + decodes
         fits = decodes <= self.decodes and longer < self.longer and samples <= self.answers
         return fits and tokens + self.longer - longer <= self.tokens
 
@@ -152,7 +157,8 @@ class StepInputs:
         pieces = size.pieces(cell)
         every = np.full(pieces, NO_SLOT, np.int32)
         batch.fields.update(dict.fromkeys(("piece_row", "piece_position", "piece_slot"), every))
-        batch.fields.update(pieces=pieces, most_pieces=pieces, longest=size.tokens, farthest=0, host=None)
+        batch.fields.update(pieces=pieces, most_pieces=pieces, farthest=0, host=None)
+        batch.fields["longest"] = size.tokens if size.longest is None else size.longest
         batch.fields["positions"] = np.zeros(size.all_tokens, np.int32)
         rows, answers = np.zeros(size.rows, np.int32), np.zeros(size.answers, np.int32)
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
@@ -203,7 +209,7 @@ class Filling:
     def __init__(self, inputs: StepInputs, plan: Plan, lines: Ints | None) -> None:
         self.inputs, self.plan, size, cell = inputs, plan, inputs.size, inputs.spec.cell
         self.lines = lines
-        self.decodes = plan.decode_rows
+        self.decodes = plan.decode_rows if size.decodes else 0
         self.longer = plan.rows - self.decodes
         self.start, self.end = plan.start.astype(np.int64), plan.end.astype(np.int64)
         # Rows of padding before the last one, and the tokens of that one.

@@ -27,10 +27,10 @@ from weft.runner.hidden_states import StateUse
 # takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
-# Rows with drafts in a recorded step, tokens of such a row, and a bound of their product: beyond it the step is large
-# enough to hide its launches.
+# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product: beyond it the step is
+# large enough to hide its launches.
 DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-DRAFT_WIDTHS = (4, 8)
+DRAFT_WIDTHS = (2, 4, 8)
 MOST_DRAFT_TOKENS = 1024
 # Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
@@ -62,30 +62,29 @@ def prompt_sizes(most: int) -> list[Size]:
 def draft_sizes(most: int, room: int) -> list[Size]:
     """Return the sizes of steps with drafts to record, if tails have room for drafts; `most` rows decode at once.
 
-    For each number of rows, a step in which all of them have drafts, and one in which some have none.
+    Its rows may have any number of drafts, or none: only their sum counts.
 
-    >>> [(size.decodes, size.longer, size.tokens) for size in draft_sizes(2, 7)][:2]
-    [(0, 2, 5), (1, 2, 5)]
+    >>> [(size.longer, size.tokens) for size in draft_sizes(2, 7)]
+    [(2, 3), (2, 5), (3, 5), (2, 9), (3, 9), (3, 17)]
     """
     if not room:
         return []
     rows = {min(each, most) for each in DRAFTING}
     shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
     # At least one longer row is padding, and has a token.
-    sizes = [Size(beside, each + 1, each * width + 1) for each, width in shapes for beside in (0, each)]
-    return sorted(
-        (replace(size, samples=size.all_tokens - 1) for size in sizes), key=lambda size: (size.all_tokens, size.tokens)
-    )
+    sizes = (Size(0, each + 1, each * width + 1, each * width, longest=room + 1) for each, width in shapes)
+    return sorted(sizes, key=lambda size: (size.tokens, size.longer))
 
 
 def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:
     """Return all sizes of steps with longer rows to record, smallest first.
 
-    After a verification, a `drafter` reads as many tokens of a row as were accepted, and samples once.
+    After a verification, a `drafter` reads as many tokens of a row as were accepted, and samples once. Some rows may
+    have more to read.
     """
     drafts = draft_sizes(most, room)
     if drafter:
-        drafts = [replace(size, samples=None) for size in drafts]
+        drafts = [replace(size, samples=None, longest=None) for size in drafts]
     sizes = [*prompt_sizes(most), *drafts]
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
@@ -131,6 +130,8 @@ class RecordedSteps:
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
+        # By rows and drafts: asked for many times in a plan.
+        self._padded: dict[tuple[int, int], int] = {}
 
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
@@ -139,7 +140,8 @@ class RecordedSteps:
             self.decodes.fill(plan, rows, self._lines(plan))
             return self._replay(rows, lambda: self._decode(rows))
         decodes = plan.decode_rows
-        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count)
+        longest = int((plan.end - plan.start).max())
+        shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count, longest)
         fitting = (inputs for inputs in self.prompts if inputs.size.holds(*shape))
         inputs = next((inputs for inputs in fitting if inputs.follows or not len(plan.behind)), None)
         if inputs is None:
@@ -151,6 +153,16 @@ class RecordedSteps:
             tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
             output = replace(output, inputs=tokens)
         return output
+
+    def padded_tokens(self, rows: int, drafts: int) -> int:
+        """Return the tokens of the smallest recorded step that holds these rows, with this number of drafts in all."""
+        if (found := self._padded.get((rows, drafts))) is None:
+            tokens = rows + drafts
+            steps = (step.size for step in self.prompts if step.size.samples is not None)
+            fitting = (size.tokens for size in steps if size.holds(0, rows, tokens, tokens))
+            found = next(fitting, tokens) if drafts else next((each for each in self.rows if each >= rows), rows)
+            self._padded[rows, drafts] = found
+        return found
 
     def _lines(self, plan: Plan) -> Ints | None:
         return None if self.use is None else self.use.lines(plan)

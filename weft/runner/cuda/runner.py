@@ -78,11 +78,12 @@ class CudaRunner(Runner):
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
         """Return whether such a step is recorded, also if drafts of some rows find no memory."""
-        rows = decodes + drafting
-        return any(
-            inputs.follows and inputs.size.decodes >= rows and inputs.size.holds(decodes, drafting, tokens)
-            for inputs in self.recorded.prompts
-        )
+        sizes = (inputs.size for inputs in self.recorded.prompts if inputs.follows)
+        return any(size.holds(decodes, drafting, tokens) for size in sizes)
+
+    def padded_tokens(self, rows: int, drafts: int) -> int:
+        """Return how many tokens a step of these rows and drafts computes."""
+        return self.recorded.padded_tokens(rows, drafts)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
