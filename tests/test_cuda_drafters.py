@@ -96,6 +96,7 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     counts = engine.planner.drafting.counts
     assert counts.accepted.total() > 0
     assert {True, False} == set(replayed), "decodes, and what was accepted"
+    assert model.followed > 2
 
 
 def greedy_answer(family: str, ask: Ask) -> list[int]:

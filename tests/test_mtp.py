@@ -29,6 +29,7 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.engine.draft_head import DraftHead
+from weft.engine.draft_model import Guesses
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
@@ -244,19 +245,35 @@ class Recording(DraftHead):
     def __init__(self, *args: object, **more: object) -> None:
         super().__init__(*args, **more)
         self.seen: list[tuple[list[int], list[int]]] = []
+        self.followed = 0
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.random = Random(1)
 
-    def draft(self, rows):
-        found = super().draft(rows)
-        for seat, drafts in found.items():
-            sequence = rows[seat][0]
-            self.seen.append((sequence.tokens(0, sequence.length).tolist(), list(drafts)))
-            answer = self.answers.get(tuple(sequence.request.prompt.tolist()))
+    def begin(self, asked, flying=None):
+        texts = {seat: self.text(seat, sequence, flying) for seat, (sequence, _) in asked.items()}
+        found = super().begin(asked, flying)
+        if found is None:
+            return None
+        guesses, board = dict(found.tokens()), self.hidden.board.tokens
+        for seat, drafts in guesses.items():
+            text, prompt = texts[seat], asked[seat][0].request.prompt.tolist()
+            self.seen.append((text, list(drafts)))
+            self.followed += flying is not None
+            answer = self.answers.get(tuple(prompt))
             if answer is not None:
-                known = answer[len(sequence.generated) :][: len(drafts)]
-                found[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
-        return found
+                known = answer[len(text) - len(prompt) :][: len(drafts)]
+                known += [3] * (len(drafts) - len(known))
+                guesses[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
+                board[seat, : len(drafts)] = torch.tensor(guesses[seat], dtype=board.dtype)
+        return Guesses(found.counts, lambda: guesses)
+
+    def text(self, seat, sequence, flying):
+        """What the guesses follow: what the host knows, and with drafts in flight what only the device knows."""
+        text = sequence.tokens(0, sequence.length).tolist()
+        if flying is None:
+            return text
+        board = self.hidden.board
+        return text + board.tokens[seat, : flying[seat] + 1 - int(board.refused[seat])].tolist()
 
 
 class Eager(SequenceDrafts):
@@ -274,6 +291,9 @@ class Drafts(Drafting):
 
     def choose(self, proposals, rows, most):
         return [len(proposal.worth) for proposal in proposals]
+
+    def follows(self, known, unknown, lost):
+        return True
 
 
 def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **settings: object) -> Engine:
@@ -321,6 +341,21 @@ def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: st
     assert counts.accepted.total() > 20
     assert counts.proposed.total() - counts.accepted.total() > 5
     check_drafts(engine, family, least=20)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.slow)])
+def test_guesses_follow_drafts_in_flight(family: str) -> None:
+    asks = [Ask(tokens(70 + 9 * n, n), greedy(60) if n else seeded(60, 3)) for n in range(3)]
+    wanted = serve(engine_of(family), asks)
+    engine = engine_of(family, depth=1)
+    head = engine.planner.drafts.model
+    head.answers = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted)}
+    assert [answer.tokens for answer in serve(engine, asks)] == [answer.tokens for answer in wanted]
+    counts = engine.planner.drafting.counts
+    assert counts.accepted.total() > 80
+    assert counts.proposed.total() - counts.accepted.total() > 20
+    assert head.followed > 40
+    check_drafts(engine, family, least=50)
 
 
 def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:

@@ -10,16 +10,22 @@ token 64 is known, and sequences that share it may differ there.
 
 Entries of guesses are made of the head's own output. They are undone at once, also if the guess is right: then the
 target has computed the hidden state that belongs there.
+
+With `k` drafts of a row in flight, the head reads what the flight leaves on the device: a hidden state and a chosen
+token for each of them, and one more. Its row has `k + 1` tokens and ends where the first wrong draft is, which the host
+learns at the landing; then it is settled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 import numpy as np
 
 from weft.base.plan import Ints
+from weft.engine.device import FollowingDevice
 from weft.engine.draft_model import DraftModel, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
@@ -36,6 +42,8 @@ class UnreadStates(Protocol):
 
     def drop(self, seats: Longs, before: Longs) -> None: ...
 
+    def move(self, seat: int, refused: int) -> None: ...
+
     def forget(self, seat: int) -> None: ...
 
 
@@ -46,12 +54,15 @@ class DraftHead(DraftModel):
     """
 
     name = "mtp"
+    stays = True
 
     def __init__(self, hidden: UnreadStates, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
         # By seat: whether hidden states are missing, for as long as its sequence runs.
         self._lost = np.zeros(len(self.ledger.planned), np.bool_)
+        # By seat: drafts in flight when it was called last.
+        self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
     def known(self, sequence: Sequence) -> int:
         return sequence.length - 1
@@ -99,12 +110,43 @@ class DraftHead(DraftModel):
         self.hidden.drop(seats[there], start[there])
         return np.where(there, np.minimum(self.hidden.end[seats], known), start)
 
-    def landed(self, rows: KnownRows) -> None:
-        for seat in rows.seat.tolist():
+    def _rows(
+        self, seats: SequenceOf[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+    ) -> KnownRows | None:
+        if flying is None:
+            return self._known_rows(list(seats), asked)
+        seat, ahead = np.array(seats, np.int64), np.array([flying[each] for each in seats], np.int64)
+        known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
+        guesses = np.array([asked[each][1] for each in seats], np.int64)
+        end = known + ahead + 1
+        # The flight writes the states that follow the last entry. Otherwise the row waits for its landing.
+        there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known) & ~self._lost[seat]
+        there &= self.hidden.end[seat] == end
+        rows = KnownRows(seat, known, end, guesses, np.zeros(int((ahead + 1).sum()), np.int32), ahead).choose(there)
+        count = len(rows.seat)
+        if not count or not isinstance(self.executor, FollowingDevice):
+            return None
+        return rows if self.executor.follows(0, count, len(rows.tokens)) else None
+
+    def launched(self, rows: KnownRows) -> None:
+        """Undo all guesses. Of rows with drafts in flight, the tokens before them are not known yet."""
+        self._ahead[rows.seat] = rows.ahead
+        for seat in rows.seat[rows.ahead == 0].tolist():
             self.settle(seat, 0)
         self.hidden.drop(rows.seat, rows.end)
+
+    def verified(self, seat: int, drafter: str, accepted: int) -> None:
+        """Take note of where a row really ends. It is settled later, when its tokens have names."""
+        if self._ahead[seat]:
+            self._right[seat] = accepted
+            self.hidden.move(seat, int(self._ahead[seat]) - accepted)
+            self._ahead[seat] = 0
+
+    def most_kept(self, row: Open) -> int:
+        """Return up to where the tokens of a row are known: fewer than were computed, if its sequence was aborted."""
+        return self.known(row.sequence)
 
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)
         self.hidden.forget(seat)
-        self._lost[seat] = False
+        self._lost[seat], self._ahead[seat] = False, 0

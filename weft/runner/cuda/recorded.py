@@ -165,12 +165,14 @@ class RecordedSteps:
     def _decode(self, rows: int) -> StepOutput:
         """Run one step on the present inputs."""
         inputs = self.decodes
-        seat = inputs.tensor("seat", rows)
-        known = inputs.tensor("token", rows)
-        ids = inputs.operations.read_board(self.boards.token, seat, inputs.tensor("from_board", rows), known)
+        seat, from_board = inputs.tensor("seat", rows), inputs.tensor("from_board", rows)
+        ids = inputs.operations.read_board(self.boards.token, seat, from_board, inputs.tensor("token", rows))
         batch = inputs.batch(rows, ids)
-        line = None if self.use is None else inputs.tensor("line", rows)
-        return self._choose(self._compute(batch, line), batch, seat)
+        if self.use is None:
+            return self._choose(self._compute(batch, None), batch, seat)
+        if self.drafter:
+            batch = moved_decodes(batch, inputs.tensor("behind", rows) * self.use.states.board.refused[seat])
+        return self._choose(self._compute(batch, inputs.tensor("line", rows)), batch, seat, from_board)
 
     def _prompt(self, inputs: StepInputs) -> StepOutput:
         step = inputs.step
@@ -180,9 +182,15 @@ class RecordedSteps:
             batch.operations.move_rows(batch, step.following, step.seat, boards.refused, boards.moved)
         ids, first = batch.token_ids, batch.first[:-1]
         ids[first] = batch.operations.read_board(boards.token, step.seat, step.from_board, ids[first])
-        output = self._choose(self._compute(batch, step.line)[step.answer], batch, step.answer_seat)
-        if step.drafts is not None:
+        answer, board = step.answer, None if self.use is None else self.use.states.board
+        if board is not None and step.guess is not None and step.ahead is not None:
+            board.read(ids, step.guess)
+            answer = answer - step.ahead * board.refused[step.answer_seat] if self.drafter else answer
+        output = self._choose(self._compute(batch, step.line)[answer], batch, step.answer_seat)
+        if step.drafts is not None and not self.drafter:
             batch.operations.verify_drafts(output.tokens, ids, step.drafts, boards.token, boards.refused)
+            if self.use is not None:
+                self.use.verified(output.tokens, step.drafts, boards.refused)
         return output
 
     def _compute(self, batch: Batch, line: Tensor | None) -> Tensor:
@@ -193,11 +201,14 @@ class RecordedSteps:
         assert line is not None
         return self.use.compute(self.model, batch, self.views, line)
 
-    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
+    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor, continues: Tensor | None = None) -> StepOutput:
+        """Choose tokens of seats. Those of a head are guesses, which may `continue` others."""
         if self.use is not None:
             self.use.chosen(hidden, seat)
         logits = self.model.logits(hidden, batch)
         tokens = batch.operations.take_likeliest(logits, self.boards.token, seat)
+        if self.use is not None and self.drafter:
+            self.use.states.board.guessed(tokens, seat, torch.zeros_like(seat) if continues is None else continues)
         return StepOutput(None if self.drafter else logits, tokens, batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
@@ -221,3 +232,12 @@ class RecordedSteps:
             with torch.cuda.graph(graph, pool=pool):
                 output = step()
             self._recorded[size] = graph.replay, output
+
+
+def moved_decodes(batch: Batch, by: Tensor) -> Batch:
+    """Return a step of decodes whose rows start some positions earlier, for layers that have no states."""
+    assert batch.full is not None
+    assert batch.windowed is None
+    start, listed = batch.start - by, batch.full
+    page = listed.pages[listed.bounds[:-1] + start // batch.cell]
+    return replace(batch, start=start, positions=start, full=replace(listed, write_page=page))
