@@ -4,9 +4,10 @@
     python -m benchmarks.mtp qwen3.5-9b --quick
 
 Weights are random, the head's too, so no draft would be right: acceptance is that of `benchmarks.drafts`, 3.0 tokens a
-step on average. `waiting` and `script` are verification alone, with and without a wait for each landing; `mtp`
-computes the head for every row and step. `head` are the microseconds that a call of the head takes on the host, and
-`busy` those of its recorded steps on the GPU; `idle` is the share of the time in which the GPU does not verify. Goals:
+step on average. `waiting` and `script` are verification alone, with and without a wait for each landing; `mtp waiting`
+and `mtp` compute the head for every row and step. `head` are the microseconds that a call of the head takes on the host
+to launch its steps, and `busy` those of the steps on the GPU; `idle` is the share of the time in which the GPU does not
+verify. Goals:
 `mtp` at least 1.8 times plain for Qwen3.5-9B with 1 to 32 rows, and for Qwen3.5-35B-A3B 1.3 times with one row and 2.0
 times with 128 to 256.
 """
@@ -30,8 +31,8 @@ from weft.speculate.drafting import Proposal
 from weft.speculate.suffix import SharedTexts
 
 MODELS = {"qwen3.5-9b": (1, 8, 32), "qwen3.5-35b-a3b": (1, 128, 256)}
-# Drafts of a script, with steps that wait for each other and steps that do not, and those of the head.
-WAYS = ("waiting", "script", "mtp")
+# Drafts of a script and those of the head, with steps that wait for each other and steps that do not.
+WAYS = ("waiting", "script", "mtp waiting", "mtp")
 
 
 def main() -> int:
@@ -69,8 +70,8 @@ class HeadDrafts(ScriptedDrafts):
 class HeadDrafting(ScriptedDrafting):
     """Three drafts of the head in every row."""
 
-    def __init__(self, chances: Sequence[float]) -> None:
-        super().__init__(chances, fixed=True)
+    def __init__(self, chances: Sequence[float], following: bool = True) -> None:
+        super().__init__(chances, fixed=True, following=following)
         self.model = DraftHead.name
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> ScriptedDrafts:
@@ -86,25 +87,25 @@ class TimedHead:
     def __init__(self, head: DraftHead) -> None:
         self.head, self.calls, self.seconds = head, 0, 0.0
         self.events: list[torch.cuda.Event] = []
-        self._draft, executor = head.draft, head.executor
+        self._begin, executor = head.begin, head.executor
         self.recorded = executor.recorded if isinstance(executor, CudaRunner) else None
         self._replay = None if self.recorded is None else self.recorded._replay
 
     def __enter__(self) -> TimedHead:
-        self.head.draft = self.draft  # type: ignore[method-assign]
+        self.head.begin = self.begin  # type: ignore[method-assign]
         if self.recorded is not None and torch.cuda.is_available():
             self.recorded._replay = self.replay  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.head.draft
+        del self.head.begin
         if self.recorded is not None and torch.cuda.is_available():
             del self.recorded._replay
 
-    def draft(self, asked: Any) -> Any:
+    def begin(self, *asked: Any) -> Any:
         began = time.perf_counter()
-        found = self._draft(asked)
-        if found:
+        found = self._begin(*asked)
+        if found is not None:
             self.seconds += time.perf_counter() - began
             self.calls += 1
         return found
@@ -137,8 +138,9 @@ def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
     before, head = llm.engine, llm.engine.planner.drafts.model
     assert isinstance(head, DraftHead)
     found: dict[str, Any] = {"plain": tokens_per_second(fresh(llm, draft="off"), llm, rows)[0]}
-    ways = (ScriptedDrafting(STEADY, fixed=True, following=False), ScriptedDrafting(STEADY, fixed=True))
-    for name, drafting, model in zip(WAYS, (*ways, HeadDrafting(STEADY)), (None, None, head), strict=True):
+    ways = [ScriptedDrafting(STEADY, fixed=True, following=False), ScriptedDrafting(STEADY, fixed=True)]
+    ways += [HeadDrafting(STEADY, following=False), HeadDrafting(STEADY)]
+    for name, drafting, model in zip(WAYS, ways, (None, None, head, head), strict=True):
         for seat in range(before.config.max_sequences):
             head.hidden.forget(seat)
         head.flush()

@@ -84,7 +84,7 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     monkeypatch.setattr(RecordedSteps, "run", counted)
     # The interpreter takes its time for every layer.
     family = "qwen3_5, one layer"
-    asks = [Ask(tokens(17, 1), greedy(4)), Ask(tokens(3, 2), greedy(3), step=1)]
+    asks = [Ask(tokens(17, 1), greedy(9)), Ask(tokens(3, 2), greedy(7), step=1)]
     engine = interpreted_engine(family, depth=1)
     model = engine.planner.drafts.model
     model.answers = {tuple(ask.prompt): greedy_answer(family, ask) for ask in asks}
