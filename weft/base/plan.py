@@ -146,6 +146,8 @@ class Plan(Frozen):
     # [rows] drafts of the row's sequence in the flight before, in plans of a head: the row has a token for each of them,
     # and ends as many positions before `end` as wrong ones are found there. Empty: all rows end where they say.
     ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # In plans of a head: whether guesses are chosen among the first tokens of the vocabulary only, the frequent ones.
+    frequent: bool = False
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)

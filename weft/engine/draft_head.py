@@ -26,12 +26,16 @@ import numpy as np
 
 from weft.base.plan import Ints
 from weft.engine.device import FollowingDevice
-from weft.engine.draft_model import DraftModel, KnownRows, Longs, Open
+from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
 
 # Positions that wait for the head before it reads them without guessing: it then computes many at once.
 FOLLOWED_AT_ONCE = 64
+# Guesses are chosen among the frequent tokens as long as fewer than this share of about so many tokens are others.
+# Reading the whole output head takes a sixth of a step of Qwen3.5-9B, and with an eighth of the tokens out of reach,
+# three drafts of which 0.81 are right become 0.71: 14 % fewer tokens.
+RARE_SHARE, RARE_MEMORY = 1 / 8, 64
 
 
 class UnreadStates(Protocol):
@@ -56,9 +60,12 @@ class DraftHead(DraftModel):
     name = "mtp"
     stays = True
 
-    def __init__(self, hidden: UnreadStates, *args: Any, **more: Any) -> None:
+    def __init__(self, hidden: UnreadStates, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
+        # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.
+        self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
+        self._rare = 0.0
         # By seat: whether hidden states are missing, for as long as its sequence runs.
         self._lost = np.zeros(len(self.ledger.planned), np.bool_)
         # By seat: drafts in flight when it was called last.
@@ -109,6 +116,16 @@ class DraftHead(DraftModel):
         there = ~self._lost[seats]
         self.hidden.drop(seats[there], start[there])
         return np.where(there, np.minimum(self.hidden.end[seats], known), start)
+
+    def begin(
+        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+    ) -> Guesses | None:
+        if self.frequent_tokens < self.vocab_size and asked:
+            # The last token of each row that the host knows.
+            rare = sum(int(s.tokens(s.length - 1, s.length)[0]) >= self.frequent_tokens for s, _ in asked.values())
+            self._rare += (rare - self._rare * len(asked)) / (len(asked) + RARE_MEMORY)
+            self.frequent = self._rare < RARE_SHARE
+        return super().begin(asked, flying)
 
     def _rows(
         self, seats: SequenceOf[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None

@@ -83,6 +83,8 @@ class DraftModel:
     name = "model"
     # Whether the target can read guesses on the device, and they can follow drafts in flight.
     stays = False
+    # Whether guesses of the present call are chosen among the frequent tokens only.
+    frequent = False
 
     def __init__(
         self, ledger: Ledger, device: Device, vocab_size: int, tokens_per_step: int, paranoid: bool = False
@@ -333,6 +335,7 @@ class DraftModel:
             behind=flying if on_board and flying.any() else none,
             early_slot=np.zeros_like(flying) if on_board and flying.any() else none,
             ahead=none if on_board or not flying.any() else flying,
+            frequent=self.frequent,
             guessed=none if on_board or not flying.any() else np.where(flying > 0, flying + 1, 0).astype(np.int32),
         )
         if self.paranoid:

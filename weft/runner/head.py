@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Plan
+from weft.kernels.interface import Batch
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.runner.batching import build_step
@@ -24,13 +25,18 @@ class HeadSteps(Runner):
     use: ReadsStates
     # Samples of the step whose row continues from the head's own output.
     _continues: Ints
+    # Whether it guesses among the frequent tokens only.
+    _frequent = False
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
         hidden = self.use.compute(self.model, batch, self.store.views, self.lines_of(plan, self.use))
         self.use.chosen(hidden[sampling.index], sampling.seat)
-        self._continues = plan.from_board[plan.sampled]
+        self._continues, self._frequent = plan.from_board[plan.sampled], plan.frequent
         return ComputedStep(batch, sampling, batch.token_ids, hidden)
+
+    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
+        return self.use.logits(self.model, hidden, batch, self._frequent)
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]

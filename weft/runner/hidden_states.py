@@ -251,5 +251,12 @@ class ReadsStates:
     def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
         self.states.write(seat + self.states.own, hidden)
 
+    def logits(
+        self, model: CausalModel, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool
+    ) -> Float[Tensor, "n vocab"]:
+        """Return the logits of all tokens, or of the frequent ones."""
+        assert isinstance(model, MtpHead)
+        return model.frequent_logits(hidden, batch) if frequent else model.logits(hidden, batch)
+
     def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
         """Keep nothing: a head verifies no drafts."""
