@@ -91,7 +91,9 @@ def test_a_part_that_fails_is_noted_and_the_next_runs() -> None:
 
 
 @pytest.mark.parametrize("benchmark", [drafts, mtp])
-def test_verification_is_measured_with_scripted_acceptance(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verification_is_measured_with_scripted_acceptance(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = str(checkpoint("qwen3_5, one layer").folder)
     monkeypatch.setattr(following, "verify_drafts", following.verify_drafts)
     monkeypatch.setattr(drafts, "machine", lambda device: {"device": device})

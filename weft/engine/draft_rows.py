@@ -124,9 +124,7 @@ class DraftRows:
         """Return whether a row may have these drafts while others are in flight. Besides a head, only the head's."""
         return row.follows and (self.model is None or (bool(row.flying) and not proposal.tokens))
 
-    def _decode(
-        self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool
-    ) -> dict[int, Proposal]:
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool) -> dict[int, Proposal]:
         """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out.
 
         If the device can supply them, they need not land before the step is launched.

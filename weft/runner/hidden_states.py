@@ -62,8 +62,8 @@ class HiddenStates:
     """A seat keeps one interval of positions, [first, end).
 
     What a step writes replaces everything from its first position on, so states of wrong drafts are gone when the next
-    step writes. Beyond `most` positions, or without a free block, a seat loses all of them. A row that follows drafts in
-    flight has lines for the positions of its plan, until `move` says where it started.
+    step writes. Beyond `most` positions, or without a free block, a seat loses all of them. A row that follows drafts
+    in flight has lines for the positions of its plan, until `move` says where it started.
     """
 
     def __init__(
