@@ -146,22 +146,22 @@ class DraftHead(DraftModel):
         return rows if self.executor.follows(0, count, len(rows.tokens)) else None
 
     def launched(self, rows: KnownRows) -> None:
-        """Undo all guesses. Of rows with drafts in flight, the tokens before them are not known yet."""
+        """Undo all guesses. Rows with drafts in flight are settled at their next call, when the host knows the tokens."""
         self._ahead[rows.seat] = rows.ahead
         for seat in rows.seat[rows.ahead == 0].tolist():
             self.settle(seat, 0)
         self.hidden.drop(rows.seat, rows.end)
 
     def verified(self, seat: int, drafter: str, accepted: int) -> None:
-        """Take note of where a row really ends. It is settled later, when its tokens have names."""
+        """Take note of where a row ends, and let hidden states after it have the positions where they really are."""
         if self._ahead[seat]:
             self._right[seat] = accepted
             self.hidden.move(seat, int(self._ahead[seat]) - accepted)
             self._ahead[seat] = 0
 
-    def most_kept(self, row: Open) -> int:
-        """Return up to where the tokens of a row are known: fewer than were computed, if its sequence was aborted."""
-        return self.known(row.sequence)
+    def kept(self, row: Open, accepted: int) -> int:
+        # Some of the tokens are not known if the sequence was aborted.
+        return min(super().kept(row, accepted), self.known(row.sequence))
 
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)

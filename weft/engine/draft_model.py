@@ -98,7 +98,7 @@ class DraftModel:
         # By seat: where the guesses of its last call begin, and whether that call is not settled yet.
         self._certain = np.zeros(len(ledger.planned), np.int64)
         self._unsettled = np.zeros(len(ledger.planned), np.bool_)
-        # By seat: how many guesses are right as far as is known.
+        # By seat: how many tokens after the certain ones are right, as far as is known.
         self._right = np.zeros(len(ledger.planned), np.int64)
         self._number = 0
 
@@ -140,7 +140,7 @@ class DraftModel:
             return
         self._unsettled[seat] = False
         row, ledger = self._open[seat], self.ledger
-        end = min(int(self._certain[seat]) + accepted, int(ledger.planned[seat]), self.most_kept(row))
+        end = min(self.kept(row, accepted), int(ledger.planned[seat]))
         if row.grant is None:
             ledger.computed[seat] = ledger.planned[seat] = end
             return
@@ -187,9 +187,9 @@ class DraftModel:
         """Extend the keys of a row to the cells before a position."""
         row.sequence.name_cells(end // self.ledger.cell)
 
-    def most_kept(self, row: Open) -> int:
-        """Return the end of what may be kept of a row."""
-        return int(self.ledger.planned[row.lease.seat])
+    def kept(self, row: Open, accepted: int) -> int:
+        """Return where a row ends of which so many guesses were accepted."""
+        return int(self._certain[row.lease.seat]) + accepted
 
     def launched(self, rows: KnownRows) -> None:
         """Settle rows without guesses; those with guesses are settled when they are verified."""
