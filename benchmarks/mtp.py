@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -32,8 +32,14 @@ from weft.speculate.drafting import Proposal
 from weft.speculate.suffix import SharedTexts
 
 MODELS = {"qwen3.5-9b": (1, 8, 32), "qwen3.5-35b-a3b": (1, 128, 256)}
-# Drafts of a script and those of the head, with steps that wait for each other and steps that do not.
-WAYS = ("waiting", "script", "mtp waiting", "mtp all", "mtp")
+# By name: whether the head computes the drafts, and whether steps follow each other without a wait.
+WAYS = {
+    "waiting": (False, False),
+    "script": (False, True),
+    "mtp waiting": (True, False),
+    "mtp all": (True, True),
+    "mtp": (True, True),
+}
 
 
 def main() -> int:
@@ -71,8 +77,8 @@ class HeadDrafts(ScriptedDrafts):
 class HeadDrafting(ScriptedDrafting):
     """Three drafts of the head in every row."""
 
-    def __init__(self, chances: Sequence[float], following: bool = True) -> None:
-        super().__init__(chances, fixed=True, following=following)
+    def __init__(self, chances: Sequence[float], fixed: bool, following: bool = True) -> None:
+        super().__init__(chances, fixed, following)
         self.model = DraftHead.name
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> ScriptedDrafts:
@@ -134,14 +140,15 @@ class TimedHead:
         return {"head": 1e6 * self.seconds / self.calls, "busy": busy / self.calls, "calls": self.calls}
 
 
-def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
+def measure_rows(llm: LLM, rows: int, script: Script, ways: Iterable[str] = WAYS) -> dict[str, Any]:
     """Return tokens per second of `rows` rows: without drafts, with those of a script, with those of the head."""
     before, head = llm.engine, llm.engine.planner.drafts.model
     assert isinstance(head, DraftHead)
     found: dict[str, Any] = {"plain": tokens_per_second(fresh(llm, draft="off"), llm, rows)[0]}
-    ways = [ScriptedDrafting(STEADY, fixed=True, following=False), ScriptedDrafting(STEADY, fixed=True)]
-    ways += [HeadDrafting(STEADY, following=False), HeadDrafting(STEADY), HeadDrafting(STEADY)]
-    for name, drafting, model in zip(WAYS, ways, (None, None, head, head, head), strict=True):
+    for name in ways:
+        computes, following = WAYS[name]
+        drafting = (HeadDrafting if computes else ScriptedDrafting)(STEADY, fixed=True, following=following)
+        model = head if computes else None
         for seat in range(before.config.max_sequences):
             head.hidden.forget(seat)
         head.flush()
@@ -156,7 +163,7 @@ def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
         first = sum(count for (_, place), count in counts.proposed.items() if place == 1)
         found[f"{name} accepted"] = 1 + counts.accepted.total() / max(1, first)
         found[f"{name} steps"] = engine.planner.number
-        found |= timed.times()
+        found |= {f"{name} {part}": figure for part, figure in timed.times().items()}
     return found
 
 
@@ -170,7 +177,7 @@ def show(model: str, found: dict[str, Any]) -> None:
         for name in WAYS:
             ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
             line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
-        print(line + f" {each.get('head', 0):>8.0f} {each.get('busy', 0):>8.0f}")
+        print(line + f" {each['mtp head']:>8.0f} {each['mtp busy']:>8.0f}")
     for part, error in found["errors"].items():
         print(f"  {part}: {error}")
 

@@ -108,5 +108,5 @@ def test_verification_is_measured_with_scripted_acceptance(
         for name in ("three waiting", "three") if benchmark is drafts else mtp.WAYS:
             assert each[name] > 0
             assert each[f"{name} accepted"] == pytest.approx(3.0, abs=0.5)
-        assert benchmark is drafts or each["calls"] > 10
+        assert benchmark is drafts or each["mtp calls"] > 10
     benchmark.show(model, found)
