@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,8 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             found["texts"] = measure_texts(arguments)
         return found
     batches = [rows for rows in BATCHES if rows <= (8 if arguments.quick else 128)]
-    # Triton is not installed on machines without a GPU.
-    from weft.kernels.cuda import following
-
     script = Script(max(batches), arguments.device)
-    # Before steps are recorded.
-    following.verify_drafts = script.verify_drafts
+    script.lead_device()
     llm = start(model, arguments, draft="suffix", max_sequences=max(batches), max_length=1024)
     warm_up(llm)
     found["rows"] = []
@@ -111,6 +108,12 @@ class Script:
         self.rows = np.zeros(seats + 1, np.int64)
         self.device_right = torch.zeros(seats + 1, SCRIPTED, dtype=torch.int32, device=device)
         self.device_rows = torch.zeros(seats + 1, dtype=torch.int64, device=device)
+
+    def lead_device(self) -> None:
+        """Let devices that are created from now on read the script."""
+        # Triton is not installed on machines without a GPU.
+        following = import_module(f"weft.kernels.{self.device_rows.device.type}.following")
+        following.verify_drafts = self.verify_drafts
 
     def begin(self, chances: Sequence[float]) -> None:
         """Write the script anew."""

@@ -24,11 +24,13 @@ from tests.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, chec
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan
+from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
+from weft.models import mtp
 from weft.models.weights import load_head, load_model
 from weft.runner.cuda import recorded
 from weft.runner.cuda.drafters import CudaHead
@@ -64,7 +66,7 @@ def interpreted_engine(family: str, **settings: object) -> Engine:
     runner = CudaRunner(model, spec, MEMORY, SEATS, 128, "cpu", operations=GPU_ROWS, use=KeepsStates(hidden))
     executor = CudaHead(hidden, head, own, MEMORY, SEATS, 128, "cpu", operations=GPU_ROWS)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
-    drafter = Recording(hidden, ledger, executor, 256, 64, True)
+    drafter = Recording(hidden, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
 
@@ -73,6 +75,9 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", (32,))
     monkeypatch.setattr(recorded, "DRAFTING", (2,))
     monkeypatch.setattr(recorded, "DRAFT_WIDTHS", (4,))
+    monkeypatch.setattr(mtp, "FREQUENT", 100)
+    monkeypatch.setattr(draft_head, "RARE_MEMORY", 1)
+    monkeypatch.setattr(draft_head, "RARE_SHARE", 0.5)
     replayed, run = [], RecordedSteps.run
 
     def counted(self, plan):
@@ -84,18 +89,20 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     monkeypatch.setattr(RecordedSteps, "run", counted)
     # The interpreter takes its time for every layer.
     family = "qwen3_5, one layer"
-    asks = [Ask(tokens(17, 1), greedy(4)), Ask(tokens(3, 2), greedy(3), step=1)]
+    asks = [Ask(tokens(17, 1), greedy(9)), Ask(tokens(3, 2), greedy(7), step=1)]
     engine = interpreted_engine(family, depth=1)
     model = engine.planner.drafts.model
     model.answers = {tuple(ask.prompt): greedy_answer(family, ask) for ask in asks}
     found = serve(engine, asks)
     assert [answer.tokens for answer in found] == list(model.answers.values())
     assert model.seen
-    for text, drafts in model.seen:
-        assert drafts == checkpoint(family).drafts(text, len(drafts)), f"after {len(text)} tokens"
+    for text, drafts, among in model.seen:
+        assert drafts == checkpoint(family).drafts(text, len(drafts), among), f"after {len(text)} tokens"
+    assert {among for _, _, among in model.seen} == {100, 256}
     counts = engine.planner.drafting.counts
     assert counts.accepted.total() > 0
     assert {True, False} == set(replayed), "decodes, and what was accepted"
+    assert model.followed > 2
 
 
 def greedy_answer(family: str, ask: Ask) -> list[int]:

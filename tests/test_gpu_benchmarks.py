@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from argparse import Namespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
+from benchmarks import drafts, mtp
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
 from tests import tiny_model
+from tests.test_mtp import checkpoint
 from weft import LLM
+from weft.kernels.cpu import following
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +88,25 @@ def test_a_part_that_fails_is_noted_and_the_next_runs() -> None:
                 raise ValueError("no room\nand more lines")
             done.parts += 1
     assert (done.parts, attempts.errors) == (2, {"bad": "ValueError: no room"})
+
+
+@pytest.mark.parametrize("benchmark", [drafts, mtp])
+def test_verification_is_measured_with_scripted_acceptance(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(checkpoint("qwen3_5, one layer").folder)
+    monkeypatch.setattr(following, "verify_drafts", following.verify_drafts)
+    monkeypatch.setattr(drafts, "machine", lambda device: {"device": device})
+    for name, value in {"PROMPT": 16, "ANSWER": 24, "BATCHES": (1, 2)}.items():
+        monkeypatch.setattr(drafts, name, value)
+    monkeypatch.setattr(mtp, "MODELS", {model: (1, 2)})
+    monkeypatch.setattr(benchmark, "warm_up", lambda *_, **__: None)
+    arguments = Namespace(quick=False, device="cpu", dtype="float32", memory="64MiB", here=None)
+    found = benchmark.measure(model, arguments)
+    assert (found["errors"], [each["rows"] for each in found["rows"]]) == ({}, [1, 2])
+    for each in found["rows"]:
+        for name in ("three waiting", "three") if benchmark is drafts else mtp.WAYS:
+            assert each[name] > 0
+            assert each[f"{name} accepted"] == pytest.approx(3.0, abs=0.5)
+        assert benchmark is drafts or each["mtp calls"] > 10
+    benchmark.show(model, found)

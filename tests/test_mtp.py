@@ -29,11 +29,14 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options
+from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
+from weft.engine.draft_model import Guesses
 from weft.engine.loop import Engine
 from weft.loading import chosen_draft
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
+from weft.models import mtp
 from weft.models.mtp import head_of
 from weft.models.weights import build, has_head, load_head, load_model
 from weft.runner.head import HeadRunner
@@ -69,14 +72,14 @@ class Checkpoint:
     head: dict[str, Tensor]
 
     @torch.no_grad()
-    def drafts(self, text: list[int], count: int) -> list[int]:
-        """Guess the tokens after a text of which the model has computed all but the last."""
+    def drafts(self, text: list[int], count: int, among: int | None = None) -> list[int]:
+        """Guess the tokens after a text of which the model has computed all but the last, `among` the first ones."""
         model = self.oracle.model
         states = model.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state[0]
         found: list[int] = []
         for _ in range(count):
             outputs = self.head_states(states, text[1:] + found)
-            found.append(int(model.lm_head(outputs[-1]).argmax()))
+            found.append(int(model.lm_head(outputs[-1])[:among].argmax()))
             # The next entry continues from the head's own output.
             states = torch.cat([states, outputs[-1:]])
         return found
@@ -245,20 +248,37 @@ class Recording(DraftHead):
 
     def __init__(self, *args: object, **more: object) -> None:
         super().__init__(*args, **more)
-        self.seen: list[tuple[list[int], list[int]]] = []
+        # Texts, their drafts, and how many tokens those were chosen from.
+        self.seen: list[tuple[list[int], list[int], int]] = []
+        self.followed = 0
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.random = Random(1)
 
-    def draft(self, rows):
-        found = super().draft(rows)
-        for seat, drafts in found.items():
-            sequence = rows[seat][0]
-            self.seen.append((sequence.tokens(0, sequence.length).tolist(), list(drafts)))
-            answer = self.answers.get(tuple(sequence.request.prompt.tolist()))
+    def begin(self, asked, flying=None):
+        texts = {seat: self.text(seat, sequence, flying) for seat, (sequence, _) in asked.items()}
+        found = super().begin(asked, flying)
+        if found is None:
+            return None
+        guesses, board = dict(found.tokens()), self.hidden.board.tokens
+        for seat, drafts in guesses.items():
+            text, prompt = texts[seat], asked[seat][0].request.prompt.tolist()
+            self.seen.append((text, list(drafts), self.frequent_tokens if self.frequent else self.vocab_size))
+            self.followed += flying is not None
+            answer = self.answers.get(tuple(prompt))
             if answer is not None:
-                known = answer[len(sequence.generated) :][: len(drafts)]
-                found[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
-        return found
+                known = answer[len(text) - len(prompt) :][: len(drafts)]
+                known += [3] * (len(drafts) - len(known))
+                guesses[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
+                board[seat, : len(drafts)] = torch.tensor(guesses[seat], dtype=board.dtype)
+        return Guesses(found.counts, lambda: guesses)
+
+    def text(self, seat, sequence, flying):
+        """What the guesses follow: what the host knows, and with drafts in flight what only the device knows."""
+        text = sequence.tokens(0, sequence.length).tolist()
+        if flying is None:
+            return text
+        board = self.hidden.board
+        return text + board.tokens[seat, : flying[seat] + 1 - int(board.refused[seat])].tolist()
 
 
 class Eager(SequenceDrafts):
@@ -277,6 +297,9 @@ class Drafts(Drafting):
     def choose(self, proposals, rows, most):
         return [len(proposal.worth) for proposal in proposals]
 
+    def follows(self, known, unknown, lost):
+        return True
+
 
 def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **settings: object) -> Engine:
     folder = checkpoint(family).folder
@@ -288,7 +311,8 @@ def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **se
     runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(4, 1000, head.width, torch.float32)
     runner.use = KeepsStates(hidden)
     ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
-    drafter = Recording(hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), 256, 96, True)
+    parts = (hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), 256, 96, True)
+    drafter = Recording(*parts, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
 
@@ -297,8 +321,8 @@ def check_drafts(engine: Engine, family: str, least: int) -> None:
     seen = engine.planner.drafts.model.seen
     assert len(seen) >= least
     # Each takes a whole run of the public implementation.
-    for text, drafts in seen[:: -(-len(seen) // 12)]:
-        assert drafts == checkpoint(family).drafts(text, len(drafts)), f"after {len(text)} tokens"
+    for text, drafts, among in seen[:: -(-len(seen) // 12)]:
+        assert drafts == checkpoint(family).drafts(text, len(drafts), among), f"after {len(text)} tokens"
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(each, marks=pytest.mark.slow) for each in LARGER)])
@@ -323,6 +347,40 @@ def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: st
     assert counts.accepted.total() > 20
     assert counts.proposed.total() - counts.accepted.total() > 5
     check_drafts(engine, family, least=20)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.slow)])
+def test_guesses_follow_drafts_in_flight(family: str) -> None:
+    asks = [Ask(tokens(70 + 9 * n, n), greedy(60) if n else seeded(60, 3)) for n in range(3)]
+    wanted = serve(engine_of(family), asks)
+    engine = engine_of(family, depth=1)
+    head = engine.planner.drafts.model
+    head.answers = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted)}
+    assert [answer.tokens for answer in serve(engine, asks)] == [answer.tokens for answer in wanted]
+    counts = engine.planner.drafting.counts
+    assert counts.accepted.total() > 80
+    assert counts.proposed.total() - counts.accepted.total() > 20
+    assert head.followed > 40
+    check_drafts(engine, family, least=50)
+
+
+def test_guesses_are_frequent_tokens_where_the_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mtp, "FREQUENT", 100)
+    monkeypatch.setattr(draft_head, "RARE_MEMORY", 2)
+    asks = [Ask(tokens(40, 1), greedy(40))]
+    engine = engine_of("qwen3_5")
+    head = engine.planner.drafts.model
+    [answer] = serve(engine, asks)
+    logits = checkpoint("qwen3_5").oracle.logits(asks[0].prompt + answer.tokens)[39:-1]
+    assert logits.argmax(-1).tolist() == answer.tokens
+    rare = [token >= 100 for token in answer.tokens]
+    assert 0 < sum(rare) < 40
+    check_drafts(engine, "qwen3_5", least=20)
+    assert {among for _, _, among in head.seen} == {100, 256}
+    for text, _, among in head.seen[3:]:
+        recent = [token >= 100 for token in text[-12:]]
+        assert among == 256 or not all(recent)
+        assert among == 100 or any(recent)
 
 
 def test_after_a_hit_drafts_are_those_of_a_cold_run_and_never_from_another_salt() -> None:

@@ -18,11 +18,12 @@ from tests import (
     test_drafts_of_grammars,
     test_drafts_of_models,
     test_following,
+    test_head_following,
     test_hidden_states,
     test_mtp,
     test_suffixes,
 )
-from weft.engine import loop, planner
+from weft.engine import draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
@@ -56,6 +57,11 @@ def random_workloads() -> None:
 def following_workloads() -> None:
     for seed in range(SEEDS):
         test_following.run_following(seed)
+
+
+def head_workloads() -> None:
+    for seed in range(SEEDS):
+        test_head_following.run_head(seed)
 
 
 def plant(check: Callable[[], None], slow: bool = False) -> Callable[[Callable[[Patch], None]], None]:
@@ -250,8 +256,62 @@ def the_draft_model_keeps_guesses_that_were_refused(patch: Patch) -> None:
 
 @plant(partial(test_mtp.test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right, "qwen3_5"), slow=True)
 def the_head_keeps_an_entry_of_its_own_guess(patch: Patch) -> None:
-    original = DraftHead.settle
-    patch.setattr(DraftHead, "settle", lambda self, seat, accepted: original(self, seat, accepted + 1))
+    original = DraftHead.kept
+    patch.setattr(DraftHead, "kept", lambda self, row, accepted: original(self, row, accepted) + 1)
+
+
+@plant(head_workloads)
+def the_target_is_told_the_guesses_of_a_neighbour(patch: Patch) -> None:
+    original = draft_rows._tokens_of
+
+    def other(guesses, seat):
+        own, others = original(guesses, seat), [t for s, t in guesses.tokens().items() if s != seat]
+        return next((tokens for tokens in others if len(tokens) == len(own)), own)
+
+    patch.setattr(draft_rows, "_tokens_of", other)
+
+
+@plant(head_workloads)
+def the_target_is_told_the_guesses_of_the_step_before(patch: Patch) -> None:
+    original, before = draft_rows._tokens_of, dict[int, tuple[int, ...]]()
+
+    def late(guesses, seat):
+        now = original(guesses, seat)
+        last, before[seat] = before.get(seat, now), now
+        return last if len(last) == len(now) else now
+
+    patch.setattr(draft_rows, "_tokens_of", late)
+
+
+@plant(head_workloads)
+def the_head_keeps_entries_after_drafts_that_were_refused(patch: Patch) -> None:
+    patch.setattr(DraftHead, "kept", lambda self, row, accepted: self.known(row.sequence))
+
+
+@plant(head_workloads)
+def hidden_states_of_a_row_that_was_moved_are_read_where_it_was_planned(patch: Patch) -> None:
+    original = HiddenStates.move
+
+    def forgetful(self, seat, refused):
+        original(self, seat, refused)
+        self._moved[seat] -= refused
+
+    patch.setattr(HiddenStates, "move", forgetful)
+
+
+@plant(test_head_following.test_guesses_follow_drafts_in_flight)
+def hidden_states_are_lost_where_drafts_were_refused(patch: Patch) -> None:
+    patch.setattr(HiddenStates, "move", lambda self, seat, refused: None)
+
+
+@plant(head_workloads)
+def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
+    original = DraftModel._launch
+
+    def blind(self, seat, start, end, ahead, tokens, samples):
+        return original(self, seat, start, end, ahead if tokens is not None else 0 * ahead, tokens, samples)
+
+    patch.setattr(DraftModel, "_launch", blind)
 
 
 @plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)

@@ -32,6 +32,7 @@ from weft.models.dtypes import choose_dtype
 from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
 from weft.models.sharding import Shard
 from weft.models.weights import build, find_checkpoint, has_head, load_model
 from weft.runner.cuda.compiling import compile_once, warm_mixers
@@ -152,7 +153,9 @@ class Loaded:
         executor = self.draft.runner(config, self.device, hidden, threads, progress)
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
-        return DraftHead(hidden, ledger, executor, vocab_size, step, config.paranoid)
+        assert isinstance(model, MtpHead)
+        parts = (hidden, ledger, executor, vocab_size, step, config.paranoid)
+        return DraftHead(*parts, frequent_tokens=model.frequent)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""

@@ -46,8 +46,27 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
     )
 
 
+def read_guesses(plan: Plan, refused: Ints, guesses: Ints) -> Plan:
+    """Return the plan with the tokens that are only on the device: the first ones of its rows' lines [rows, most].
+
+    Rows of a head end `refused` [rows] positions earlier if they have a token for every draft in flight.
+    """
+    if not len(plan.guessed):
+        return plan
+    cut = np.where(plan.ahead > 0, refused, 0) if len(plan.ahead) else np.zeros(plan.rows, np.int32)
+    lengths = plan.end - plan.start
+    ends, tokens = np.cumsum(lengths), []
+    for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
+        count, known = int(plan.guessed[row]), plan.tokens[end - length : end - int(plan.guessed[row])]
+        tokens += [known, guesses[row, : count - int(cut[row])]]
+    packed = np.concatenate(tokens).astype(np.int32)
+    return replace(plan, end=plan.end - cut.astype(np.int32), tokens=packed, guessed=NOTHING, ahead=NOTHING)
+
+
 def _moved_tokens(plan: Plan, moved: Ints) -> Ints:
     """Return the tokens of all rows. The guesses of a row move, its first token comes from the board."""
+    if not len(plan.drafts):
+        return plan.tokens
     tokens = plan.tokens.copy()
     first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
     for row in np.flatnonzero(moved).tolist():

@@ -140,6 +140,14 @@ class Plan(Frozen):
     early_slot: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [rows]
     # Guesses of the tokens before the row's drafts, which take their place if it starts earlier: the last ones count.
     early_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [rows, positions]
+    # [rows] how many of the row's last tokens are only on the device: guesses of an MTP head that have not landed, or,
+    # in its own plans, what the model has chosen. `tokens` has zeros there. Empty: none in the whole step.
+    guessed: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [rows] drafts of the row's sequence in the flight before, in plans of a head: the row has a token for each of
+    # them, and ends as many positions before `end` as wrong ones are found there. Empty: all rows end where they say.
+    ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # In plans of a head: whether guesses are chosen among the first tokens of the vocabulary only, the frequent ones.
+    frequent: bool = False
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)

@@ -117,6 +117,7 @@ def assemble(
         behind=behind,
         early_slot=early_slot,
         early_tokens=early_tokens,
+        guessed=_guessed(draft_counts, drafts),
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
@@ -185,6 +186,16 @@ def _samples(
 def _draft_counts(others: int, counts: list[int]) -> Ints:
     """Return the drafts of each row: `others` rows have none. Empty, if no row has any."""
     return np.array([0] * others + counts, np.int32) if counts else np.zeros(0, np.int32)
+
+
+def _guessed(counts: Ints, drafts: dict[int, Proposal]) -> Ints:
+    """Return how many drafts of each row only the device knows. Empty, if it knows none of them alone."""
+    rows = [row for row, proposal in drafts.items() if proposal.landing is not None]
+    if not rows:
+        return np.zeros(0, np.int32)
+    guessed = np.zeros_like(counts)
+    guessed[rows] = counts[rows]
+    return guessed
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:

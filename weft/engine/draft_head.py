@@ -10,22 +10,32 @@ token 64 is known, and sequences that share it may differ there.
 
 Entries of guesses are made of the head's own output. They are undone at once, also if the guess is right: then the
 target has computed the hidden state that belongs there.
+
+With `k` drafts of a row in flight, the head reads what the flight leaves on the device: a hidden state and a chosen
+token for each of them, and one more. Its row has `k + 1` tokens and ends where the first wrong draft is, which the host
+learns at the landing; then it is settled.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 import numpy as np
 
 from weft.base.plan import Ints
-from weft.engine.draft_model import DraftModel, KnownRows, Longs, Open
+from weft.engine.device import FollowingDevice
+from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
 
 # Positions that wait for the head before it reads them without guessing: it then computes many at once.
 FOLLOWED_AT_ONCE = 64
+# Guesses are chosen among the frequent tokens as long as fewer than this share of about so many tokens are others.
+# Reading the whole output head takes a sixth of a step of Qwen3.5-9B, and with an eighth of the tokens out of reach,
+# three drafts of which 0.81 are right become 0.71: 14 % fewer tokens.
+RARE_SHARE, RARE_MEMORY = 1 / 8, 64
 
 
 class UnreadStates(Protocol):
@@ -35,6 +45,8 @@ class UnreadStates(Protocol):
     end: Longs
 
     def drop(self, seats: Longs, before: Longs) -> None: ...
+
+    def move(self, seat: int, refused: int) -> None: ...
 
     def forget(self, seat: int) -> None: ...
 
@@ -46,12 +58,18 @@ class DraftHead(DraftModel):
     """
 
     name = "mtp"
+    stays = True
 
-    def __init__(self, hidden: UnreadStates, *args: Any, **more: Any) -> None:
+    def __init__(self, hidden: UnreadStates, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
+        # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.
+        self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
+        self._rare = 0.0
         # By seat: whether hidden states are missing, for as long as its sequence runs.
         self._lost = np.zeros(len(self.ledger.planned), np.bool_)
+        # By seat: drafts in flight when it was called last.
+        self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
     def known(self, sequence: Sequence) -> int:
         return sequence.length - 1
@@ -99,12 +117,53 @@ class DraftHead(DraftModel):
         self.hidden.drop(seats[there], start[there])
         return np.where(there, np.minimum(self.hidden.end[seats], known), start)
 
-    def landed(self, rows: KnownRows) -> None:
-        for seat in rows.seat.tolist():
+    def begin(
+        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+    ) -> Guesses | None:
+        if self.frequent_tokens < self.vocab_size and asked:
+            # The last token of each row that the host knows.
+            rare = sum(int(s.tokens(s.length - 1, s.length)[0]) >= self.frequent_tokens for s, _ in asked.values())
+            self._rare += (rare - self._rare * len(asked)) / (len(asked) + RARE_MEMORY)
+            self.frequent = self._rare < RARE_SHARE
+        return super().begin(asked, flying)
+
+    def _rows(
+        self, seats: SequenceOf[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+    ) -> KnownRows | None:
+        if flying is None:
+            return self._known_rows(list(seats), asked)
+        seat, ahead = np.array(seats, np.int64), np.array([flying[each] for each in seats], np.int64)
+        known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
+        guesses = np.array([asked[each][1] for each in seats], np.int64)
+        end = known + ahead + 1
+        # The flight writes the states that follow the last entry. Otherwise the row waits for its landing.
+        there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known) & ~self._lost[seat]
+        there &= self.hidden.end[seat] == end
+        rows = KnownRows(seat, known, end, guesses, np.zeros(int((ahead + 1).sum()), np.int32), ahead).choose(there)
+        count = len(rows.seat)
+        if not count or not isinstance(self.executor, FollowingDevice):
+            return None
+        return rows if self.executor.follows(0, count, len(rows.tokens)) else None
+
+    def launched(self, rows: KnownRows) -> None:
+        """Undo all guesses. Rows with drafts in flight are settled at their next call, when the host knows the tokens."""
+        self._ahead[rows.seat] = rows.ahead
+        for seat in rows.seat[rows.ahead == 0].tolist():
             self.settle(seat, 0)
         self.hidden.drop(rows.seat, rows.end)
+
+    def verified(self, seat: int, drafter: str, accepted: int) -> None:
+        """Take note of where a row ends, and let hidden states after it have the positions where they really are."""
+        if self._ahead[seat]:
+            self._right[seat] = accepted
+            self.hidden.move(seat, int(self._ahead[seat]) - accepted)
+            self._ahead[seat] = 0
+
+    def kept(self, row: Open, accepted: int) -> int:
+        # Some of the tokens are not known if the sequence was aborted.
+        return min(super().kept(row, accepted), self.known(row.sequence))
 
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)
         self.hidden.forget(seat)
-        self._lost[seat] = False
+        self._lost[seat], self._ahead[seat] = False, 0

@@ -11,7 +11,7 @@ a cursor, as in the target. Rows that stay inside their cell need no grant, as i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -50,10 +50,28 @@ class KnownRows:
     end: Longs
     guesses: Longs  # 0: known tokens only
     tokens: Ints  # of all rows, packed
+    # Drafts in flight. With some, a row's tokens are those that the flight chooses: the device ends it where they do.
+    ahead: Longs
 
     def choose(self, rows: NDArray[np.bool_]) -> KnownRows:
         kept = np.repeat(rows, self.end - self.start)
-        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], self.tokens[kept])
+        tokens, ahead = self.tokens[kept], self.ahead[rows]
+        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, ahead)
+
+
+class Guesses:
+    """Guesses of a call, by the number that each seat has. They need not have landed."""
+
+    def __init__(self, counts: dict[int, int], land: Callable[[], dict[int, tuple[int, ...]]]) -> None:
+        self.counts = counts
+        self._land = land
+        self._tokens: dict[int, tuple[int, ...]] | None = None
+
+    def tokens(self) -> dict[int, tuple[int, ...]]:
+        """Return the guesses by seat. Waits for their landing."""
+        if self._tokens is None:
+            self._tokens = self._land()
+        return self._tokens
 
 
 class DraftModel:
@@ -63,6 +81,10 @@ class DraftModel:
     """
 
     name = "model"
+    # Whether the target can read guesses on the device, and they can follow drafts in flight.
+    stays = False
+    # Whether guesses of the present call are chosen among the frequent tokens only.
+    frequent = False
 
     def __init__(
         self, ledger: Ledger, device: Device, vocab_size: int, tokens_per_step: int, paranoid: bool = False
@@ -76,6 +98,8 @@ class DraftModel:
         # By seat: where the guesses of its last call begin, and whether that call is not settled yet.
         self._certain = np.zeros(len(ledger.planned), np.int64)
         self._unsettled = np.zeros(len(ledger.planned), np.bool_)
+        # By seat: how many tokens after the certain ones are right, as far as is known.
+        self._right = np.zeros(len(ledger.planned), np.int64)
         self._number = 0
 
     # verbs of the planner -------------------------------------------------------------------------------------------
@@ -86,17 +110,29 @@ class DraftModel:
         A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
         row that is asked for 0 guesses has any.
         """
+        found = self.begin(asked)
+        return {} if found is None else {seat: self._in_vocabulary(tokens) for seat, tokens in found.tokens().items()}
+
+    def begin(
+        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+    ) -> Guesses | None:
+        """Launch what `draft` returns. With drafts in flight, of which there are `flying`, guess what follows them."""
         seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
         for seat in seats:
-            # Guesses that were not verified, because their row had no room in the target's step.
-            self.settle(seat, 0)
-        rows = self._known_rows(seats, asked) if seats else None
+            # If they were not verified, because their row had no room in the target's step, no guess is right.
+            self.settle(seat, int(self._right[seat]))
+        rows = self._rows(seats, asked, flying) if seats else None
         rows = None if rows is None else self._advance(rows)
         if rows is None:
-            return {}
+            return None
         found = self._decode(rows)
-        self.landed(rows)
-        return {seat: self._in_vocabulary(tokens) for seat, tokens in found.items()}
+        self.launched(rows)
+        return found
+
+    def verified(self, seat: int, drafter: str, accepted: int) -> None:
+        """Take note of how many drafts of a seat were right."""
+        if drafter == self.name:
+            self.settle(seat, accepted)
 
     def settle(self, seat: int, accepted: int) -> None:
         """Keep the first `accepted` guesses of a seat, and undo the others."""
@@ -104,7 +140,7 @@ class DraftModel:
             return
         self._unsettled[seat] = False
         row, ledger = self._open[seat], self.ledger
-        end = min(int(self._certain[seat]) + accepted, int(ledger.planned[seat]))
+        end = min(self.kept(row, accepted), int(ledger.planned[seat]))
         if row.grant is None:
             ledger.computed[seat] = ledger.planned[seat] = end
             return
@@ -117,7 +153,7 @@ class DraftModel:
         row = self._open.get(seat)
         if row is None:
             return
-        self.settle(seat, 0)
+        self.settle(seat, int(self._right[seat]))
         row.lease.returns = returns
         self.ledger.close(row.lease)
         del self._open[seat]
@@ -151,7 +187,11 @@ class DraftModel:
         """Extend the keys of a row to the cells before a position."""
         row.sequence.name_cells(end // self.ledger.cell)
 
-    def landed(self, rows: KnownRows) -> None:
+    def kept(self, row: Open, accepted: int) -> int:
+        """Return where a row ends of which so many guesses were accepted."""
+        return int(self._certain[row.lease.seat]) + accepted
+
+    def launched(self, rows: KnownRows) -> None:
         """Settle rows without guesses; those with guesses are settled when they are verified."""
         for seat in rows.seat[rows.guesses == 0].tolist():
             self.settle(seat, 0)
@@ -167,6 +207,12 @@ class DraftModel:
         self._open[seat] = Open(sequence, keys, lease)
         return self._open[seat]
 
+    def _rows(
+        self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+    ) -> KnownRows | None:
+        """Return the rows of a call, if there are any."""
+        return self._known_rows(seats, asked) if flying is None else None
+
     def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]]) -> KnownRows | None:
         """Return the known tokens of rows that are to be computed now, if there are any."""
         seat = np.array(seats, np.int64)
@@ -180,7 +226,8 @@ class DraftModel:
         spans = zip(behind.tolist(), start[behind].tolist(), end[behind].tolist(), strict=True)
         tokens = [self.inputs(asked[seats[row]][0], first, last) for row, first, last in spans]
         guesses = np.where(end == known, guesses, 0)
-        rows = KnownRows(seat[behind], start[behind], end[behind], guesses[behind], np.concatenate(tokens))
+        packed, none = np.concatenate(tokens), np.zeros(len(behind), np.int64)
+        rows = KnownRows(seat[behind], start[behind], end[behind], guesses[behind], packed, none)
         if int(rows.tokens.max()) < self.vocab_size:
             return rows
         familiar = np.array([int(each.max()) < self.vocab_size for each in tokens])
@@ -209,8 +256,8 @@ class DraftModel:
         granted = []
         for row in np.flatnonzero(needy).tolist():
             opened = self._open[int(rows.seat[row])]
-            start, end = int(rows.start[row]), int(rows.end[row])
-            opened.grant = ledger.advance(opened.lease, start + int(tokens[row]), certain=end)
+            start, certain = int(rows.start[row]), int(rows.end[row] - rows.ahead[row])
+            opened.grant = ledger.advance(opened.lease, start + int(tokens[row]), certain=certain)
             if opened.grant is not None:
                 needy[row] = False
                 granted.append(opened)
@@ -219,37 +266,45 @@ class DraftModel:
             each.grant = each.lease.pending[-1]
         if needy.any():
             rows = rows.choose(~needy)
-        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end, True
+        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
+        self._right[rows.seat] = 0
         return rows if len(rows.seat) else None
 
     # flights --------------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: KnownRows) -> dict[int, tuple[int, ...]]:
-        """Compute the known tokens of all rows, then guess by guess. All flights are launched before one lands.
-
-        Without guesses nothing lands: what reads the results is launched later.
-        """
+    def _decode(self, rows: KnownRows) -> Guesses | None:
+        """Compute the known tokens of all rows, then guess by guess. None lands here."""
         # Rows of one token come first.
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
         samples = rows.guesses[order] > 0
-        flights = [self._launch(rows.seat[order], rows.start[order], rows.end[order], _packed(rows, order), samples)]
+        known = (rows.seat[order], rows.start[order], rows.end[order], rows.ahead[order])
+        flights = [self._launch(*known, _packed(rows, order), samples)]
         if not samples.any():
-            return {}
+            return None
         guessing = [order[samples]]
         for number in range(1, int(rows.guesses.max())):
             some = np.flatnonzero(rows.guesses > number)
             start = rows.end[some] + number - 1
-            flights.append(self._launch(rows.seat[some], start, start + 1, None, np.ones(len(some), np.bool_)))
+            every = np.ones(len(some), np.bool_)
+            flights.append(self._launch(rows.seat[some], start, start + 1, rows.ahead[some], None, every))
             guessing.append(some)
-        tokens = np.zeros((len(rows.seat), len(flights)), np.int64)
-        for number, (some, flight) in enumerate(zip(guessing, flights, strict=True)):
-            tokens[some, number] = self.executor.land(flight).tokens
-        found = zip(rows.seat.tolist(), rows.guesses.tolist(), tokens.tolist(), strict=True)
-        return {seat: tuple(guesses[:count]) for seat, count, guesses in found if count}
 
-    def _launch(self, seat: Longs, start: Longs, end: Longs, tokens: Ints | None, samples: NDArray[np.bool_]) -> object:
+        def land() -> dict[int, tuple[int, ...]]:
+            tokens = np.zeros((len(rows.seat), len(flights)), np.int64)
+            for number, (some, flight) in enumerate(zip(guessing, flights, strict=True)):
+                tokens[some, number] = self.executor.land(flight).tokens
+            found = zip(rows.seat.tolist(), rows.guesses.tolist(), tokens.tolist(), strict=True)
+            return {seat: tuple(guesses[:count]) for seat, count, guesses in found if count}
+
+        counts = zip(rows.seat.tolist(), rows.guesses.tolist(), strict=True)
+        return Guesses({seat: count for seat, count in counts if count}, land)
+
+    def _launch(
+        self, seat: Longs, start: Longs, end: Longs, ahead: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
+    ) -> object:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
         self._number += 1
+        flying, on_board = ahead.astype(np.int32), tokens is None
         page_table, window_table, window_first = page_tables(self.ledger, seat, start, end)
         sampled, none = np.flatnonzero(samples).astype(np.int32), np.zeros(0, np.int32)
         grants = [
@@ -277,6 +332,11 @@ class DraftModel:
             score_token=none,
             score_top=0,
             poison=drain(self.ledger.arena.freed),
+            behind=flying if on_board and flying.any() else none,
+            early_slot=np.zeros_like(flying) if on_board and flying.any() else none,
+            ahead=none if on_board or not flying.any() else flying,
+            frequent=self.frequent,
+            guessed=none if on_board or not flying.any() else np.where(flying > 0, flying + 1, 0).astype(np.int32),
         )
         if self.paranoid:
             check_plan(plan, self.ledger)

@@ -6,13 +6,14 @@ and its steps are planned as if there were none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.draft_model import DraftModel
+from weft.engine.draft_model import DraftModel, Guesses
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.speculate.drafting import Drafting, Proposal
@@ -78,11 +79,22 @@ class DraftRows:
         found: NDArray[np.bool_] = self._wakes[seats] > number
         return found
 
+    @property
+    def follow(self) -> bool:
+        """Return whether drafts can follow others in flight. A draft model must know the tokens that it continues."""
+        return self.model is None or self.model.stays
+
     def choose(
-        self, rows: Mapping[int, Candidate], count: int, room: int, number: int
+        self,
+        rows: Mapping[int, Candidate],
+        count: int,
+        room: int,
+        number: int,
+        fits: Callable[[int, int], bool],
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
+        `fits` tells of some rows with so many drafts whether the device can supply what the host does not know.
         `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
@@ -97,34 +109,54 @@ class DraftRows:
             lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
         wanted = {seat: p.first(length) for (seat, p), length in zip(offered.items(), lengths, strict=True) if length}
         together = len(wanted) >= LAND_FIRST_SHARE * count
-        late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not rows[s].follows}
+        late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not self._follows(rows[s], p)}
         held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         for seat in offered.keys() - chosen.keys() - held:
             self._sleep(seat, rows[seat].sequence, number)
-        return self._decode(chosen, rows), held
+        fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
+        if not fitting:
+            chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
+        return self._decode(chosen, rows, fitting), held
 
-    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
-        """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out."""
+    def _follows(self, row: Candidate, proposal: Proposal) -> bool:
+        """Return whether a row may have these drafts while others are in flight. Besides a head, only the head's."""
+        return row.follows and (self.model is None or (bool(row.flying) and not proposal.tokens))
+
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool) -> dict[int, Proposal]:
+        """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out.
+
+        If the device can supply them, they need not land before the step is launched.
+        """
+        model = self.model
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
-        if not wanted or self.model is None:
+        if not wanted or model is None:
             return chosen
-        found = self.model.draft(wanted)
-        for seat, (sequence, _) in wanted.items():
-            tokens, constraint = found.get(seat, ()), sequence.constraint
-            if tokens and constraint is not None:
-                tokens = tokens[: len(constraint.masks_along(tokens))]
-            chosen[seat] = chosen[seat].with_tokens(tokens)
-        return {seat: proposal for seat, proposal in chosen.items() if proposal.tokens}
+        flying = {seat: flies for seat in wanted if (flies := rows[seat].flying) is not None}
+        known = {seat: row for seat, row in wanted.items() if seat not in flying}
+        stay = fitting and model.stays and not any(self.sampling.looks_back[seat] for seat in known)
+        found = dict.fromkeys(wanted, 0)
+        calls = [model.begin({seat: wanted[seat] for seat in flying}, flying)] if flying else []
+        calls += [model.begin(known)] if known and stay else []
+        for guesses in filter(None, calls):
+            for seat, count in guesses.counts.items():
+                chosen[seat], found[seat] = chosen[seat].on_device(count, partial(_tokens_of, guesses, seat)), count
+        if known and not stay:
+            for seat, tokens in model.draft(known).items():
+                constraint = known[seat][0].constraint
+                if constraint is not None:
+                    tokens = tokens[: len(constraint.masks_along(tokens))]
+                chosen[seat], found[seat] = chosen[seat].with_tokens(tokens), len(tokens)
+        return {seat: proposal for seat, proposal in chosen.items() if found.get(seat, 1)}
 
     def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
         """Return what each row proposes for the step after its last landing."""
         offered = {}
         for seat, row in rows.items():
-            ahead = row.flying + 1 if row.follows and row.flying is not None else 0
+            ahead = row.flying + 1 if row.follows and row.flying is not None and self.model is None else 0
             proposal = self._propose(seat, row.sequence, row.left, ahead)
-            if proposal is not None and row.flying is not None:
+            if proposal is not None and row.flying is not None and (proposal.tokens or self.model is None):
                 proposal = proposal.later(row.flying)
             if proposal is not None and proposal.worth and row.sequence.drafting is not None:
                 offered[seat] = row.sequence.drafting.bound(proposal)
@@ -178,8 +210,8 @@ class DraftRows:
 
     def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
         """Decide when the row of a landed flight drafts again; `number` is the last plan made."""
-        if self.model is not None and proposal.drafter == self.model.name:
-            self.model.settle(seat, accepted)
+        if self.model is not None:
+            self.model.verified(seat, proposal.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
             self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
             if accepted == len(proposal.tokens):
@@ -200,6 +232,13 @@ class DraftRows:
             proposal = self._drafted.get(sequence.seat)
             if proposal is not None and sequence.drafting is not None:
                 after, along = sequence.drafting.outlook(proposal)
+                if self.model is not None:
+                    # A drafter on the device knows what it continues.
+                    along = after
                 known += after
                 unknown += -1.0 if self.sampling.looks_back[sequence.seat] else along
         return not self.drafting.follows(known, unknown, lost)
+
+
+def _tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:
+    return guesses.tokens()[seat]

@@ -14,7 +14,7 @@ from weft.engine.events import Top
 from weft.engine.planner import Planner
 from weft.engine.seat_sampling import stacked
 from weft.memory.ledger import Ledger
-from weft.speculate.drafting import Drafting
+from weft.speculate.drafting import Drafting, Proposal
 
 # A mask that allows the first tokens of the vocabulary.
 ANYTHING = np.full(1, -1, np.int32)
@@ -55,16 +55,20 @@ def undo_refused(step: PlannedStep, verified: dict[int, int], ledger: Ledger, pl
 
 
 def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
-    """Return a landed step whose rows start where the drafts before them turned out to end."""
+    """Return a landed step with all its drafts, whose rows start where the drafts before them turned out to end."""
     plan = step.plan
     if not len(plan.behind):
-        return step
+        return replace(step, drafts=_landed(step.drafts)) if len(plan.guessed) else step
     behind = np.flatnonzero(plan.behind)
     refused = np.where(plan.behind > 0, plan.start - ledger.computed[plan.seat], 0)
     drafts = {row: proposal.moved(int(refused[row])) for row, proposal in step.drafts.items()}
     # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
     void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)
-    return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=drafts, void=void)
+    return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
+
+
+def _landed(drafts: dict[int, Proposal]) -> dict[int, Proposal]:
+    return {row: proposal.landed() for row, proposal in drafts.items()}
 
 
 def note_verified(step: PlannedStep, verified: dict[int, int], planner: Planner) -> None:

@@ -167,10 +167,9 @@ class Planner:
 
     @property
     def follows(self) -> bool:
-        """Return whether rows of the next step may follow drafts in flight. Not beside prompts, and not with a draft
-        model, which must know the tokens that it continues."""
+        """Return whether rows of the next step may follow drafts in flight. Not beside prompts."""
         has_prompts = bool(self.prefilling or (len(self.queue) and self._free_seats))
-        return self.following is not None and not has_prompts and self.drafts.model is None
+        return self.following is not None and not has_prompts and self.drafts.follow
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seats with drafts in flight that may be followed by a row with drafts."""
@@ -201,20 +200,17 @@ class Planner:
             for seat, left, flies, drafts, can in facts
             if (sequence := self.by_seat[seat]) is not None
         }
-        chosen, held = self.drafts.choose(found, count, room, self.number)
+        chosen, held = self.drafts.choose(found, count, room, self.number, partial(self._fits_device, count))
         if not chosen and not held:
             return chosen, seats
         rows.following = {seat: flying for seat in chosen if (flying := found[seat].flying) is not None}
-        if rows.following and not self._fits_device(chosen, count):
-            chosen = {seat: proposal for seat, proposal in chosen.items() if seat not in rows.following}
-            rows.following = {}
         return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
 
-    def _fits_device(self, chosen: dict[int, Proposal], rows: int) -> bool:
+    def _fits_device(self, rows: int, drafting: int, drafts: int) -> bool:
         """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
-        assert self.following is not None
-        drafts = sum(len(proposal.tokens) for proposal in chosen.values())
-        return self.following.follows(rows - len(chosen), len(chosen), len(chosen) + drafts)
+        if not self.follows or self.following is None:
+            return False
+        return self.following.follows(rows - drafting, drafting, drafting + drafts)
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""

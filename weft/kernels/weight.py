@@ -27,6 +27,12 @@ class Weight:
     def for_few(self) -> Float[Tensor, "*layout"]:
         return self.matrix if self.few is None else self.few
 
+    def first(self, outputs: int) -> Weight | None:
+        """Return the part of the first outputs, without a copy; None if another layout is prepared."""
+        if self.size is not None or self.few is not None:
+            return None
+        return Weight(self.matrix[:outputs], None if self.bias is None else self.bias[:outputs])
+
     @property
     def outputs(self) -> int:
         return self.matrix.shape[0] if self.size is None else self.size

@@ -113,6 +113,12 @@ class DecoderModel(CausalModel):
         head = self.model.embed_tokens.scores if self.lm_head is None else self.lm_head.forward
         return batch.operations.gather_ranks(head(hidden, batch), self.vocab_size)
 
+    def first_logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch, count: int) -> Float[Tensor, "n count"]:
+        """Return the logits of the first tokens of the vocabulary. Where it can, it reads no others' weights."""
+        head = self.model.embed_tokens.head_weights if self.lm_head is None else self.lm_head.weights
+        first = head.first(count)
+        return self.logits(hidden, batch)[:, :count] if first is None else batch.operations.linear(hidden, first)
+
 
 def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> AttentionShape:
     """Return the attention sizes that every configuration has, with a family's additions."""

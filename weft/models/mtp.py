@@ -28,6 +28,8 @@ from weft.models.nemotron_h import attention as nemotron_attention
 from weft.models.qwen3_next import Qwen3Next, attention, mlp
 from weft.models.registry import family_of
 
+# Tokens that guesses are chosen from where text consists of them. A guess then reads a part of the output head.
+FREQUENT = 1 << 16
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
@@ -52,8 +54,17 @@ class MtpHead(CausalModel):
         """Return the head's final states for the batch's tokens, each with the hidden state of the token before it."""
         raise NotImplementedError
 
+    @property
+    def frequent(self) -> int:
+        """The number of tokens that most text consists of: the first ones, as merges are numbered by frequency."""
+        return FREQUENT if self.vocab_size >= 2 * FREQUENT else self.vocab_size
+
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         return self.base.logits(hidden, batch)
+
+    def frequent_logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n frequent"]:
+        """Return the logits of the frequent tokens."""
+        return self.base.first_logits(hidden, batch, self.frequent)
 
 
 class Predictor(nn.Module):

@@ -14,8 +14,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.base.config import MOST_DRAFTS
 from weft.base.grid import cells_covering
 from weft.base.plan import Ints, Plan
+from weft.kernels.following import DraftSamples
 from weft.kernels.interface import Batch
 from weft.kernels.rows import Longs, ranges
 from weft.memory.device.store import View
@@ -27,11 +29,41 @@ BLOCK = 16
 BLOCKS_OF_A_SEAT = 6
 
 
+class GuessBoard:
+    """What follows the last token of a seat that the host knows, on the device: `tokens` [seats + 1, most].
+
+    First what its last verification chose, of which all after the first `refused` ones do not count, then what the head
+    guesses after it. The last line is that of padding.
+    """
+
+    def __init__(self, seats: int, device: torch.device | str) -> None:
+        self.tokens = torch.zeros(seats + 1, MOST_DRAFTS + 1, dtype=torch.int32, device=device)
+        self.refused, self.guesses = (torch.zeros(seats + 1, dtype=torch.int32, device=device) for _ in range(2))
+        self._place = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=device)
+
+    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
+        """Keep the samples of rows with drafts, and how many drafts were wrong. Lines of other rows are overwritten."""
+        place = rows.sample[:, None] + self._place
+        self.tokens[rows.seat] = tokens[place.clamp(max=len(tokens) - 1)].to(self.tokens.dtype)
+        self.refused[rows.seat] = refused[rows.seat]
+
+    def guessed(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
+        """Keep a guess of each seat: the first one, or if it `continues` the next one."""
+        place = (self.guesses[seat] + 1) * continues
+        self.guesses[seat] = place
+        self.tokens[seat, place] = tokens.to(self.tokens.dtype)
+
+    def read(self, ids: Int[Tensor, " tokens"], place: Int[Tensor, " tokens"]) -> None:
+        """Replace the tokens that have a place on the board; that of others is negative."""
+        ids.copy_(torch.where(place < 0, ids, self.tokens.view(-1)[place.clamp(min=0)].to(ids.dtype)))
+
+
 class HiddenStates:
     """A seat keeps one interval of positions, [first, end).
 
     What a step writes replaces everything from its first position on, so states of wrong drafts are gone when the next
-    step writes. Beyond `most` positions, or without a free block, a seat loses all of them.
+    step writes. Beyond `most` positions, or without a free block, a seat loses all of them. A row that follows drafts
+    in flight has lines for the positions of its plan, until `move` says where it started.
     """
 
     def __init__(
@@ -48,6 +80,9 @@ class HiddenStates:
         self._limit = np.zeros(seats, np.int64)
         self._blocks = np.zeros((seats, blocks), np.int32)
         self._free = list(range(blocks))
+        # By seat: how many positions lower its blocks are numbered than when they were written.
+        self._moved = np.zeros(seats, np.int64)
+        self.board = GuessBoard(seats, device)
 
     # on the host ------------------------------------------------------------------------------------------------------
 
@@ -58,7 +93,8 @@ class HiddenStates:
             self.forget(int(seat[row]))
             self._begin(int(seat[row]), int(start[row]))
         self.end[seat] = end
-        full = [row for row in np.flatnonzero(end > self._limit[seat]).tolist() if not self._grow(int(seat[row]))]
+        beyond = end + self._moved[seat] > self._limit[seat]
+        full = [row for row in np.flatnonzero(beyond).tolist() if not self._grow(int(seat[row]))]
         positions, owners = ranges(start, end - start)
         lines = self._find(seat[owners], positions)
         if full:
@@ -76,29 +112,38 @@ class HiddenStates:
 
     def drop(self, seats: Longs, before: Longs) -> None:
         """Drop the states before positions of seats: the head has read them, and its entries stand."""
-        passed = np.minimum(before, self._limit[seats]) // BLOCK > self.first[seats] // BLOCK
-        for seat, end in zip(seats[passed].tolist(), before[passed].tolist(), strict=True):
-            self._release(seat, min(end, int(self._limit[seat])))
+        moved = self._moved[seats]
+        ends = np.minimum(before + moved, self._limit[seats])
+        passed = ends // BLOCK > (self.first[seats] + moved) // BLOCK
+        for seat, end in zip(seats[passed].tolist(), ends[passed].tolist(), strict=True):
+            self._release(seat, end)
         self.first[seats] = np.maximum(self.first[seats], before)
         self.end[seats] = np.maximum(self.end[seats], self.first[seats])
-        for seat in seats[self._limit[seats] < self.first[seats] // BLOCK * BLOCK].tolist():
+        for seat in seats[self._limit[seats] < (self.first[seats] + moved) // BLOCK * BLOCK].tolist():
             self._begin(seat, int(self.first[seat]))
+
+    def move(self, seat: int, refused: int) -> None:
+        """Let all positions of a seat be lower by the number of drafts that turned out wrong before them."""
+        self.first[seat] -= refused
+        self.end[seat] -= refused
+        self._moved[seat] += refused
 
     def forget(self, seat: int) -> None:
         """Drop all states of a seat."""
         self._release(seat, int(self._limit[seat]))
-        self.first[seat] = self.end[seat] = self._limit[seat] = 0
+        self.first[seat] = self.end[seat] = self._limit[seat] = self._moved[seat] = 0
 
     def _begin(self, seat: int, position: int) -> None:
         """Let a seat that holds no block begin at a position."""
         self.first[seat] = self.end[seat] = position
+        self._moved[seat] = 0
         self._limit[seat] = position // BLOCK * BLOCK
 
     def _grow(self, seat: int) -> bool:
         """Take blocks up to the end of a seat's interval; if there is no room, forget all of it."""
-        limit, end = int(self._limit[seat]), int(self.end[seat])
+        limit, end = int(self._limit[seat]), int(self.end[seat] + self._moved[seat])
         needed = cells_covering(end - limit, BLOCK)
-        if needed > len(self._free) or end - int(self.first[seat]) > self.most:
+        if needed > len(self._free) or int(self.end[seat] - self.first[seat]) > self.most:
             self.forget(seat)
             return False
         for number in range(limit // BLOCK, limit // BLOCK + needed):
@@ -107,11 +152,13 @@ class HiddenStates:
         return True
 
     def _release(self, seat: int, end: int) -> None:
-        """Release the blocks of a seat that lie before a position."""
-        numbers = np.arange(int(self.first[seat]) // BLOCK, end // BLOCK) % self._blocks.shape[1]
+        """Release the blocks of a seat that lie before a position, as it was when they were written."""
+        first = int(self.first[seat] + self._moved[seat])
+        numbers = np.arange(first // BLOCK, end // BLOCK) % self._blocks.shape[1]
         self._free.extend(self._blocks[seat, numbers].tolist())
 
     def _find(self, seats: Longs, positions: Longs) -> Ints:
+        positions = positions + self._moved[seats]
         block = self._blocks[seats, positions // BLOCK % self._blocks.shape[1]]
         found: Ints = (block * BLOCK + positions % BLOCK).astype(np.int32)
         return found
@@ -154,6 +201,10 @@ class StateUse(Protocol):
         """Take note of the states from which samples of seats are chosen."""
         ...
 
+    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
+        """Take note of the samples of rows with drafts, and of how many drafts were wrong."""
+        ...
+
 
 class KeepsStates:
     """Use of a model that has a head: keeps the states of all its tokens."""
@@ -173,6 +224,9 @@ class KeepsStates:
 
     def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
         """Keep nothing more."""
+
+    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
+        self.states.board.verified(tokens, rows, refused)
 
 
 class ReadsStates:
@@ -196,3 +250,13 @@ class ReadsStates:
 
     def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
         self.states.write(seat + self.states.own, hidden)
+
+    def logits(
+        self, model: CausalModel, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool
+    ) -> Float[Tensor, "n vocab"]:
+        """Return the logits of all tokens, or of the frequent ones."""
+        assert isinstance(model, MtpHead)
+        return model.frequent_logits(hidden, batch) if frequent else model.logits(hidden, batch)
+
+    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
+        """Keep nothing: a head verifies no drafts."""

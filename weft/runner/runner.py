@@ -19,7 +19,7 @@ from torch import Tensor
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
-from weft.base.moving import move_rows
+from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.download import Download
@@ -108,6 +108,8 @@ class Runner:
     use: StateUse | None = None
     # Whether prefixes depart while they are computed.
     marks_layers = False
+    # The plan of the step that is launched, before its rows were moved.
+    _planned: Plan | None = None
 
     def __init__(
         self,
@@ -146,8 +148,12 @@ class Runner:
     def launch(self, plan: Plan) -> Flight:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
-        if len(plan.behind):
-            plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell)
+        self._planned = plan
+        plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan
+        if len(plan.guessed):
+            assert self.use is not None, "guesses are where hidden states are"
+            board = self.use.states.board
+            plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
         return self.run(plan)
 
     def run(self, plan: Plan) -> Flight:
@@ -187,7 +193,9 @@ class Runner:
     def keep_hidden(self, plan: Plan, hidden: Float[Tensor, "tokens hidden"]) -> None:
         """Keep the final hidden states of a step, if an MTP head reads them."""
         if self.use is not None:
-            self.use.states.write(self.lines_of(plan, self.use), hidden)
+            # Rows that were moved have the lines of their plan.
+            planned = plan if self._planned is None else self._planned
+            self.use.states.write(self.lines_of(planned, self.use), hidden)
 
     def lines_of(self, plan: Plan, use: StateUse) -> Int[Tensor, " tokens"]:
         return upload({"lines": use.lines(plan)}, self.device, widen=False)["lines"]
@@ -248,6 +256,8 @@ class Runner:
             self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
         if sampling.drafts is not None:
             self.operations.verify_drafts(tokens, inputs, sampling.drafts, self.board, self.refused)
+            if self.use is not None:
+                self.use.verified(tokens, sampling.drafts, self.refused)
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
         return fly(tokens, scores, prompt_scores, digests)
 

@@ -8,7 +8,7 @@ size, grows less than the tokens expected of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
@@ -95,6 +95,7 @@ class Proposal:
 
     A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`. With
     drafts in flight, `early` are the guesses before the row's own, which it has instead where those are refused.
+    `landing` returns tokens that only the device has so far: until they are needed, `tokens` are zeros.
     """
 
     drafter: str
@@ -102,6 +103,7 @@ class Proposal:
     tokens: tuple[int, ...]
     worth: tuple[float, ...]
     early: tuple[int, ...] = ()
+    landing: Callable[[], tuple[int, ...]] | None = None
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
@@ -112,6 +114,14 @@ class Proposal:
     def with_tokens(self, tokens: Sequence[int]) -> Proposal:
         """Return the proposal with its tokens, which may be fewer than were asked for."""
         return replace(self, tokens=tuple(tokens), worth=self.worth[: len(tokens)])
+
+    def on_device(self, count: int, landing: Callable[[], tuple[int, ...]]) -> Proposal:
+        """Return the proposal with this number of tokens, which only the device knows until their landing."""
+        return replace(self.with_tokens((0,) * count), landing=landing)
+
+    def landed(self) -> Proposal:
+        """Return the proposal with the tokens that the device had."""
+        return self if self.landing is None else replace(self, tokens=self.landing(), landing=None)
 
     def later(self, drafts: int = 0) -> Proposal:
         """Return the guesses after those of tokens in flight: of this number of drafts, and of the sample after them.
@@ -124,6 +134,9 @@ class Proposal:
 
     def moved(self, refused: int) -> Proposal:
         """Return the drafts of a row that starts earlier by as many tokens as were refused."""
+        if self.landing is not None:
+            # The device guessed from where the row starts.
+            return self
         guesses, first = self.early + self.tokens, len(self.early) - refused
         return replace(self, tokens=guesses[first : first + len(self.tokens)], early=())
 

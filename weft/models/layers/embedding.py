@@ -37,7 +37,11 @@ class Embedding(Layer):
 
     def scores(self, hidden: Float[Tensor, "n size"], batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return this rank's logits of a tied model, whose head is this embedding."""
-        return batch.operations.linear(hidden, Weight(self.weight) if self.head is None else self.head)
+        return batch.operations.linear(hidden, self.head_weights)
+
+    @property
+    def head_weights(self) -> Weight:
+        return Weight(self.weight) if self.head is None else self.head
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
         """Convert the head of a tied model to the fastest layout: a copy, if look-ups need another one."""

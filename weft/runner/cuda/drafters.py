@@ -20,6 +20,11 @@ class CudaHead(HeadSteps, CudaDrafter):
 
     use: ReadsStates
 
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        """Return whether a step that reads as many tokens of rows with drafts in flight is recorded."""
+        sizes = (inputs.size for inputs in self.recorded.prompts)
+        return any(size.holds(decodes, drafting, tokens, decodes + drafting) for size in sizes)
+
     def __init__(self, hidden: HiddenStates, *args: Any, **more: Any) -> None:
         more["use"] = ReadsStates(hidden)
         super().__init__(*args, **more)

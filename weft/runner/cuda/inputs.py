@@ -72,7 +72,7 @@ class DecodeInputs:
 
     @property
     def per_row(self) -> tuple[str, ...]:
-        return PER_ROW if self.padding_line is None else ("line", *PER_ROW)
+        return PER_ROW if self.padding_line is None else ("line", "behind", *PER_ROW)
 
     def _place(self, name: str, length: int) -> None:
         self.places[name] = BufferSlice(self.size, length)
@@ -116,6 +116,7 @@ class DecodeInputs:
         closing[plan.captures.row] = plan.captures.slot
         if lines is not None and self.padding_line is not None:
             put("line", lines, self.padding_line)
+            put("behind", np.minimum(plan.behind, 1) if len(plan.behind) else np.zeros(plan.rows, np.int32), 0)
         put("token", plan.tokens, 0)
         put("seat", plan.seat, self.scratch_seat)
         put("from_board", plan.from_board, 0)

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.base.config import MOST_DRAFTS
 from weft.base.plan import Captures, Ints, Plan, Sampling
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
@@ -92,7 +93,11 @@ class StepTensors:
     # In steps with drafts: rows that follow others in flight, and where samples of drafts are.
     following: FollowingRows | None
     drafts: DraftSamples | None
-    line: Tensor | None = None  # [tokens] of hidden states
+    # In steps with hidden states: the line of each token there, its place on the board of guesses or -1, and 1 for
+    # samples of rows that may end earlier.
+    line: Tensor | None = None  # [tokens]
+    guess: Tensor | None = None  # [tokens]
+    ahead: Tensor | None = None  # [answers]
 
 
 class StepInputs:
@@ -164,6 +169,7 @@ class StepInputs:
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
         if self.padding_line is not None:
             seats["line"] = np.full(size.all_tokens, self.padding_line, np.int32)
+            seats |= {"guess": np.full(size.all_tokens, -1, np.int32), "ahead": answers}
         return StagedValue(StepTensors, {"batch": batch, **seats, **self._stage_drafts()})
 
     @property
@@ -241,6 +247,7 @@ class Filling:
         self._put(host, "batch.token_ids", plan.tokens)
         if self.lines is not None:
             self._put(host, "line", self.lines)
+            self._write_guesses(host)
         positions, owners = ranges(self.start, self.end - self.start)
         self._put(host, "batch.positions", positions)
         end = self.inputs.first["batch.positions"] + self.inputs.size.all_tokens
@@ -252,6 +259,17 @@ class Filling:
         self._write_answers(host)
         if self.inputs.verifies and len(plan.drafts):
             self._write_drafts(host)
+
+    def _write_guesses(self, host: NDArray[np.int32]) -> None:
+        """Write where tokens that only the device knows are, and which rows end where it knows."""
+        plan = self.plan
+        if len(plan.guessed):
+            length = self.end - self.start
+            place, owners = ranges(plan.guessed - length, length)
+            line = plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1)
+            self._put(host, "guess", np.where(place < 0, -1, line + place))
+        if len(plan.ahead):
+            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.ahead[plan.sampled] > 0
 
     def _write_drafts(self, host: NDArray[np.int32]) -> None:
         """Write where drafts are, and if rows follow others in flight, what they need to be moved."""

@@ -19,9 +19,10 @@ from weft.base.plan import Ints, Plan
 from weft.kernels.interface import Batch
 from weft.memory.device.store import View
 from weft.models.model import CausalModel
+from weft.models.mtp import MtpHead
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.hidden_states import StateUse
+from weft.runner.hidden_states import ReadsStates, StateUse
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as it
 # takes to launch their kernels one by one.
@@ -138,7 +139,7 @@ class RecordedSteps:
         if len(plan.tokens) == plan.rows:
             rows = next(rows for rows in self.rows if rows >= plan.rows)
             self.decodes.fill(plan, rows, self._lines(plan))
-            return self._replay(rows, lambda: self._decode(rows))
+            return self._replay((rows, plan.frequent), lambda: self._decode(rows, plan.frequent))
         decodes = plan.decode_rows
         longest = int((plan.end - plan.start).max())
         shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count, longest)
@@ -147,7 +148,7 @@ class RecordedSteps:
         if inputs is None:
             return None
         inputs.fill(plan, self._lines(plan))
-        output = self._replay(inputs.size, lambda: self._prompt(inputs))
+        output = self._replay((inputs.size, plan.frequent), lambda: self._prompt(inputs, plan.frequent))
         if len(plan.drafts) and decodes < inputs.size.decodes:
             # Without the padding between them, all tokens have the plan's indices.
             tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
@@ -174,17 +175,19 @@ class RecordedSteps:
         replay()
         return output
 
-    def _decode(self, rows: int) -> StepOutput:
-        """Run one step on the present inputs."""
+    def _decode(self, rows: int, frequent: bool = False) -> StepOutput:
+        """Run one step on the present inputs. A head may guess among the frequent tokens only."""
         inputs = self.decodes
-        seat = inputs.tensor("seat", rows)
-        known = inputs.tensor("token", rows)
-        ids = inputs.operations.read_board(self.boards.token, seat, inputs.tensor("from_board", rows), known)
+        seat, from_board = inputs.tensor("seat", rows), inputs.tensor("from_board", rows)
+        ids = inputs.operations.read_board(self.boards.token, seat, from_board, inputs.tensor("token", rows))
         batch = inputs.batch(rows, ids)
-        line = None if self.use is None else inputs.tensor("line", rows)
-        return self._choose(self._compute(batch, line), batch, seat)
+        if self.use is None:
+            return self._choose(self._compute(batch, None), batch, seat, from_board)
+        if self.drafter:
+            batch = moved_decodes(batch, inputs.tensor("behind", rows) * self.use.states.board.refused[seat])
+        return self._choose(self._compute(batch, inputs.tensor("line", rows)), batch, seat, from_board, frequent)
 
-    def _prompt(self, inputs: StepInputs) -> StepOutput:
+    def _prompt(self, inputs: StepInputs, frequent: bool = False) -> StepOutput:
         step = inputs.step
         # Nothing may remain of an earlier run.
         batch, boards = replace(step.batch, derived={}), self.boards
@@ -192,9 +195,16 @@ class RecordedSteps:
             batch.operations.move_rows(batch, step.following, step.seat, boards.refused, boards.moved)
         ids, first = batch.token_ids, batch.first[:-1]
         ids[first] = batch.operations.read_board(boards.token, step.seat, step.from_board, ids[first])
-        output = self._choose(self._compute(batch, step.line)[step.answer], batch, step.answer_seat)
-        if step.drafts is not None:
+        answer, board = step.answer, None if self.use is None else self.use.states.board
+        if board is not None and step.guess is not None and step.ahead is not None:
+            board.read(ids, step.guess)
+            answer = answer - step.ahead * board.refused[step.answer_seat] if self.drafter else answer
+        hidden = self._compute(batch, step.line)[answer]
+        output = self._choose(hidden, batch, step.answer_seat, torch.zeros_like(step.answer_seat), frequent)
+        if step.drafts is not None and not self.drafter:
             batch.operations.verify_drafts(output.tokens, ids, step.drafts, boards.token, boards.refused)
+            if self.use is not None:
+                self.use.verified(output.tokens, step.drafts, boards.refused)
         return output
 
     def _compute(self, batch: Batch, line: Tensor | None) -> Tensor:
@@ -205,20 +215,28 @@ class RecordedSteps:
         assert line is not None
         return self.use.compute(self.model, batch, self.views, line)
 
-    def _choose(self, hidden: Tensor, batch: Batch, seat: Tensor) -> StepOutput:
+    def _choose(
+        self, hidden: Tensor, batch: Batch, seat: Tensor, continues: Tensor, frequent: bool = False
+    ) -> StepOutput:
+        """Choose tokens of seats. Those of a head are guesses, and those that `continues` marks not the first ones."""
+        head = self.use if isinstance(self.use, ReadsStates) else None
         if self.use is not None:
             self.use.chosen(hidden, seat)
-        logits = self.model.logits(hidden, batch)
+        logits = self.model.logits(hidden, batch) if head is None else head.logits(self.model, hidden, batch, frequent)
         tokens = batch.operations.take_likeliest(logits, self.boards.token, seat)
+        if head is not None:
+            head.states.board.guessed(tokens, seat, continues)
         return StepOutput(None if self.drafter else logits, tokens, batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
         """Return a step of every size with inputs of padding, largest first."""
         self.decodes.fill_with_padding()
-        steps: list[tuple[Hashable, Callable[[], StepOutput]]] = [
-            (inputs.size, partial(self._prompt, inputs)) for inputs in self.prompts[::-1]
-        ]
-        return steps + [(rows, partial(self._decode, rows)) for rows in self.rows[::-1]]
+        limited = isinstance(self.model, MtpHead) and self.model.frequent < self.model.vocab_size
+        steps: list[tuple[Hashable, Callable[[], StepOutput]]] = []
+        for frequent in (False, True) if limited else (False,):
+            steps += [((each.size, frequent), partial(self._prompt, each, frequent)) for each in self.prompts[::-1]]
+            steps += [((rows, frequent), partial(self._decode, rows, frequent)) for rows in self.rows[::-1]]
+        return steps
 
     def record_all(self, progress: bool) -> None:
         """Record the largest first: the others then reuse its memory."""
@@ -233,3 +251,12 @@ class RecordedSteps:
             with torch.cuda.graph(graph, pool=pool):
                 output = step()
             self._recorded[size] = graph.replay, output
+
+
+def moved_decodes(batch: Batch, by: Tensor) -> Batch:
+    """Return a step of decodes whose rows start some positions earlier, for layers that have no states."""
+    assert batch.full is not None
+    assert batch.windowed is None
+    start, listed = batch.start - by, batch.full
+    page = listed.pages[listed.bounds[:-1] + start // batch.cell]
+    return replace(batch, start=start, positions=start, full=replace(listed, write_page=page))

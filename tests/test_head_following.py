@@ -1,0 +1,238 @@
+"""An MTP head whose guesses stay on the device, and follow drafts of which the host does not know how many are right.
+
+Target and head are rolling-hash devices. The head's entry at a position is a hash of the token after it and of what the
+target left there, so every guess shows whether the head has read the right states, tokens and entries, and has undone
+all others. What the target gets in place of the guesses is right by chance.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.rolling import MASK, VOCABULARY, RollingDevice, digest, mix, next_token, rolling_spec
+from tests.test_following import following_workload
+from tests.test_properties import parts, thorough
+from tests.workloads import Run, check_answers, drive, tight_memory
+from weft.base.plan import Plan
+from weft.engine.draft_head import DraftHead
+from weft.engine.draft_model import Guesses
+from weft.engine.loop import Engine
+from weft.memory.ledger import Ledger
+from weft.memory.spec import MemorySpec
+from weft.runner.hidden_states import HiddenStates
+from weft.speculate.costs import FreeDrafts
+from weft.speculate.drafting import Drafting, SequenceDrafts
+
+EXAMPLES = 20
+HEAD = rolling_spec(recurrent=False)
+
+
+def hidden_state(position: int, token: int) -> int:
+    return mix(position + 1, token) >> 1
+
+
+def own_state(guess: int) -> int:
+    """What the head continues from after a guess."""
+    return mix(9, guess) >> 1
+
+
+def head_oracle(text: list[int], count: int) -> list[int]:
+    """The guesses of a head that has nothing cached, after a text of which the target has computed all but the last."""
+    states = [hidden_state(position, token) for position, token in enumerate(text[:-1])]
+    found: list[int] = []
+    while len(found) < count:
+        entries = [0]
+        for token, state in zip(text[1:] + found, states, strict=True):
+            entries.append(mix(entries[-1], mix(token, state)))
+        found.append(next_token(HEAD, 0, digest(np.array(entries[1:], np.uint64), 0), 0))
+        states.append(own_state(found[-1]))
+    return found
+
+
+class Target(RollingDevice):
+    """Leaves a state of every token, and of rows with drafts what it chose. Reads guesses in the same place."""
+
+    def __init__(self, states: HiddenStates, spec: MemorySpec, memory: int, seats: int, lazy: bool) -> None:
+        super().__init__(spec, memory, seats, lazy)
+        self.states = states
+        self.lines: dict[int, np.ndarray] = {}
+        self.chosen: list[list[int]] = [[] for _ in range(seats)]
+        self.met: Counter[str] = Counter()
+
+    def launch(self, plan: Plan) -> dict:
+        self.lines[plan.number] = self.states.place(plan)
+        return super().launch(plan)
+
+    def placed(self, plan: Plan) -> Plan:
+        found = super().placed(plan)
+        if not len(plan.guessed):
+            return found
+        tokens, ends = found.tokens.copy(), np.cumsum(plan.end - plan.start).tolist()
+        for row, (count, end) in enumerate(zip(plan.guessed.tolist(), ends, strict=True)):
+            if count:
+                tokens[end - count : end] = self.chosen[plan.seat[row]][:count]
+                self.met["guessed"] += 1
+                self.met["followed"] += bool(len(plan.behind) and plan.behind[row])
+        return replace(found, tokens=tokens)
+
+    def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
+        super().leave_on_board(plan, tokens, sampled)
+        starts = plan.start.tolist()
+        states = [hidden_state(at, t) for row, start in zip(tokens, starts) for at, t in enumerate(row, start)]
+        self.states.lines[torch.from_numpy(self.lines.pop(plan.number)).long(), 0] = torch.tensor(states)
+        for row, seat in enumerate(plan.seat.tolist()):
+            if len(plan.drafts) and plan.drafts[row]:
+                own = zip(plan.samples[0].tolist(), sampled, strict=True)
+                self.chosen[seat] = [token for of_row, token in own if of_row == row]
+
+
+class Head(RollingDevice):
+    """Its rows begin and end where the target's board says."""
+
+    def __init__(self, target: Target, memory: int) -> None:
+        super().__init__(HEAD, memory, len(target.board))
+        self.target, self.states = target, target.states
+        self.lines: np.ndarray | None = None
+
+    def launch(self, plan: Plan) -> dict:
+        self.lines = self.states.find(plan)
+        self.target.execute_all()
+        return super().launch(plan)
+
+    def placed(self, plan: Plan) -> Plan:
+        assert self.lines is not None
+        refused = np.array([self.target.refused[seat] for seat in plan.seat], np.int32)
+        if len(plan.behind):
+            by = np.where(plan.behind > 0, refused, 0)
+            return replace(plan, start=plan.start - by, end=plan.end - by, behind=plan.behind[:0])
+        if not len(plan.ahead):
+            return plan
+        tokens, lines, first, ends = [], [], 0, plan.end.copy()
+        for row, (seat, length) in enumerate(zip(plan.seat.tolist(), (plan.end - plan.start).tolist(), strict=True)):
+            kept = length - int(refused[row]) if plan.ahead[row] else length
+            known = length - int(plan.guessed[row])
+            tokens += plan.tokens[first : first + known].tolist() + self.target.chosen[seat][: kept - known]
+            lines += self.lines[first : first + kept].tolist()
+            ends[row] = plan.start[row] + kept
+            first += length
+        self.lines = np.array(lines, np.int32)
+        return replace(plan, end=ends, tokens=np.array(tokens, np.int32), ahead=plan.ahead[:0], guessed=plan.ahead[:0])
+
+    def _tokens(self, plan: Plan) -> list[list[int]]:
+        assert self.lines is not None
+        states = iter(self.states.lines[torch.from_numpy(self.lines).long(), 0].tolist())
+        return [[mix(token, next(states)) & MASK for token in row] for row in super()._tokens(plan)]
+
+    def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
+        super().leave_on_board(plan, tokens, sampled)
+        for row, guess in zip(plan.sampled.tolist(), sampled, strict=True):
+            seat = int(plan.seat[row])
+            self.states.lines[self.states.own + seat, 0] = own_state(guess)
+            before = self.target.chosen[seat] if plan.from_board[row] else []
+            self.target.chosen[seat] = [*before, guess]
+
+
+class CheckedHead(DraftHead):
+    """Compares all guesses with the oracle, and replaces them: a right token, or by chance a wrong one."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], seed: int, *args: object) -> None:
+        super().__init__(*args, paranoid=True)
+        self.answers, self.random, self.checked = answers, Random(f"guesses {seed}"), Counter[str]()
+
+    def begin(self, asked, flying=None):
+        target = self.executor.target
+        target.execute_all()
+        texts = {}
+        for seat, (sequence, _) in asked.items():
+            texts[seat] = sequence.tokens(0, sequence.length).tolist()
+            if flying is not None:
+                texts[seat] += target.chosen[seat][: flying[seat] + 1 - target.refused[seat]]
+        found = super().begin(asked, flying)
+        if found is None:
+            return None
+        guesses = dict(found.tokens())
+        for seat, tokens in guesses.items():
+            assert list(tokens) == head_oracle(texts[seat], len(tokens)), f"after {len(texts[seat])} tokens"
+            self.checked["guesses"] += 1
+            self.checked["after drafts"] += flying is not None
+            prompt = asked[seat][0].request.prompt.tolist()
+            known = self.answers[tuple(prompt)][len(texts[seat]) - len(prompt) :]
+            right = [*known, *tokens][: len(tokens)]
+            guesses[seat] = tuple((t + (self.random.random() < 0.2)) % VOCABULARY for t in right)
+            target.chosen[seat] = list(guesses[seat])
+        return Guesses(found.counts, lambda: guesses)
+
+
+class Lengths(Drafting):
+    """Drafts of random lengths, which never wait."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        super().__init__(most, costs=FreeDrafts(), suffixes=False, model=DraftHead.name)
+        self.random = Random(f"lengths {seed}")
+
+    def begin(self, prompt, salt, most, prediction):
+        return Awake(prompt, salt, self.most, suffixes=False, model=self.model)
+
+    def choose(self, proposals, rows, most):
+        return [self.random.randint(self.random.random() > 0.1, len(p.worth)) if p.worth else 0 for p in proposals]
+
+    def follows(self, known, unknown, lost):
+        return True
+
+
+class Awake(SequenceDrafts):
+    def pause(self) -> int:
+        return 0
+
+
+def run_head(seed: int, count: int = 4) -> Counter[str]:
+    workload, random = following_workload(seed, count), Random(f"head {seed}")
+    config, spec = workload.config, workload.spec
+    answers = {tuple(a.prompt): a.answer(spec) for a in workload.arrivals}
+    states = HiddenStates(config.max_sequences, 4 * config.max_tokens_per_step, 1, torch.int64)
+    target = Target(states, spec, config.memory_bytes, config.max_sequences, workload.lazy)
+    own = replace(HEAD, draft_room=spec.draft_room)
+    memory = tight_memory(own, workload.arrivals, random.choice([1.0, 1.5, 4.0]))
+    ledger = Ledger(own, memory, config.max_sequences, config.max_length + 8, cache=config.cache, remember_freed=True)
+    head = CheckedHead(answers, seed, states, ledger, Head(target, memory), VOCABULARY, random.choice([7, 64]))
+    engine = partial(Engine, drafting=Lengths(spec.draft_room, seed), draft_model=head)
+    run = Run(engine(spec, target, config), target)
+    drive(workload, run)
+    check_answers(workload, run)
+    assert not ledger.leases
+    head.flush()
+    assert ledger.arena.used_slabs == 0, "something of the head is still owned"
+    assert not states.first.any()
+    assert not states.end.any()
+    met = Counter(
+        {"preempted": run.engine.planner.preemptions, "accepted": engine.keywords["drafting"].counts.accepted.total()}
+    )
+    return met + target.met + head.checked
+
+
+@pytest.mark.parametrize("part", parts(1, 8))
+def test_every_guess_is_that_of_a_fresh_head_and_every_answer_the_undrafted_one(part: int) -> None:
+    @thorough(EXAMPLES)
+    @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 6))
+    def check(seed: int, count: int) -> None:
+        run_head(seed * 8 + part, count)
+
+    check()
+
+
+def test_guesses_follow_drafts_in_flight() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(20):
+        met += run_head(seed)
+    print(met)
+    for name, least in {"after drafts": 200, "followed": 200, "guessed": 250, "accepted": 300, "preempted": 1}.items():
+        assert met[name] >= least, met
