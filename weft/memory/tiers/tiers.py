@@ -273,7 +273,7 @@ class Tiers:
             link.lower.looked_up(None, keys, link.lower.match(keys, limit))
             known = None if node is None else link.lower.trie.nodes.get(node.key)
             if known is not None:
-                link.lower.touch(known)
+                link.lower.started(known)
 
     def kept(self, key: Key) -> None:
         """Note a path that the device has kept, for a tier that outlives the process."""
