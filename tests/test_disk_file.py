@@ -493,15 +493,15 @@ def test_a_truncated_file_loses_only_what_was_cut_off(tmp_path: Path) -> None:
     after.close()
 
 
-def kill_writers(folder: Path, rounds: int) -> tuple[int, int]:
+def kill_writers(folder: Path, rounds: int, seed: int = 5) -> tuple[int, int]:
     """Kill a process that writes, at a random moment, and check what it left; again and again, on one file.
 
     Return how many units were whole and how many were known to be damaged, over all rounds.
     """
-    path, random = folder / "tier", Random(5)
+    path, random = folder / "tier", Random(seed)
     whole = damaged = 0
-    for number in range(rounds):
-        command = [sys.executable, "-m", "tests.disk_writer", str(path), str(number)]
+    for _ in range(rounds):
+        command = [sys.executable, "-m", "tests.disk_writer", str(path), str(random.getrandbits(32))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent.parent) as writer:
             assert writer.stdout is not None
             for _ in range(random.randint(1, 40)):
