@@ -26,7 +26,8 @@ import numpy as np
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.grid import CELL
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.tiers.disk_file import BlockFile, DiskFile, FileBlocks
+from weft.memory.tiers.block_file import BlockFile, FileBlocks
+from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout
 from weft.memory.tiers.disk_tier import DiskCopies
 from weft.memory.tiers.link import CHUNK_BYTES
@@ -54,14 +55,18 @@ class ModelledBlocks:
             until = self._free_at
         time.sleep(max(0.0, until - time.perf_counter()))
 
-    def read(self, offset: int, into: memoryview) -> None:
-        # The bytes arrive without the processor's help.
-        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(into)]
-        self._wait(len(into), MODELLED[Direction.LOAD])
+    def read(self, offset: int, *into: memoryview) -> None:
+        for part in into:
+            # The bytes arrive without the processor's help.
+            np.frombuffer(part, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)]
+            self._wait(len(part), MODELLED[Direction.LOAD])
+            offset += len(part)
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        np.frombuffer(self._memory, np.uint8)[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
-        self._wait(len(data), MODELLED[Direction.SAVE])
+    def write(self, offset: int, *data: bytes | memoryview) -> None:
+        for part in data:
+            np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
+            self._wait(len(part), MODELLED[Direction.SAVE])
+            offset += len(part)
 
     def sync(self) -> None:
         pass

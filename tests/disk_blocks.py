@@ -26,12 +26,15 @@ class FlakyBlocks:
         self.fail = lambda offset, size: None
         self.tear: Random | None = None
 
-    def read(self, offset: int, into: memoryview) -> None:
-        if offset + len(into) > len(self.now):
-            raise OSError(errno.EIO, "the file ended early")
-        into[:] = self.now[offset : offset + len(into)]
+    def read(self, offset: int, *into: memoryview) -> None:
+        for part in into:
+            if offset + len(part) > len(self.now):
+                raise OSError(errno.EIO, "the file ended early")
+            part[:] = self.now[offset : offset + len(part)]
+            offset += len(part)
 
-    def write(self, offset: int, data: bytes | memoryview) -> None:
+    def write(self, offset: int, *parts: bytes | memoryview) -> None:
+        data = b"".join(parts)
         self.fail(offset, len(data))
         torn = self.tear is not None and self.tear.random() < 0.3
         data = bytes(data[: self.tear.randrange(len(data))] if torn and self.tear is not None else data)

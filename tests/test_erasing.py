@@ -6,6 +6,7 @@ from random import Random
 
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
+from weft.memory.tiers import erasing as erasing_module
 from weft.memory.tiers.erasing import Erasing
 
 SIZES = {Kind.PAGE: 100, Kind.STATE: 400}
@@ -57,3 +58,30 @@ def test_a_scrape_of_metrics_does_not_look_at_every_unit_that_is_being_erased() 
     arena.unit_bytes = sizes = CountedSizes(SIZES)
     assert erasing.left_bytes == 100_000
     assert sizes.reads == 0
+
+
+def test_a_plan_marks_a_bounded_number_of_units_and_all_are_marked_before_any_is_overwritten(monkeypatch) -> None:
+    monkeypatch.setattr(erasing_module, "MOST_MARKED", 64)
+    arena = Arena(SIZES, 400_000, remember_freed=True)
+    units = [arena.take(Kind.PAGE) for _ in range(1000)]
+    erasing = Erasing(arena)
+    with erasing.taking_freed():
+        for unit in units:
+            assert unit is not None
+            arena.release(Kind.PAGE, unit)
+    assert erasing.left_bytes == 100_000
+    arena.unit_bytes = sizes = CountedSizes(SIZES)
+    marked = 0
+    while marked < 1000:
+        sizes.reads = 0
+        part = erasing.next_part(10_000)
+        assert part is not None
+        assert not part.erased
+        assert 0 < len(part.doomed) <= 64
+        marked += len(part.doomed)
+        erasing.landed(part)
+        assert erasing.left_bytes == 100_000
+        assert sizes.reads <= 64
+    part = erasing.next_part(10_000)
+    assert part is not None
+    assert len(part.erased) == 100

@@ -22,14 +22,14 @@ from weft.memory.ledger import Ledger
 from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.restoring import Restoring
+    from weft.memory.tiers.restoring import Restoring, RowsToDrop
 
 log = logging.getLogger("weft")
 
 # Cells that a drop looks at in one step: about two milliseconds.
 LOOKS_PER_STEP = 2048
-# Units of a file that are entered in one step for a drop that needs the whole index.
-ENTERED_PER_STEP = 512
+# Cells of a file that are entered in one step for a drop that needs the whole index.
+ENTERED_PER_STEP = LOOKS_PER_STEP // LOOKS_PER_DROP
 FILE_FAILED = (
     "writing to the file failed, so units of this drop may be left in it; the next drop and the end of this server try "
     "again. If they fail too, or the server is killed, the next one may serve these units: repeat the drop there"
@@ -44,8 +44,8 @@ class PendingDrop:
     named: Dropped
     tier: int = 0
     marks: FlightMarks | None = None
-    # Rows of the tier's file whose units are not entered, as far as they are still to be dropped.
-    rows: deque[int] | None = None
+    # Rows of the tier's file whose units are not entered.
+    rows: RowsToDrop | None = None
     removal: CacheRemoval | None = None
     # The part of it that runs in a remote store.
     stored: Future[None] | None = None
@@ -154,13 +154,8 @@ class Dropping:
         cell, name = self._ledger.cell, self._ledger.tier_names[drop.tier]
         tiers, named = self._ledger.tiers, drop.named
         restoring = tiers.links[drop.tier - 1].restoring if tiers is not None and drop.tier else None
-        if drop.removal is None and restoring is not None:
-            unentered = self._drop_unentered(drop, restoring)
-            if unentered is None:
-                return False
-            drop.dropped[name] += unentered * cell
-            if drop.rows:
-                return False
+        if drop.removal is None and restoring is not None and not self._drop_unentered(drop, restoring, name):
+            return False
         drop.rows = None
         if drop.removal is None:
             drop.removal = CacheRemoval(cache, self._ledger.tenancy.chooser(named.tenant, named.prefix))
@@ -173,19 +168,18 @@ class Dropping:
         drop.left_tokens += removal.left * cell
         return True
 
-    def _drop_unentered(self, drop: PendingDrop, restoring: Restoring) -> int | None:
-        """Drop units of a file that are not entered; return how many pages, or None if all must be entered first.
+    def _drop_unentered(self, drop: PendingDrop, restoring: Restoring, name: str) -> bool:
+        """Drop units of a file that are not entered; return whether that is done.
 
         Below which cell a unit of the file lies is known when all are entered; of whose tenant, at once.
         """
         assert self._ledger.tiers is not None
         if drop.named.prefix is not None:
             self._ledger.tiers.restore_some(ENTERED_PER_STEP)
-            return None
-        if drop.rows is None:
-            drop.rows = deque(restoring.rows_of(drop.named.tenant))
-        most = min(len(drop.rows), LOOKS_PER_STEP // LOOKS_PER_DROP)
-        return restoring.drop([drop.rows.popleft() for _ in range(most)])
+            return False
+        drop.rows = drop.rows or restoring.rows_to_drop(drop.named.tenant)
+        drop.dropped[name] += drop.rows.drop_some(LOOKS_PER_STEP // LOOKS_PER_DROP) * self._ledger.cell
+        return drop.rows.ended
 
     def _begin_erasing(self, drop: PendingDrop) -> None:
         if self._ledger.tiers is not None:

@@ -136,9 +136,8 @@ class Cache:
     # pins -----------------------------------------------------------------------------------------------------------
 
     def pin(self, node: Node) -> tuple[int | None, tuple[int, ...]]:
-        """Start from a node: protect its path, and return an ownership of its checkpoint and window pages."""
+        """Protect the path to a node, and return an ownership of its checkpoint and window pages."""
         self.trie.pin(node)
-        self.touch(node)
         point = node.resume
         if point is None:
             assert not self.point_bytes
@@ -149,8 +148,13 @@ class Cache:
             self.arena.share(Kind.WINDOW, page)
         return point.slot, point.window
 
-    def touch(self, node: Node) -> None:
-        """Record that a sequence starts from a node."""
+    def started(self, node: Node) -> None:
+        """Record that a sequence starts from a node, and not from those above it."""
+        above = node.parent
+        while above is not None:
+            if above.resume is not None:
+                self._passed(above.resume)
+            above = above.parent
         node.hits += 1
         node.used = self.clock
         if node.resume is not None:
@@ -171,8 +175,7 @@ class Cache:
             self._change_origin(point, Origin.JUNCTION)
         self._classify(point)
 
-    def passed(self, point: ResumePoint) -> None:
-        """Record that a sequence started further down the path."""
+    def _passed(self, point: ResumePoint) -> None:
         if point.passes < MOST_PASSES:
             point.passes += 1
             self._classify(point)

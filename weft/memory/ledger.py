@@ -194,10 +194,8 @@ class Ledger:
         nodes = path(node)
         if Kind.PAGE in self.arena.unit_bytes:
             self.page_table[seat, :depth] = [n.page or 0 for n in nodes]
-        for above in nodes[:-1]:
-            if above.resume is not None:
-                self.cache.passed(above.resume)
         lease.node = node
+        self.cache.started(node)
         slot, window = self.cache.pin(node)
         lease.slot = slot
         self.read_slot[seat] = slot or 0

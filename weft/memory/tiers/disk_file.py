@@ -3,27 +3,26 @@
 No torch, no threads of its own: calls may come from several threads, for different units. A caller with threads to
 spare passes `together`, which runs the parts of a call beside each other. A unit's checksum is compared at every read,
 so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were written or raises
-`DamagedUnit`.
+`DamagedUnit`. Units whose memory is aligned are moved from and to where they lie; others pass through staging memory.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import mmap
 import os
-import stat
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from math import inf
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from weft.base.errors import InvalidOption, OptionError
+from weft.memory.keys import Key
 from weft.memory.kinds import Kind
+from weft.memory.tiers.block_file import BlockFile, FileBlocks, is_aligned
 from weft.memory.tiers.disk_format import (
     BLOCK,
     ENTRY,
@@ -33,119 +32,49 @@ from weft.memory.tiers.disk_format import (
     EntryRows,
     UnitHeader,
     checksum,
+    checksum_of_parts,
     decode,
     read_layout,
 )
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
-# Units are read and written in pieces of up to this size, whole blocks.
+# Larger units are read and written in pieces of this size; smaller ones that lie side by side, in runs of up to it.
 PIECE_BYTES = 4 << 20
 
+Place = tuple[Kind, int]
 # A unit to be written: its header and its payload.
 Written = tuple[UnitHeader, memoryview]
-# Runs all tasks, and returns their results when the last one has ended, or raises then.
-Together = Callable[[Sequence[Callable[[], int]]], list[int]]
+# Runs tasks, and yields once for each in their order. None of them is under way when it has ended, or raised.
+Task = Callable[[], None]
+Together = Callable[[Sequence[Task]], Iterator[None]]
 
 
-def one_by_one(tasks: Sequence[Callable[[], int]]) -> list[int]:
-    return [task() for task in tasks]
+def one_by_one(tasks: Sequence[Task]) -> Iterator[None]:
+    return (task() for task in tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A unit to be read, and where to. `position` is compared if it is given."""
+
+    kind: Kind
+    unit: int
+    key: Key
+    into: memoryview
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Units whose payloads are written by `tasks`, in any order; then their headers are complete."""
+
+    headers: list[UnitHeader]
+    tasks: list[Task]
 
 
 class DamagedUnit(Exception):
     """The bytes of a unit are not those that its header promises."""
-
-
-class BlockFile(Protocol):
-    """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
-
-    Whole blocks at the offset of a block are read and written directly, so their memory must be aligned too.
-    """
-
-    def read(self, offset: int, into: memoryview) -> None: ...
-
-    def write(self, offset: int, data: bytes | memoryview) -> None: ...
-
-    def sync(self) -> None:
-        """Return when all writes before are durable."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class FileBlocks:
-    """A preallocated file of the operator's own: mode 0600, locked, not reached through a symbolic link."""
-
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        self._file = _open(path)
-        try:
-            self._claim(path, size_bytes)
-        except BaseException:
-            os.close(self._file)
-            raise
-        self._direct = self._open_direct()
-
-    def _claim(self, path: Path, size_bytes: int) -> None:
-        found = os.fstat(self._file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise InvalidOption("disk", f"{path} must be a file of this user with mode 600; it would hold prompts")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InvalidOption(
-                "disk", f"{path} is in use by another process; stop it, or pass another path"
-            ) from error
-        if found.st_size < size_bytes:
-            try:
-                os.posix_fallocate(self._file, 0, size_bytes)
-            except OSError as error:
-                os.ftruncate(self._file, found.st_size)
-                raise InvalidOption(
-                    "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
-                ) from error
-
-    def _open_direct(self) -> int | None:
-        try:
-            return os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-        except (OSError, AttributeError):
-            return None  # the file system, or the system, has no direct input and output
-
-    def _descriptor(self, offset: int, size: int) -> int:
-        aligned = offset % BLOCK == 0 and size % BLOCK == 0
-        return self._direct if self._direct is not None and aligned else self._file
-
-    def read(self, offset: int, into: memoryview) -> None:
-        done = 0
-        while done < len(into):
-            count = os.preadv(self._descriptor(offset + done, len(into) - done), [into[done:]], offset + done)
-            if count == 0:
-                raise OSError(errno.EIO, "the file ended early")
-            done += count
-
-    def write(self, offset: int, data: bytes | memoryview) -> None:
-        left = memoryview(data)
-        while len(left):
-            count = os.pwrite(self._descriptor(offset, len(left)), left, offset)
-            if count == 0:
-                raise OSError(errno.EIO, "nothing was written")
-            left, offset = left[count:], offset + count
-
-    def sync(self) -> None:
-        os.fdatasync(self._file)
-
-    def close(self) -> None:
-        if self._direct is not None:
-            os.close(self._direct)
-        os.close(self._file)
-
-
-def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(path, flags, 0o600)
-    except OSError as error:
-        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise InvalidOption("disk", f"{path} {why}; pass the path of a file in a folder of your own") from error
 
 
 def open_file(path: Path, layout: DiskLayout) -> DiskFile:
@@ -205,7 +134,7 @@ class DiskFile:
     def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
         self.layout = layout
         self.damaged = 0
-        self.doomed: list[tuple[Kind, int]] = []
+        self.doomed: list[Place] = []
         self._blocks = blocks
         self._staging = threading.local()
         self._check_superblock(name)
@@ -271,47 +200,67 @@ class DiskFile:
 
     # units ----------------------------------------------------------------------------------------------------------
 
-    def write(self, units: Sequence[Written], cleared: Iterable[tuple[Kind, int]] = ()) -> None:
-        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten."""
-        self.commit(self.stage(units, cleared))
+    def requests(self, places: Sequence[Place]) -> Iterator[list[int]]:
+        """Yield groups of units that are read or written at once, as indices of `places`: side by side, or one unit."""
+        return self._runs(places, PIECE_BYTES)
 
-    def stage(
-        self,
-        units: Sequence[Written],
-        cleared: Iterable[tuple[Kind, int]] = (),
-        together: Together = one_by_one,
-    ) -> list[UnitHeader]:
-        """Write the payloads of units, and return their headers for `commit`. Before, `cleared` units are forgotten.
+    def _runs(self, places: Sequence[Place], most_bytes: float) -> Iterator[list[int]]:
+        run: list[int] = []
+        for index in sorted(range(len(places)), key=places.__getitem__):
+            kind, unit = places[index]
+            beside = bool(run) and places[run[-1]] == (kind, unit - 1)
+            if run and not (beside and (len(run) + 1) * self.layout.padded[kind] <= most_bytes):
+                yield run
+                run = []
+            run.append(index)
+        if run:
+            yield run
+
+    def write(self, units: Sequence[Written], cleared: Iterable[Place] = ()) -> None:
+        """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten."""
+        staging = self.stage(units, cleared)
+        _finish(one_by_one(staging.tasks))
+        self.commit(staging.headers)
+
+    def stage(self, units: Sequence[Written], cleared: Iterable[Place] = ()) -> Staging:
+        """Begin to write units: when the tasks have run, `commit` the headers. Before, `cleared` units are forgotten.
 
         The checksum and the size of a header given here are ignored; those of the payload are written.
         """
-        self.clear(cleared)
-        for header, _ in units:
-            # A header that was here before would promise other bytes.
-            self._blocks.write(self.layout.entry_of(header.kind, header.unit), bytes(ENTRY))
-        sums = [partial(checksum, payload) for _, payload in units]
-        pieces = [
-            partial(self._write_piece, header.kind, header.unit, payload, first)
-            for header, payload in units
-            for first in self._pieces(header.kind)
-        ]
-        found = together([*sums, *pieces])
-        return [
-            replace(header, size=self.layout.unit_bytes[header.kind], checksum=each)
-            for (header, _), each in zip(units, found, strict=False)
-        ]
+        places = [(header.kind, header.unit) for header, _ in units]
+        # A header that was in one of the places before would promise other bytes.
+        self.clear([*cleared, *places])
+        found = Staging([header for header, _ in units], [])
+        for run in self.requests(places):
+            found.tasks.append(partial(self._sum_up, found.headers, run, units))
+            found.tasks.extend(self._writes(places[run[0]], [units[index][1] for index in run]))
+        return found
+
+    def _sum_up(self, headers: list[UnitHeader], run: list[int], units: Sequence[Written]) -> None:
+        for index in run:
+            payload = units[index][1]
+            headers[index] = replace(headers[index], size=len(payload), checksum=checksum(payload))
+
+    def _writes(self, first: Place, payloads: Sequence[memoryview]) -> Iterator[Task]:
+        """Yield what writes the payloads of units that lie side by side."""
+        place, padded = self.layout.offset_of(*first), self.layout.padded[first[0]]
+        if padded <= PIECE_BYTES:
+            yield partial(self._write, place, payloads, padded)
+            return
+        for start in range(0, padded, PIECE_BYTES):
+            size = min(PIECE_BYTES, padded - start)
+            yield partial(self._write, place + start, [payloads[0][start : start + size]], size)
 
     def commit(self, headers: Sequence[UnitHeader]) -> None:
         """Make everything that was staged durable, then write these headers. Other units may be staged meanwhile."""
         self._blocks.sync()
-        for header in headers:
-            self._blocks.write(self.layout.entry_of(header.kind, header.unit), header.encode())
+        self._write_entries([((header.kind, header.unit), header.encode()) for header in headers])
 
     def read(
         self,
         kind: Kind,
         unit: int,
-        key: bytes,
+        key: Key,
         into: memoryview,
         position: int | None = None,
         together: Together = one_by_one,
@@ -321,22 +270,45 @@ class DiskFile:
         The window pages of a resume point have one key. After a crash, files of several ranks may differ in their
         order. What is in `into` after an error is no unit.
         """
-        entry = memoryview(bytearray(ENTRY))
-        place = self.layout.entry_of(kind, unit)
+        self.read_run([Wanted(kind, unit, key, into, position)], together)
+
+    def read_run(self, units: Sequence[Wanted], together: Together = one_by_one) -> None:
+        """Read units that lie side by side, as `read` does."""
+        kind, layout = units[0].kind, self.layout
+        first, last = (layout.entry_of(kind, unit) for unit in (units[0].unit, units[-1].unit))
+        entries = memoryview(bytearray(last + ENTRY - first))
         try:
-            self._blocks.read(place, entry)
-            together([partial(self._read_piece, kind, unit, into, first) for first in self._pieces(kind)])
+            self._blocks.read(first, entries)
+            sums = self._read_payloads(layout.offset_of(kind, units[0].unit), units, together)
         except OSError as error:
             self.damaged += 1
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
-        header = self.layout.header_at(entry, place)
-        whole = header is not None and header.checksum == checksum(into)
-        if header is None or not whole or (header.kind, header.key) != (kind, key):
+        for unit, found in zip(units, sums, strict=True):
+            place = layout.entry_of(kind, unit.unit)
+            self._compare(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
+
+    def _read_payloads(self, place: int, units: Sequence[Wanted], together: Together) -> list[int]:
+        """Read the payloads of units, and return their checksums."""
+        padded, into = self.layout.padded[units[0].kind], units[0].into
+        if padded <= PIECE_BYTES:
+            self._read(place, [unit.into for unit in units], padded)
+            return [checksum(unit.into) for unit in units]
+        pieces = {start: min(PIECE_BYTES, padded - start) for start in range(0, padded, PIECE_BYTES)}
+        parts = [into[start : start + size] for start, size in pieces.items()]
+        reads = [
+            partial(self._read, place + start, [part], size)
+            for (start, size), part in zip(pieces.items(), parts, strict=True)
+        ]
+        # Each part is summed up while the next ones are read.
+        return [checksum_of_parts(part for part, _ in zip(parts, together(reads), strict=True))]
+
+    def _compare(self, unit: Wanted, header: UnitHeader | None, found: int) -> None:
+        if header is None or header.checksum != found or (header.kind, header.key) != (unit.kind, unit.key):
             self.damaged += 1
-            raise DamagedUnit(f"a {kind} on disk is not what its header says")
-        if position is not None and header.position != position:
+            raise DamagedUnit(f"a {unit.kind} on disk is not what its header says")
+        if unit.position is not None and header.position != unit.position:
             self.damaged += 1
-            raise DamagedUnit(f"a {kind} on disk belongs at token {header.position}, not {position}")
+            raise DamagedUnit(f"a {unit.kind} on disk belongs at token {header.position}, not {unit.position}")
 
     def is_whole(self, header: UnitHeader) -> bool:
         """Return whether a unit can be read."""
@@ -346,27 +318,23 @@ class DiskFile:
             return False
         return True
 
-    def clear(self, units: Iterable[tuple[Kind, int]]) -> None:
+    def clear(self, units: Iterable[Place]) -> None:
         """Forget units. Their bytes stay until others overwrite them."""
-        for kind, unit in units:
-            self._blocks.write(self.layout.entry_of(kind, unit), bytes(ENTRY))
+        self._write_entries([(unit, bytes(ENTRY)) for unit in units])
 
-    def doom(self, units: Sequence[tuple[Kind, int]]) -> None:
+    def doom(self, units: Sequence[Place]) -> None:
         """Mark units that are to be erased: from here on no process uses them, and one that opens the file knows."""
-        for kind, unit in units:
-            self._blocks.write(self.layout.entry_of(kind, unit), self.layout.doomed_entry(kind, unit))
+        self._write_entries([(unit, self.layout.doomed_entry(*unit)) for unit in units])
         if units:
             self._blocks.sync()
 
-    def erase(self, units: Iterable[tuple[Kind, int]], together: Together = one_by_one) -> None:
+    def erase(self, units: Iterable[Place], together: Together = one_by_one) -> None:
         """Overwrite units with zeros, and then forget them. Mark them first with `doom`, all units of a drop."""
-        chosen = list(units)
+        chosen, nothing = list(units), memoryview(b"")
         if not chosen:
             return
-        nothing = memoryview(b"")
-        together(
-            [partial(self._write_piece, *unit, nothing, first) for unit in chosen for first in self._pieces(unit[0])]
-        )
+        runs = [[chosen[index] for index in run] for run in self.requests(chosen)]
+        _finish(together([task for run in runs for task in self._writes(run[0], [nothing] * len(run))]))
         self._blocks.sync()
         self.clear(chosen)
         self._blocks.sync()
@@ -392,34 +360,46 @@ class DiskFile:
         self._blocks.sync()
         self._blocks.close()
 
-    # pieces ---------------------------------------------------------------------------------------------------------
+    # bytes ----------------------------------------------------------------------------------------------------------
 
-    def _pieces(self, kind: Kind) -> range:
-        """Return where the pieces of a unit begin."""
-        return range(0, self.layout.padded[kind], PIECE_BYTES)
+    def _write_entries(self, entries: Sequence[tuple[Place, bytes]]) -> None:
+        """Write headers of units, those side by side at once. No unit begins between these, so there is no header."""
+        for run in self._runs([place for place, _ in entries], inf):
+            places = [self.layout.entry_of(*entries[index][0]) for index in run]
+            together = bytearray(places[-1] + ENTRY - places[0])
+            for index, place in zip(run, places, strict=True):
+                together[place - places[0] : place - places[0] + ENTRY] = entries[index][1]
+            self._blocks.write(places[0], together)
 
-    def _write_piece(self, kind: Kind, unit: int, payload: memoryview, first: int) -> int:
-        """Write a piece of a unit. Zeros follow the payload, up to the end of its last block."""
-        staged = self._aligned(kind, first)
-        part = payload[first : first + len(staged)]
-        array = np.frombuffer(staged, np.uint8)
-        # NumPy lets other threads run while it copies.
-        array[: len(part)] = np.frombuffer(part, np.uint8)
-        array[len(part) :] = 0
-        self._blocks.write(self.layout.offset_of(kind, unit) + first, staged)
-        return len(staged)
+    def _write(self, place: int, parts: Sequence[memoryview], stride: int) -> None:
+        """Write parts of whole blocks one after the other. Zeros follow those that are shorter than `stride`."""
+        if all(len(part) == stride and is_aligned(part) for part in parts):
+            self._blocks.write(place, *parts)
+            return
+        staged = self._aligned(len(parts) * stride)
+        for row, part in zip(np.frombuffer(staged, np.uint8).reshape(-1, stride), parts, strict=True):
+            # NumPy lets other threads run while it copies.
+            row[: len(part)] = np.frombuffer(part, np.uint8)
+            row[len(part) :] = 0
+        self._blocks.write(place, staged)
 
-    def _read_piece(self, kind: Kind, unit: int, into: memoryview, first: int) -> int:
-        staged = self._aligned(kind, first)
-        self._blocks.read(self.layout.offset_of(kind, unit) + first, staged)
-        part = np.frombuffer(into[first : first + len(staged)], np.uint8)
-        part[:] = np.frombuffer(staged, np.uint8)[: len(part)]
-        return len(staged)
+    def _read(self, place: int, parts: Sequence[memoryview], stride: int) -> None:
+        if all(len(part) == stride and is_aligned(part) for part in parts):
+            self._blocks.read(place, *parts)
+            return
+        staged = self._aligned(len(parts) * stride)
+        self._blocks.read(place, staged)
+        for row, part in zip(np.frombuffer(staged, np.uint8).reshape(-1, stride), parts, strict=True):
+            np.frombuffer(part, np.uint8)[:] = row[: len(part)]
 
-    def _aligned(self, kind: Kind, first: int) -> memoryview:
+    def _aligned(self, size: int) -> memoryview:
         """Return this thread's memory for a piece, aligned as direct input and output need it."""
         known: memoryview | None = getattr(self._staging, "buffer", None)
-        if known is None:
-            size = min(PIECE_BYTES, max(self.layout.padded.values()))
+        if known is None or len(known) < size:
             known = self._staging.buffer = memoryview(mmap.mmap(-1, size))
-        return known[: self.layout.padded[kind] - first]
+        return known[:size]
+
+
+def _finish(tasks: Iterator[None]) -> None:
+    for _ in tasks:
+        pass

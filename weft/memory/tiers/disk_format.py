@@ -11,13 +11,13 @@ Integers are little-endian. Nothing here does input or output.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from weft.memory.arena import choose_slab_bytes
 from weft.memory.captures import ORIGINS, Origin
@@ -64,6 +64,18 @@ EntryRows = NDArray[np.void]
 def checksum(data: bytes | memoryview) -> int:
     """Return the checksum of a unit's or a header's bytes: XXH3, 64 bits."""
     return xxh3_64_intdigest(data)
+
+
+def checksum_of_parts(parts: Iterable[memoryview]) -> int:
+    """Return the checksum of the bytes of all parts, one after the other.
+
+    >>> checksum_of_parts([memoryview(b"one"), memoryview(b"two")]) == checksum(b"onetwo")
+    True
+    """
+    found = xxh3_64()
+    for part in parts:
+        found.update(part)
+    return found.intdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +237,10 @@ class DiskLayout:
 
     def header_at(self, entry: memoryview, offset: int) -> UnitHeader | None:
         """Return the header of the entry at this offset, or None if there is none or it is damaged."""
-        rows, _, _ = self.rows(entry, offset)
-        return decode(rows[0].tobytes()) if len(rows) else None
+        header = decode(entry)
+        if header is None or header.size != self.unit_bytes.get(header.kind):
+            return None
+        return header if self.entry_of(header.kind, header.unit) == offset else None
 
 
 def read_layout(block: bytes | memoryview) -> DiskLayout | None:

@@ -5,7 +5,7 @@ No torch: `units` gives the bytes of a unit in the tier above.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
@@ -18,15 +18,13 @@ from weft.memory.cache import Cache
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_file import DamagedUnit, DiskFile
+from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Task, Wanted
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 8
 # Threads for the parts of reads and writes: large units are cut into pieces, and those of a write go beside each other.
 HELPERS = 4
 WAIT_SECONDS = 1e-3
-# With fewer units than this for each reader, one reads them all.
-LEAST_UNITS = 4
 
 
 def check_model(spec: MemorySpec, name: str = "disk") -> None:
@@ -67,17 +65,19 @@ class ThreadedCopies:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """When a plan was begun, and the headers of units whose payloads are written; None: there is nothing to commit."""
+    """A plan whose payloads are being written: when it was begun, its headers, and what writes them."""
 
     began: float
-    headers: list[UnitHeader] | None
+    headers: list[UnitHeader]
+    parts: list[Future[None]]
+    cleared: bool
 
 
 class DiskCopies:
     """Reads and writes units in threads: one writer, so that writes keep their order, and several readers.
 
-    Both leave the parts of what they do to helpers, and wait for them. While one plan is made durable and its headers
-    are written, the writer goes on with the next: plans under way own different units.
+    Both leave the parts of what they do to helpers. The writer does not wait for them: while payloads of one plan are
+    written and made durable, it goes on with the next. Plans under way own different units.
     """
 
     def __init__(self, file: DiskFile, units: Callable[[Kind, int], memoryview]) -> None:
@@ -95,10 +95,8 @@ class DiskCopies:
         if plan.direction is Direction.SAVE:
             staged = self._writer.submit(self._stage, plan)
             return ThreadedCopies((self._committer.submit(self._commit, staged),))
-        units = list(zip(plan.units, plan.labels, strict=True))
-        share = max(LEAST_UNITS, -(-len(units) // READERS))
-        parts = [units[first : first + share] for first in range(0, len(units), share)]
-        return ThreadedCopies(tuple(self._readers.submit(self._load, part) for part in parts))
+        runs = self.file.requests([(Kind(unit.kind), unit.lower) for unit in plan.units])
+        return ThreadedCopies(tuple(self._readers.submit(self._load, plan, run) for run in runs))
 
     def copied(self, flight: ThreadedCopies, wait: bool) -> float | None:
         """Return the seconds that the copies took, or None if under way; with `wait`, wait a little for them."""
@@ -112,38 +110,47 @@ class DiskCopies:
         self._helpers.shutdown()
         self.file.close()
 
-    def _together(self, tasks: Sequence[Callable[[], int]]) -> list[int]:
+    def _together(self, tasks: Sequence[Task]) -> Iterator[None]:
         """Run tasks beside each other; whatever fails, none of them is under way any more when this ends."""
-        if len(tasks) == 1:
-            return [tasks[0]()]
         parts = [self._helpers.submit(task) for task in tasks]
-        wait_for(parts)
-        return [part.result() for part in parts]
+        try:
+            for part in parts:
+                yield part.result()
+        finally:
+            wait_for(parts)
 
     def _stage(self, plan: CopyPlan) -> Staged:
+        """Begin the writes of a plan. Marks and headers keep their order; payloads of several plans do not."""
         began = perf_counter()
-        cleared = [(Kind(kind), unit) for kind, unit in plan.cleared]
+        self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
+        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), self._together)
         units = [
             (header_of(copy, label), self._units(Kind(copy.kind), copy.upper))
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
-        self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
-        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), self._together)
-        if not units and not cleared:
-            return Staged(began, None)
-        return Staged(began, self.file.stage(units, cleared, self._together))
+        staging = self.file.stage(units, [(Kind(kind), unit) for kind, unit in plan.cleared])
+        parts = [self._helpers.submit(task) for task in staging.tasks]
+        return Staged(began, staging.headers, parts, bool(plan.cleared))
 
-    def _commit(self, staged: Future[Staged]) -> float:
-        found = staged.result()
-        if found.headers is not None:
-            self.file.commit(found.headers)
-        return perf_counter() - found.began
+    def _commit(self, staging: Future[Staged]) -> float:
+        staged = staging.result()
+        wait_for(staged.parts)
+        for part in staged.parts:
+            part.result()
+        if staged.headers or staged.cleared:
+            self.file.commit(staged.headers)
+        return perf_counter() - staged.began
 
-    def _load(self, units: list[tuple[UnitCopy, UnitLabel]]) -> float:
+    def _load(self, plan: CopyPlan, run: list[int]) -> float:
         began = perf_counter()
-        for (kind, upper, lower), label in units:
-            into = self._units(Kind(kind), upper)
-            self.file.read(Kind(kind), lower, label.key, into, label.position, self._together)
+        units = [(Kind(unit.kind), unit, plan.labels[index]) for index in run for unit in [plan.units[index]]]
+        self.file.read_run(
+            [
+                Wanted(kind, unit.lower, label.key, self._units(kind, unit.upper), label.position)
+                for kind, unit, label in units
+            ],
+            self._together,
+        )
         return perf_counter() - began
 
 

@@ -18,6 +18,8 @@ from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
 
 Unit = tuple[str, int]
+# Units that one plan marks.
+MOST_MARKED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class Erasing:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        # The arena adds to it. Of the first `_counted` units, the bytes are known.
         self._unmarked: list[Unit] = []
+        self._counted = self._counted_bytes = 0
         self._marked: deque[Unit] = deque()
         self._part: ErasedPart | None = None
         # Bytes of units that are marked, or about to be.
@@ -61,7 +65,12 @@ class Erasing:
     @property
     def left_bytes(self) -> int:
         """Bytes of units that are not overwritten yet."""
-        return self._known_bytes + self._sum(self._unmarked)
+        return self._known_bytes + self._unmarked_bytes()
+
+    def _unmarked_bytes(self) -> int:
+        self._counted_bytes += self._sum(self._unmarked[self._counted :])
+        self._counted = len(self._unmarked)
+        return self._counted_bytes
 
     @contextmanager
     def taking_freed(self) -> Iterator[None]:
@@ -90,9 +99,13 @@ class Erasing:
             return None
         if self._unmarked or self._evicted_too:
             # All marks before any zeros: they are small, and from then on a restart finds nothing of the drop.
-            self._part = ErasedPart(doomed=tuple(self._unmarked), evicted_too=self._evicted_too)
-            self._known_bytes += self._sum(self._unmarked)
-            self._unmarked.clear()
+            doomed = self._unmarked[-MOST_MARKED:]
+            self._part = ErasedPart(doomed=tuple(doomed), evicted_too=self._evicted_too)
+            self._unmarked_bytes()
+            size = self._sum(doomed)
+            del self._unmarked[-MOST_MARKED:]
+            self._counted, self._counted_bytes = len(self._unmarked), self._counted_bytes - size
+            self._known_bytes += size
             self._evicted_too = False
             return self._part
         erased: list[Unit] = []

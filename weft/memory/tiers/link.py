@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from weft.memory.tiers.discovery import Discovery
     from weft.memory.tiers.restoring import Restoring
 
-# Loads go first: a request waits for them. At 50 GB/s these are 10 and 5 milliseconds.
+# Bytes under way in each direction: 10 milliseconds at the 50 GB/s between a GPU and host memory. Of what is saved to a
+# file or a store, which are slower, half as much.
 MOST_LOADING_BYTES = 512 << 20
+MOST_DEMOTING_BYTES = 512 << 20
 MOST_SAVING_BYTES = 256 << 20
 CHUNK_BYTES = 64 << 20
 
@@ -42,7 +44,7 @@ class TierLink:
         self.upper = upper
         self.lower = lower
         self.rates = Rates(load_bytes)
-        self.saves = Saves(upper, lower, CHUNK_BYTES, MOST_SAVING_BYTES)
+        self.saves = Saves(upper, lower, CHUNK_BYTES, MOST_SAVING_BYTES if labelled else MOST_DEMOTING_BYTES)
         self.loads = Loads(upper, lower, CHUNK_BYTES, MOST_LOADING_BYTES, self.saves.damaged)
         self.loads.frees_memory = lambda: self.saves.in_flight > 0
         self.demotion = Demotion(upper, self.saves)

@@ -19,6 +19,11 @@ from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import KINDS, UnitHeader
 from weft.memory.trie import Node
 
+# To find the cell above another takes a fraction of the time that entering it takes.
+CLIMBED_PER_CELL = 8
+# Rows of a file that a drop looks at in one step.
+ROWS_PER_LOOK = 1 << 14
+
 
 class Restoring:
     def __init__(self, cache: Cache, file: DiskFile, tenancy: Tenancy) -> None:
@@ -37,6 +42,7 @@ class Restoring:
         self._points = list({**dict.fromkeys(self._states), **dict.fromkeys(self._windows)}) if pointed else []
         # Ends of paths come last, so that each is entered with all of what is above it.
         self._rest = list(self._pages)
+        self._entering = self._enter_rest()
 
     def _index(self, kind: Kind) -> None:
         rows = self.file.rows
@@ -75,21 +81,24 @@ class Restoring:
 
     def enter_path(self, keys: list[Key]) -> None:
         """Enter the cells of a prompt, as far as the file has them, with their resume points."""
-        self._enter(keys, None)
+        for _ in self._enter(keys, None):
+            pass
 
-    def _enter(self, keys: list[Key], parent: Node | None) -> None:
-        """Enter cells that follow each other below `parent`."""
+    def _enter(self, keys: list[Key], above: Key | None) -> Iterator[None]:
+        """Enter cells that follow each other below `above`; yields after each."""
         entered: list[Node] = []
+        nodes = self.cache.trie.nodes
         for key in keys:
-            node = self.cache.trie.nodes.get(key)
-            if node is None:
+            node, parent = nodes.get(key), None if above is None else nodes.get(above)
+            if node is None and (above is None or parent is not None):
                 node = self._enter_cell(key, parent)
-                if node is None:
-                    break
-                entered.append(node)
-            if key in self._states or key in self._windows:
-                self._enter_point(node)
-            parent = node
+                entered += [] if node is None else [node]
+            if node is None:
+                break
+            self._enter_point(node)
+            above = key
+            yield
+        # Not before, so that the end of a path is not evicted while the rest is still to come.
         for node in entered:
             self.cache.valuation.offer(node)
 
@@ -110,6 +119,8 @@ class Restoring:
 
     def _enter_point(self, node: Node) -> None:
         cache, spec, key = self.cache, self.cache.spec, node.key
+        if key not in self._states and key not in self._windows:
+            return
         rows = [*([self._states.pop(key)] if key in self._states else []), *self._windows.pop(key, [])]
         headers = [header for row in rows if (header := self.file.header(row)) is not None]
         position = node.depth * cache.cell
@@ -135,18 +146,20 @@ class Restoring:
     # the rest -------------------------------------------------------------------------------------------------------
 
     def enter_some(self, most: int) -> bool:
-        """Enter up to about this many units; return whether there are more."""
-        for _ in range(most):
-            if self._points:
-                self._enter_key(self._points.pop())
-            elif self._rest:
-                self._enter_key(self._rest.pop())
-            else:
-                return False
-        return True
+        """Enter up to about this many cells, however long their paths are; return whether there may be more."""
+        return all(next(self._entering, False) is None for _ in range(most))
 
-    def _enter_key(self, key: Key) -> None:
-        """Enter a cell with all that is missing above it, or drop what is left of it."""
+    def _enter_rest(self) -> Iterator[None]:
+        for keys in (self._points, self._rest):
+            while keys:
+                yield from self._enter_key(keys.pop())
+                yield
+
+    def _enter_key(self, key: Key) -> Iterator[None]:
+        """Enter a cell with all that is missing above it, or drop what is left of it; yields now and then.
+
+        Between two parts, lookups may enter some of the cells, and drops may release them.
+        """
         missing: list[Key] = []
         nodes, rows = self.cache.trie.nodes, self.file.rows
         here: Key | None = key
@@ -154,22 +167,29 @@ class Restoring:
             missing.append(here)
             parent = rows[self._pages[here]]["parent"].tobytes()
             here = parent if any(parent) else None
-        if here is None or here in nodes:
-            # The cell itself may be there already, without its point.
-            self._enter(missing[::-1] or [key], None if here is None or not missing else nodes[here])
+            if len(missing) % CLIMBED_PER_CELL == 0:
+                yield
+        if not missing and key in nodes:
+            # The cell itself is there already; its point may not be.
+            self._enter_point(nodes[key])
+        elif here is None or here in nodes:
+            yield from self._enter(missing[::-1], here)
         # If a cell above is missing or damaged, nothing leads here any more.
         for row in (self._pages.pop(key, None), self._states.pop(key, None), *self._windows.pop(key, [])):
             if row is not None:
                 self._drop(row)
 
-    def rows_of(self, tenant: bytes | None) -> list[int]:
-        """Return the rows of the file with units of a tenant, or of all."""
-        rows = self.file.rows
+    def rows_of(self, tenant: bytes | None, first: int, end: int) -> list[int]:
+        """Return the rows of the file in [first, end) with units of a tenant, or of all."""
+        rows = self.file.rows[first:end]
         if tenant is None:
-            return list(range(len(rows)))
+            return list(range(first, first + len(rows)))
         wanted = np.frombuffer(tenant.ljust(16, b"\0"), "<u8")
         found = np.ascontiguousarray(rows["tenant"]).view("<u8").reshape(-1, 2) == wanted
-        return np.flatnonzero(found.all(axis=1)).tolist()
+        return (first + np.flatnonzero(found.all(axis=1))).tolist()
+
+    def rows_to_drop(self, tenant: bytes | None) -> RowsToDrop:
+        return RowsToDrop(self, tenant)
 
     def drop(self, rows: Iterable[int]) -> int:
         """Release the units of these rows that are not entered yet; return how many of them are pages."""
@@ -196,6 +216,28 @@ class Restoring:
         for rows in self._windows.values():
             for row in rows:
                 yield self._unit(row)
+
+
+class RowsToDrop:
+    """The rows of a file with units of a tenant, or of all, that are still to be dropped; found part by part."""
+
+    def __init__(self, restoring: Restoring, tenant: bytes | None) -> None:
+        self._restoring = restoring
+        self._tenant = tenant
+        self._looked = 0
+        self._found: list[int] = []
+
+    @property
+    def ended(self) -> bool:
+        return not self._found and self._looked >= len(self._restoring.file.rows)
+
+    def drop_some(self, most: int) -> int:
+        """Drop the units of up to this many rows that are not entered yet; return how many of them are pages."""
+        if not self._found:
+            first, self._looked = self._looked, self._looked + ROWS_PER_LOOK
+            self._found = self._restoring.rows_of(self._tenant, first, self._looked)[::-1]
+        taken, self._found[-most:] = self._found[-most:], []
+        return self._restoring.drop(reversed(taken))
 
 
 def _tenant_of(header: UnitHeader) -> Callable[[], bytes]:

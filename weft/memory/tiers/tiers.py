@@ -27,8 +27,8 @@ from weft.memory.trie import Node
 
 # A request whose loaded prefix was evicted again before it could start is computed after this many loads of a link.
 MOST_LOADS = 2
-# Units of a file that are entered in one step; what a lookup needs is entered at once.
-RESTORED_PER_STEP = 64
+# Cells of a file that are looked at or entered in one step; what a lookup needs is entered at once.
+RESTORED_PER_STEP = 128
 # Plans of copies in one direction that are begun in one step.
 MOST_PLANS = 8
 IN_TIER = {
@@ -273,7 +273,7 @@ class Tiers:
             link.lower.looked_up(None, keys, link.lower.match(keys, limit))
             known = None if node is None else link.lower.trie.nodes.get(node.key)
             if known is not None:
-                link.lower.touch(known)
+                link.lower.started(known)
 
     def kept(self, key: Key) -> None:
         """Note a path that the device has kept, for a tier that outlives the process."""

@@ -1,0 +1,130 @@
+"""A file of blocks: read and written directly where the system can, private to its user, and locked."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from weft.base.errors import InvalidOption
+from weft.memory.tiers.disk_format import BLOCK
+
+
+class BlockFile(Protocol):
+    """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
+
+    Several parts of memory are read or written one after the other. Whole blocks at the offset of a block are read and
+    written directly, if their memory is aligned too.
+    """
+
+    def read(self, offset: int, *into: memoryview) -> None: ...
+
+    def write(self, offset: int, *data: bytes | memoryview) -> None: ...
+
+    def sync(self) -> None:
+        """Return when all writes before are durable."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class FileBlocks:
+    """A preallocated file of the operator's own: mode 0600, locked, not reached through a symbolic link."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._file = _open(path)
+        try:
+            self._claim(path, size_bytes)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._direct = self._open_direct()
+
+    def _claim(self, path: Path, size_bytes: int) -> None:
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise InvalidOption("disk", f"{path} must be a file of this user with mode 600; it would hold prompts")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InvalidOption(
+                "disk", f"{path} is in use by another process; stop it, or pass another path"
+            ) from error
+        if found.st_size < size_bytes:
+            try:
+                os.posix_fallocate(self._file, 0, size_bytes)
+            except OSError as error:
+                os.ftruncate(self._file, found.st_size)
+                raise InvalidOption(
+                    "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
+                ) from error
+
+    def _open_direct(self) -> int | None:
+        try:
+            return os.open(f"/proc/self/fd/{self._file}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+        except (OSError, AttributeError):
+            return None  # the file system, or the system, has no direct input and output
+
+    def _descriptor(self, offset: int, parts: Sequence[memoryview]) -> int:
+        if self._direct is None or offset % BLOCK or not all(is_aligned(part) for part in parts):
+            return self._file
+        return self._direct
+
+    def read(self, offset: int, *into: memoryview) -> None:
+        left = list(into)
+        while left:
+            count = os.preadv(self._descriptor(offset, left), left, offset)
+            if count == 0:
+                raise OSError(errno.EIO, "the file ended early")
+            left, offset = _after(left, count), offset + count
+
+    def write(self, offset: int, *data: bytes | memoryview) -> None:
+        left = [memoryview(part) for part in data]
+        while left:
+            count = os.pwritev(self._descriptor(offset, left), left, offset)
+            if count == 0:
+                raise OSError(errno.EIO, "nothing was written")
+            left, offset = _after(left, count), offset + count
+
+    def sync(self) -> None:
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        if self._direct is not None:
+            os.close(self._direct)
+        os.close(self._file)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
+        raise InvalidOption("disk", f"{path} {why}; pass the path of a file in a folder of your own") from error
+
+
+def is_aligned(part: memoryview) -> bool:
+    """Return whether memory consists of whole blocks, and begins at a multiple of one."""
+    address: int = np.frombuffer(part, np.uint8).__array_interface__["data"][0]
+    return address % BLOCK == 0 and len(part) % BLOCK == 0
+
+
+def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of parts after their first `count` bytes.
+
+    >>> [bytes(part) for part in _after([memoryview(b"ab"), memoryview(b"cd"), memoryview(b"e")], 3)]
+    [b'd', b'e']
+    """
+    left: list[memoryview] = []
+    for part in parts:
+        if count < len(part):
+            left.append(part[count:])
+        count = max(0, count - len(part))
+    return left
