@@ -197,11 +197,12 @@ def _attend_block(
     head = kv_head * GROUP + line % GROUP
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
-    if PADDED and number % BLOCKS == BLOCKS - 1:
-        for left in range(high, tl.minimum(row_end, (own_cell + 1) * CELL)):
-            left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
-            nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
-            tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
+    if PADDED:
+        if number % BLOCKS == BLOCKS - 1:
+            for left in range(high, tl.minimum(row_end, (own_cell + 1) * CELL)):
+                left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
+                nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
+                tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
     is_query = (position < high)[:, None] & is_feature[None, :]
     token = (first + position - start).to(tl.int64)
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
