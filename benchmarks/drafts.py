@@ -1,7 +1,7 @@
 """Measure verification of drafts with scripted acceptance on a GPU, and suffix drafts with weft-small on a CPU.
 
     python -m benchmarks.drafts                          Nemotron-Nano-9B-v2 and Qwen3.5-9B, 3 drafts a row
-    python -m benchmarks.drafts qwen3.5-35b-a3b --quick
+    python -m benchmarks.drafts qwen3.5-9b --rows 32 128
     python -m benchmarks.drafts weft-small --device cpu --dtype float32
 
 With random weights, no draft would be right. So acceptance is scripted, as in published benchmarks: drafts are any
@@ -32,13 +32,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, random_prompt, run, start, warm_up
+from benchmarks.gpu import (
+    Ask,
+    Attempts,
+    arguments_of,
+    fresh,
+    keep,
+    machine,
+    random_prompt,
+    run,
+    start,
+    warm_up,
+    without_flashinfer,
+)
 from weft import LLM, SamplingParams
 from weft.base.plan import Landing
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.following import DraftSamples
+from weft.runner.cuda import recorded
 from weft.runner.cuda.runner import CudaRunner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Acceptance, Drafting, Proposal, SequenceDrafts
@@ -47,7 +60,8 @@ from weft.speculate.suffix import SharedTexts
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)
 PROMPT = 128
-ANSWER = 192
+# Tokens of the answers that are measured, and of those that warm up ways with nothing to learn.
+ANSWER, WARM_ANSWER = 192, 24
 STEADY = (0.81,) * 3
 FALLING = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 NEVER = (0.0,) * 7
@@ -71,7 +85,7 @@ STORIES = ("Once upon a time", "The little boat", "A dog and a cat", "In the old
 
 
 def main() -> int:
-    return run(arguments_of("drafts", __doc__, limit_seconds=420, models=MODELS), measure, show)
+    return run(arguments_of("drafts", __doc__, limit_seconds=240, models=MODELS, rows=BATCHES), measure, show)
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -81,15 +95,20 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
         with attempts.part("texts"):
             found["texts"] = measure_texts(arguments)
         return found
-    batches = [rows for rows in BATCHES if rows <= (8 if arguments.quick else 128)]
+    batches = [rows for rows in arguments.rows if rows <= 8 or not arguments.quick]
     script = Script(max(batches), arguments.device)
+    # Before steps are recorded. Those with prompts are not measured.
     script.lead_device()
-    llm = start(model, arguments, draft="suffix", max_sequences=max(batches), max_length=1024)
+    recorded.PROMPT_TOKENS = recorded.PROMPT_TOKENS[:1]
+    with without_flashinfer():
+        llm = start(model, arguments, draft="suffix", max_sequences=max(batches), max_length=1024)
     warm_up(llm)
     found["rows"] = []
     for rows in batches:
         with attempts.part(f"{rows} rows"):
-            found["rows"].append({"rows": rows} | measure_rows(llm, rows, script))
+            each = {"rows": rows} | measure_rows(llm, rows, script)
+            found["rows"].append(each)
+            print(line_of(each), flush=True)
         keep(found, arguments)
     return found
 
@@ -236,7 +255,7 @@ class ScriptedEngine(Engine):
 
 def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
     """Return tokens per second of `rows` rows: without drafts, with three, with adaptive ones, with useless ones."""
-    plain, idle = tokens_per_second(fresh(llm, draft="off"), llm, rows)
+    plain, idle = tokens_per_second(fresh(llm, draft="off"), llm, rows, WARM_ANSWER)
     found: dict[str, Any] = {"plain": plain, "plain idle": idle}
     for name, chances, fixed, following in WAYS:
         before = llm.engine
@@ -244,21 +263,22 @@ def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
         engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
         engine.script = script
         script.begin(chances)
-        found[name], found[f"{name} idle"] = tokens_per_second(engine, llm, rows)
+        warm = WARM_ANSWER if fixed else ANSWER
+        found[name], found[f"{name} idle"] = tokens_per_second(engine, llm, rows, warm)
         counts = drafting.counts
         verified = max(1, counts.proposed["grammar", 1])
         found[f"{name} accepted"] = 1 + counts.accepted.total() / verified
     return found
 
 
-def tokens_per_second(engine: Engine, llm: LLM, rows: int) -> tuple[float, float]:
+def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, float]:
     """Return the rate from the first decode on, and the share of time in which the GPU waits between steps.
 
-    The first answers warm up what the cost model learns from.
+    From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts are worth.
     """
-    for round_ in range(2):
+    for round_, answer in enumerate((warm_answer, ANSWER)):
         for number in range(rows):
-            engine.add(Ask(random_prompt(llm, PROMPT, rows, number, round_), ANSWER).request())
+            engine.add(Ask(random_prompt(llm, PROMPT, rows, number, round_), answer).request())
         while len(engine.planner.queue) or engine.planner.prefilling:
             engine.step()
         clock = IdleClock(engine._device)
@@ -319,17 +339,22 @@ def answer_texts(engine: CountingEngine, prompts: list[np.ndarray], params: Samp
     return {"seconds": seconds, "tokens": tokens, "steps": engine.planner.number, "computed": engine.computed}
 
 
+def line_of(each: dict[str, Any]) -> str:
+    """Return the figures of one number of rows: tokens/s, and for each way their ratio to plain, length and idle."""
+    line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
+    for name, *_ in WAYS:
+        ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
+        line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
+    return line
+
+
 def show(model: str, found: dict[str, Any]) -> None:
     print(f"  {found['machine']['device']}")
     if "rows" in found:
         names = "".join(f" {name:>21}" for name, *_ in WAYS)
         print(f"  {'rows':>6} {'plain':>9}{names}   tokens/s (÷ plain, length, idle)")
     for each in found.get("rows", ()):
-        line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
-        for name, *_ in WAYS:
-            ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
-            line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
-        print(line)
+        print(line_of(each))
     for name, each in found.get("texts", {}).items():
         rate = each["tokens"] / each["seconds"]
         counts = f"{each['tokens']} tokens in {each['steps']} steps, {each['computed']} computed"

@@ -47,7 +47,10 @@ Show = Callable[[str, dict[str, Any]], None]
 # running a benchmark ------------------------------------------------------------------------------------------------
 
 
-def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[str] = MODELS) -> argparse.Namespace:
+def arguments_of(
+    program: str, about: str, limit_seconds: int, models: Sequence[str] = MODELS, rows: Sequence[int] = ()
+) -> argparse.Namespace:
+    """Return the options of a program; with `rows`, their number can be chosen."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=about.splitlines()[0])
     known = ", ".join(configurations.names())
     parser.add_argument("models", nargs="*", default=list(models), help=f"config.json, folder, or one of {known}")
@@ -57,6 +60,8 @@ def arguments_of(program: str, about: str, limit_seconds: int, models: Sequence[
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", default="auto", help="memory for pages and states, such as 40GiB")
     parser.add_argument("--limit", type=int, default=limit_seconds, help="time limit per model in seconds")
+    if rows:
+        parser.add_argument("--rows", type=int, nargs="+", default=list(rows), help="sizes of batches")
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.program = program
@@ -103,6 +108,8 @@ def _run_separately(model: str, arguments: argparse.Namespace) -> dict[str, Any]
         target, log = Path(folder) / "figures.json", Path(folder) / "log"
         options = ["--device", arguments.device, "--dtype", arguments.dtype, "--memory", arguments.memory]
         options += ["--limit", str(arguments.limit), *(["--quick"] if arguments.quick else [])]
+        if "rows" in arguments:
+            options += ["--rows", *map(str, arguments.rows)]
         command = [sys.executable, "-m", f"benchmarks.{arguments.program}", model, "--here", str(target), *options]
         with log.open("w") as sink:
             reason = _wait(subprocess.Popen(command, stderr=sink), arguments.limit)

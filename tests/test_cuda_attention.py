@@ -421,8 +421,10 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):
-      build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4,
+      build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=launch.block, QUERIES=launch.block // 4, PADDED=False,
           BLOCKS=256 // launch.block, SHARES=shares, LEAST_CELLS=16, **same, **reading), launch.warps, launch.stages)
+    build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=32, QUERIES=8, PADDED=True, BLOCKS=1,
+        SHARES=8, LEAST_CELLS=16, **same, **reading), attention_prefill.SHORT_WARPS, launch.stages)
 kernel = attention._write_token
 build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
 kernel = flashinfer._join_sinks

@@ -23,8 +23,9 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Rows and drafts of a probe.
+# Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
+LIKELY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class DraftRows:
         self._drafted: dict[int, Proposal] = {}
         # By seat: how many drafts its last row with drafts had.
         self.drafted = np.zeros(seats, np.int64)
-        # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right.
+        # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right against
+        # expectation.
         self._waiting: set[int] = set()
 
     def sit(self, seat: int, sequence: Sequence) -> None:
@@ -214,7 +216,8 @@ class DraftRows:
             self.model.verified(seat, proposal.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
             self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
-            if accepted == len(proposal.tokens):
+            # What was likely and right is still not worth its costs.
+            if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
                 self._waiting.add(seat)
 
     def awaits(self, decoding: list[Sequence], landed: int, follows: bool, lost: float) -> bool:

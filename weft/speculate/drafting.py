@@ -326,6 +326,8 @@ class Drafting:
             value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
+        if best:
+            self._probe_every = FIRST_PROBE
         lengths = [0] * len(proposals)
         for _, number in worth[:best]:
             lengths[number] += 1
@@ -352,8 +354,6 @@ class Drafting:
 
     def learn(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
         """Count the drafts of a verified row, and learn from them."""
-        if accepted:
-            self._probe_every = FIRST_PROBE
         for place in range(1, len(proposal.tokens) + 1):
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted

@@ -34,6 +34,8 @@ class PrefillLaunch(NamedTuple):
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: PrefillLaunch(128, 4, 3), 256: PrefillLaunch(64, 4, 3), 512: PrefillLaunch(128, 8, 2)}
+# Rows of up to this number of tokens, such as drafts, have blocks of their own size, computed by so many warps.
+SHORT, SHORT_WARPS = 8, 4
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = PrefillLaunch(16, 4, 1)
 
@@ -69,11 +71,16 @@ def attend_pieces(
     _, cell, kv_heads, _ = view.keys.shape
     group = heads // kv_heads
     block_dim = max(16, power_of_two(head_dim))
-    launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    most = cell
+    if launch is None:
+        launch = LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+        # A given sharing is that of exact operations, whose blocks do not depend on other rows.
+        if sharing is None and batch.longest <= SHORT:
+            launch, most = PrefillLaunch(launch.block, SHORT_WARPS, launch.stages), min(cell, batch.longest)
     # No more queries than a piece can have, no fewer than one.
-    block = max(16, min(launch.block, power_of_two(cell * group)), power_of_two(group))
+    block = max(16, min(launch.block, power_of_two(most * group)), power_of_two(group))
     queries = min(block // group, cell)
-    blocks = -(-cell // queries)
+    blocks = -(-most // queries)
     programs = batch.pieces * blocks * kv_heads
     shares, least_cells = sharing or choose_sharing(programs, view.window, cell, multiprocessors_of(q.device))
     # The result of every share's queries, then the logarithms of the sums that it was divided by.
@@ -88,7 +95,8 @@ def attend_pieces(
         ),
         cache_of(view), pages_of(batch, view), rows_of(batch), pieces_of(batch),
         GROUP=group, KV_HEADS=kv_heads, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, CELL=cell,
-        BLOCK=block, QUERIES=queries, BLOCKS=blocks, SHARES=shares, LEAST_CELLS=least_cells,
+        BLOCK=block, QUERIES=queries, BLOCKS=blocks, PADDED=blocks * queries < cell, SHARES=shares,
+        LEAST_CELLS=least_cells,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0,
         HAS_SINKS=sinks is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=launch.warps, num_stages=launch.stages,
@@ -165,11 +173,14 @@ def _attend_block(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
-    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr,
+    BLOCK: tl.constexpr, QUERIES: tl.constexpr, BLOCKS: tl.constexpr, PADDED: tl.constexpr,
     SHARES: tl.constexpr, LEAST_CELLS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend for up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP."""
+    """Attend for up to QUERIES tokens of one piece, the heads of one group of each: line i is token i // GROUP.
+
+    Pieces with more tokens than BLOCKS blocks are PADDED: the outputs of the others are zeros.
+    """
     # Later pieces of a row see more: start them first, so that no long one is left at the end.
     number, kv_head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     piece = number // BLOCKS
@@ -186,6 +197,12 @@ def _attend_block(
     head = kv_head * GROUP + line % GROUP
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
+    if PADDED:
+        if number % BLOCKS == BLOCKS - 1:
+            for left in range(high, tl.minimum(row_end, (own_cell + 1) * CELL)):
+                left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
+                nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
+                tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
     is_query = (position < high)[:, None] & is_feature[None, :]
     token = (first + position - start).to(tl.int64)
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]

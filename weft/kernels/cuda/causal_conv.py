@@ -32,6 +32,8 @@ from weft.memory.device.store import RecurrentView
 FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
 MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
+# Rows of up to this number of tokens are not split.
+FEW_TOKENS = 16
 # The widest filter of published models; up to it, longer rows keep their inputs in registers.
 UNROLLED = tl.constexpr(4)
 
@@ -71,7 +73,7 @@ def causal_conv(
         )  # fmt: skip
     if batch.pieces:
         # The first program of a row must hold all tokens that read inputs from before the row.
-        splits = SPLITS if batch.cell >= SPLITS * (width - 1) else 1
+        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and batch.longest > FEW_TOKENS else 1
         extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
             given, window_of(view), rows_of(batch), pieces_of(batch),
             WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,

@@ -215,8 +215,8 @@ def read_short(
         if ALONE:
             # Padding has finite outputs.
             value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-            for token in range(at.first, at.first + at.end - at.start):
-                y_at = y + (token.to(tl.int64) * heads + head) * VALUE_DIM + value
+            for number in range(at.end - at.start):
+                y_at = y + ((at.first + number).to(tl.int64) * heads + head) * VALUE_DIM + value
                 tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), value < VALUE_DIM)
 
 

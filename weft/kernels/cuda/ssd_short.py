@@ -144,8 +144,9 @@ def short_kernel(
                 )  # fmt: skip
     elif ALONE:
         # Padding has finite outputs.
-        for token in range(at.first, at.first + at.end - at.start):
-            tl.store(y + token.to(tl.int64) * y_stride + column, tl.zeros([BLOCK], y.dtype.element_ty), real)
+        for number in range(at.end - at.start):
+            y_at = y + (at.first + number).to(tl.int64) * y_stride + column
+            tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), real)
 
 
 @triton.jit
