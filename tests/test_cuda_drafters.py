@@ -125,7 +125,7 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", (32,))
     monkeypatch.setattr(recorded, "DRAFTING", (2,))
     monkeypatch.setattr(recorded, "DRAFT_WIDTHS", (4,))
-    monkeypatch.setattr(mtp, "FREQUENT", 100)
+    monkeypatch.setattr(mtp.MtpHead, "limit", 100)
     monkeypatch.setattr(draft_head, "RARE_MEMORY", 1)
     monkeypatch.setattr(draft_head, "RARE_SHARE", 0.5)
     replayed, run = [], RecordedSteps.run
