@@ -34,6 +34,10 @@ def check_random_steps(seed: int) -> None:
             before = random.randint(first, end + random.choice([0, 0, 20]))
             states.drop(np.array([seat]), np.array([before]))
             written[seat] = {position: line for position, line in written[seat].items() if position >= before}
+        elif action < 0.45:
+            refused = min(random.randint(0, 7), first)
+            states.move(seat, refused)
+            written[seat] = {position - refused: line for position, line in written[seat].items()}
         else:
             number = write_step(states, random, written, number)
         read_all(states, written)
@@ -76,7 +80,7 @@ def check_blocks(states: HiddenStates) -> None:
     held = [
         int(states._blocks[seat, number % width])
         for seat in range(SEATS)
-        for number in range(int(states.first[seat]) // BLOCK, int(limit[seat]) // BLOCK)
+        for number in range(int(states.first[seat] + states._moved[seat]) // BLOCK, int(limit[seat]) // BLOCK)
     ]
     assert sorted(held + states._free) == list(range(total))
 

@@ -365,7 +365,7 @@ def test_guesses_follow_drafts_in_flight(family: str) -> None:
 
 
 def test_guesses_are_frequent_tokens_where_the_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mtp, "FREQUENT", 100)
+    monkeypatch.setattr(mtp.MtpHead, "limit", 100)
     monkeypatch.setattr(draft_head, "RARE_MEMORY", 2)
     asks = [Ask(tokens(40, 1), greedy(40))]
     engine = engine_of("qwen3_5")

@@ -74,7 +74,9 @@ def load_drafter(
         return None
     place = builtin.place_of(options.model)
     parts = (options.weights, options.seed, chosen.operations, device)
-    return load_head(place, target, model_dtype(target), *parts)
+    head = load_head(place, target, model_dtype(target), *parts)
+    head.limit = options.draft_vocabulary
+    return head
 
 
 def load_draft(

@@ -117,6 +117,12 @@ class Options:
         "a smaller model with the same tokenizer",
         metavar="auto|off|suffix|mtp|MODEL",
     )
+    draft_vocabulary: int = option(
+        1 << 16,
+        "tokens that an MTP head guesses from while text consists of them: the first ones of a vocabulary at least "
+        "twice as large; 0: all",
+        metavar="TOKENS",
+    )
     tensor_parallel: int = option(
         1,
         "processes over which the model is cut, each with a part of every layer (docs/parallel.md); --memory and "
@@ -146,7 +152,7 @@ class Options:
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InvalidOption("memory_fraction", f"must be greater than 0 and at most 1, got {share!r}")
-        for name in ("capture_every", "seed", "threads", "tensor_parallel"):
+        for name in ("capture_every", "seed", "threads", "tensor_parallel", "draft_vocabulary"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int):
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
@@ -164,8 +170,9 @@ class Options:
         ):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
-        if self.threads < 0:
-            raise InvalidOption("threads", f"must not be negative, got {self.threads}")
+        for name in ("threads", "draft_vocabulary"):
+            if getattr(self, name) < 0:
+                raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         check_ranks(self)
         memory_bytes(self.memory)
         if self.disk_size is not None:

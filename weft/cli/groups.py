@@ -15,7 +15,7 @@ ENGINE: Groups = {
     "memory and cache": (
         "memory memory_fraction host_memory disk disk_size remote max_length cache eviction capture_every"
     ),
-    "scheduling": "max_sequences max_tokens_per_step max_step_ms depth order draft",
+    "scheduling": "max_sequences max_tokens_per_step max_step_ms depth order draft draft_vocabulary",
     "reproducing and debugging": "seed exact paranoid",
 }
 FRONT: Groups = {

@@ -146,7 +146,7 @@ class DraftHead(DraftModel):
         return rows if self.executor.follows(0, count, len(rows.tokens)) else None
 
     def launched(self, rows: KnownRows) -> None:
-        """Undo all guesses. Rows with drafts in flight are settled at their next call, when the host knows the tokens."""
+        """Undo all guesses. Rows with drafts in flight are settled at their next call, when their tokens are known."""
         self._ahead[rows.seat] = rows.ahead
         for seat in rows.seat[rows.ahead == 0].tolist():
             self.settle(seat, 0)

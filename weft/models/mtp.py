@@ -28,8 +28,6 @@ from weft.models.nemotron_h import attention as nemotron_attention
 from weft.models.qwen3_next import Qwen3Next, attention, mlp
 from weft.models.registry import family_of
 
-# Tokens that guesses are chosen from where text consists of them. A guess then reads a part of the output head.
-FREQUENT = 1 << 16
 COUNTS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
@@ -38,6 +36,9 @@ class MtpHead(CausalModel):
 
     ignored: ClassVar[tuple[str, ...]] = (r"^(?!mtp\.)",)
     base: DecoderModel
+    # How many of the first tokens guesses are chosen from where text consists of them; 0: of all. A guess then reads a
+    # part of the output head.
+    limit = 0
 
     @property
     def tied(self) -> bool:
@@ -57,7 +58,7 @@ class MtpHead(CausalModel):
     @property
     def frequent(self) -> int:
         """The number of tokens that most text consists of: the first ones, as merges are numbered by frequency."""
-        return FREQUENT if self.vocab_size >= 2 * FREQUENT else self.vocab_size
+        return self.limit if 0 < 2 * self.limit <= self.vocab_size else self.vocab_size
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         return self.base.logits(hidden, batch)
