@@ -11,16 +11,21 @@ from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
+from tests.test_simulate_tiers import check_turns
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from weft.base.copies import CopyPlan, Direction, Run
 from weft.engine import dropping
+from weft.memory.cache import Cache
 from weft.memory.capacity import Room
+from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
 from weft.memory.tiers import disk_file, loads, saves, units
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
+from weft.memory.tiers.tiers import Tiers
+from weft.memory.trie import Node
 
 SEEDS = 400
 Patch = pytest.MonkeyPatch
@@ -50,6 +55,10 @@ def with_drops(seed: int) -> None:
 
 def with_many_loads(seed: int) -> None:
     check_second_turns()
+
+
+def with_turns(seed: int) -> None:
+    check_turns()
 
 
 def plant(check: Callable[[int], None]) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
@@ -149,6 +158,20 @@ def loads_compete_with_computing_that_starts_at_once(patch: Patch) -> None:
 @plant(with_many_loads)
 def requests_that_wait_for_loads_need_no_room(patch: Patch) -> None:
     patch.setattr(Room, "__add__", lambda self, other: self)
+
+
+@plant(with_turns)
+def host_memory_does_not_know_that_turns_went_past_a_point(patch: Patch) -> None:
+    def opened(self: Tiers, keys: list[Key], limit: int, node: Node | None) -> None:
+        for link in self.links:
+            link.lower.looked_up(None, keys, link.lower.match(keys, limit))
+
+    patch.setattr(Tiers, "opened", opened)
+
+
+@plant(with_turns)
+def host_memory_takes_a_point_that_stands_in_for_one_that_is_wanted(patch: Patch) -> None:
+    patch.setattr(Cache, "lost_state", lambda self, keys, miss: None)
 
 
 @pytest.mark.parametrize("bug", PLANTS, ids=lambda p: p.name)

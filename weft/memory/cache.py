@@ -107,10 +107,14 @@ class Cache:
             self._regret(keys, miss)
 
     def _regret(self, keys: list[Key], miss: Miss) -> None:
-        key = self.ghosts.deepest_state(keys, miss.cached // self.cell, miss.reusable // self.cell)
+        key = self.lost_state(keys, miss)
         lost = self.ghosts.forget_state(key) if key is not None else None
         if lost is not None and lost.kind is not None:
             self.valuation.popularity.wanted(lost.kind, self.clock - lost.used)
+
+    def lost_state(self, keys: list[Key], miss: Miss) -> Key | None:
+        """Return the cell of the state that a lookup would have started from, if it was evicted."""
+        return self.ghosts.deepest_state(keys, miss.cached // self.cell, miss.reusable // self.cell)
 
     def seen(self, keys: list[Key], miss: Miss) -> int:
         """Return how much of a prompt is known to have been computed before, in tokens: cached, or recently evicted."""
@@ -148,7 +152,7 @@ class Cache:
             self.arena.share(Kind.WINDOW, page)
         return point.slot, point.window
 
-    def started(self, node: Node) -> None:
+    def started(self, node: Node, stands_in: bool = False) -> None:
         """Record that a sequence starts from a node, and not from those above it."""
         above = node.parent
         while above is not None:
@@ -158,11 +162,16 @@ class Cache:
         node.hits += 1
         node.used = self.clock
         if node.resume is not None:
-            self._hit(node.resume)
+            self._hit(node.resume, stands_in)
 
-    def _hit(self, point: ResumePoint) -> None:
+    def _hit(self, point: ResumePoint, stands_in: bool) -> None:
+        """Count a hit. A point that stands in for an evicted one shows that the other was wanted, not itself."""
         self.counts.hits[point.origin] += 1
         self.counts.tokens_hit[point.origin] += point.node.depth * self.cell
+        if stands_in:
+            point.heir_of = None
+            self.valuation.use(point)
+            return
         self.valuation.popularity.wanted(point.kind, self.clock - point.used)
         point.hits += 1
         point.passes = 0

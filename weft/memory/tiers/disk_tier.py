@@ -23,7 +23,7 @@ from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 8
 # Threads for the parts of reads and writes: large units are cut into pieces, and those of a write go beside each other.
-HELPERS = 4
+HELPERS = 8
 WAIT_SECONDS = 1e-3
 
 

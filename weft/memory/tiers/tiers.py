@@ -270,10 +270,11 @@ class Tiers:
     def opened(self, keys: list[Key], limit: int, node: Node | None) -> None:
         """Record a lookup: what it started from is worth keeping in the tiers below too."""
         for link in self.links:
-            link.lower.looked_up(None, keys, link.lower.match(keys, limit))
+            match = link.lower.match(keys, limit)
             known = None if node is None else link.lower.trie.nodes.get(node.key)
             if known is not None:
-                link.lower.started(known)
+                link.lower.started(known, link.lower.lost_state(keys, match) is not None)
+            link.lower.looked_up(None, keys, match)
 
     def kept(self, key: Key) -> None:
         """Note a path that the device has kept, for a tier that outlives the process."""
