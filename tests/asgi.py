@@ -92,6 +92,9 @@ class Exchange:
     async def _take(self, message: dict[str, Any]) -> None:
         self.messages.append(message)
         self._came.set()
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            # As ASGI says: what asks for more of the client after the answer learns that there is none.
+            self.leave()
 
     async def until(self, text: bytes) -> None:
         """Until the answer holds this."""

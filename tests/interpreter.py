@@ -2,7 +2,8 @@
 
 Triton's own spends most of its time on three things without an effect: it computes whether every sum and product of
 integers overflows, and drops the answer unless it is debugging; it patches the language again for every function that
-a kernel calls; and it builds a table of types whenever it needs one of them.
+a kernel calls; and it builds a table of types whenever it needs one of them. It also describes the shape of every
+result anew, although a kernel has few.
 
 It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors. On a GPU, such
 an access may end the process.
@@ -11,6 +12,7 @@ an access may end the process.
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +29,7 @@ def speed_up() -> None:
         builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
         interpreter._get_np_dtype = Types(interpreter)
         Patches(interpreter).install()
+        Shapes(interpreter.tl.core).install()
         Bounds(interpreter).install()
 
 
@@ -88,6 +91,48 @@ class Patches:
     def look(self, function: Any) -> set[str]:
         known = (self.interpreter.tl, self.interpreter.tl.core)
         return {each.__name__ for each in function.__globals__.values() if inspect.ismodule(each) and each in known}
+
+
+class Shapes:
+    """Descriptions of shapes, each made once for all results that have it. They are values: nothing changes them."""
+
+    def __init__(self, core: Any) -> None:
+        self.core = core
+        self.make_type = core.block_type.__init__
+        self.unwrap_all = core._unwrap_if_constexpr
+        # Of types, by sizes and element; of tensors, by sizes.
+        self.types: dict[Any, tuple[Any, Any, str]] = {}
+        self.tensors: dict[Any, tuple[Any, Any]] = {}
+
+    def install(self) -> None:
+        core = self.core
+        constant, plain = core.constexpr, (int, bool, float, str, type(None))
+
+        def unwrap(value: Any) -> Any:
+            kind = type(value)
+            if kind is constant:
+                return value.value
+            return value if kind in plain else self.unwrap_all(value)
+
+        def make_type(each: Any, element: Any, shape: Any) -> None:
+            key = element.name, *(size.value if type(size) is constant else size for size in shape)
+            if key not in self.types:
+                self.make_type(each, element, shape)
+                self.types[key] = each.shape, each.numel, each.name
+            each.element_ty = element
+            each.shape, each.numel, each.name = self.types[key]
+
+        def make_tensor(each: Any, handle: Any, kind: Any) -> None:
+            sizes = tuple(kind.shape.values) if kind.is_block() else ()
+            if sizes not in self.tensors:
+                shape = core.tuple([constant(size) for size in sizes])
+                self.tensors[sizes] = shape, constant(math.prod(sizes))
+            each.handle, each.type, each.dtype = handle, kind, kind.scalar
+            each.shape, each.numel = self.tensors[sizes]
+
+        core._unwrap_if_constexpr = unwrap
+        core.block_type.__init__ = make_type
+        core.tensor.__init__ = make_tensor
 
 
 class OutOfBounds(Exception):

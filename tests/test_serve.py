@@ -35,7 +35,7 @@ from weft.cli.serve import (
 from weft.server.backend import ModelInfo
 from weft.server.keys import Key, RateLimits
 from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
-from weft.server.listener import bind
+from weft.server.listener import bind, listen
 from weft.server.logs import LogFormat
 from weft.server.settings import ServerSettings
 from weft.text.reasoning import REASONING
@@ -176,12 +176,29 @@ def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_end
 # what goes wrong before anything runs ---------------------------------------------------------------------------------
 
 
-def test_an_address_in_use_is_told_at_once_and_in_one_line(caplog):
+@pytest.mark.parametrize("loads", [True, False])
+def test_an_address_in_use_is_told_at_once_and_in_one_line(caplog, loads):
     with bind("127.0.0.1", 0) as taken:
-        taken.listen()
+        # A server that still loads its model has bound its address, and does not listen yet.
+        if not loads:
+            listen(taken)
         port = taken.getsockname()[1]
         assert main(["serve", "--port", str(port)]) == 2
     assert caplog.messages == [f"cannot bind 127.0.0.1:{port}: " + os.strerror(98)]
+
+
+def test_an_address_with_closed_connections_of_an_earlier_server_can_be_bound():
+    port = 0
+    for _ in range(3):
+        with bind("127.0.0.1", port) as listener:
+            port = listener.getsockname()[1]
+            with pytest.raises(OptionError, match="cannot bind"):
+                bind("127.0.0.1", port)
+            listen(listener)
+            with socket.create_connection(("127.0.0.1", port)) as client:
+                # The side that closes first keeps the connection for a while.
+                listener.accept()[0].close()
+                assert client.recv(1) == b""
 
 
 def test_a_model_that_cannot_be_loaded_is_one_line():

@@ -44,7 +44,7 @@ class Listener:
         self._retry: asyncio.TimerHandle | None = None
         self._connections: Connections = shared.connections
         self._connections.left = self._resume
-        listener.listen(BACKLOG)
+        listen(listener)
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
 
@@ -131,15 +131,37 @@ class Listener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address; for port 0 the system chooses one."""
+    """Return a socket bound to an address; for port 0 the system chooses one.
+
+    It listens later, and until then no other server may bind the address, which `SO_REUSEADDR` would allow.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
+        try:
+            listener.bind(address)
+        except OSError:
+            # Closed connections of an earlier server may be left.
+            reuse_address(listener, True)
+            listener.bind(address)
+            reuse_address(listener, False)
     except OSError as error:
         raise OptionError(f"cannot bind {host}:{port}: {error.strerror or error}") from None
     return listener
+
+
+def reuse_address(listener: socket.socket, may: bool) -> None:
+    """Let a socket share its address with closed connections, or not. Connections that it accepts inherit it."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(may))
+
+
+def listen(listener: socket.socket) -> None:
+    """Let clients connect. The next server may bind the address while connections of this one are closed."""
+    reuse_address(listener, True)
+    try:
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise OptionError(f"cannot listen on {listener.getsockname()}: {error.strerror or error}") from None
 
 
 @contextmanager

@@ -125,6 +125,7 @@ class EventStream(Response):
         self._silence = silence or Silence()
         self._ended = ended
         self._disconnected = False
+        self._complete = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A task of its own: each event would otherwise resume all layers that this is called through.
@@ -132,6 +133,9 @@ class EventStream(Response):
 
         async def watch() -> None:
             await gone(receive)
+            if self._complete:
+                # After the last event, a connection counts as closed.
+                return
             self._disconnected = True
             self._ended(DISCONNECT)
             self._close()
@@ -161,6 +165,7 @@ class EventStream(Response):
         if last:
             await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": self._done})
+        self._complete = True
 
     async def _send_events(self, send: Send, write: Write) -> None:
         silence = self._silence
