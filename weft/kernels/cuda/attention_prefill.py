@@ -198,11 +198,11 @@ def _attend_block(
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
     if PADDED:
-        if number % BLOCKS == BLOCKS - 1:
-            for left in range(high, tl.minimum(row_end, (own_cell + 1) * CELL)):
-                left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
-                nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
-                tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
+        piece_end = tl.minimum(row_end, (own_cell + 1) * CELL)
+        for left in range(high, tl.where(number % BLOCKS == BLOCKS - 1, piece_end, high)):
+            left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
+            nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
     is_query = (position < high)[:, None] & is_feature[None, :]
     token = (first + position - start).to(tl.int64)
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
