@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, records_drafts, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch
@@ -75,7 +75,7 @@ def attend_pieces(
     if launch is None:
         launch = LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
         # A given sharing is that of exact operations, whose blocks do not depend on other rows.
-        if sharing is None and batch.longest <= SHORT:
+        if sharing is None and records_drafts(batch, SHORT):
             launch, most = PrefillLaunch(launch.block, SHORT_WARPS, launch.stages), min(cell, batch.longest)
     # No more queries than a piece can have, no fewer than one.
     block = max(16, min(launch.block, power_of_two(most * group)), power_of_two(group))
