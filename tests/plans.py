@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -168,6 +168,21 @@ class Rig:
                     self.compare(self.view.state[name][slot], answers[position], what)
         for (index, _), (_, end), count in zip(chunks, spans, wrong):
             self.roll_back(index, end - count)
+
+    def step_with_padding(self, longest: int) -> None:
+        """Read all sequences from their starts; those with more than `longest` tokens are padding, whose outputs are
+        zeros."""
+        spans = [(0, sequence.length) for sequence in self.sequences]
+        rows = [Row(0, s.length, NOWHERE, s.tail, seat=index) for index, s in enumerate(self.sequences)]
+        board = torch.zeros(99, dtype=torch.int64, device=self.device)
+        batch = build_batch(make_plan(rows, []), self.spec, board, self.device, self.operations)
+        packed = tuple(x.to(self.device) for x in self.pack(self.sequences, spans, [0] * len(spans)))
+        (output,) = self.call(packed, replace(batch, longest=longest), self.view)
+        first = 0
+        for sequence in self.sequences:
+            found, answer = output[first:][: sequence.length], sequence.outputs[0]
+            self.compare(found, answer if sequence.length <= longest else torch.zeros_like(answer), "output")
+            first += sequence.length
 
     def pack(
         self, chosen: Sequence[Known], spans: Sequence[tuple[int, int]], wrong: Sequence[int]

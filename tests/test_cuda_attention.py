@@ -191,6 +191,17 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     assert error_of(out, scene.reference()) < 2e-6
 
 
+@pytest.mark.parametrize("window", [None, 20])
+def test_rows_of_drafts_have_blocks_of_their_size_and_longer_padding_is_finite(window):
+    scene = Scene([(60, 64), (46, 51), (0, 30)], window, heads=3, kv_heads=1)
+    batch, view = replace(scene.batch(), longest=5, host=None), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    out = torch.full(scene.q.shape, torch.nan, device=scene.device)
+    attend_pieces(scene.q, out, batch, view, scene.scale, None, None)
+    assert error_of(out[:9], scene.reference()[:9]) < 2e-6
+    assert out.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("sharing", "window"),
     [(sharing, window) for sharing in ((1, 1), (3, 1), (2, 2), (8, 1), (5, 4)) for window in (None, 33)]

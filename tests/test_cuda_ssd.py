@@ -136,6 +136,10 @@ def test_short_rows_equal_the_loop_wherever_they_end(groups, state, dtype, monke
     assert_nothing_else_is_written(rig)
 
 
+def test_padding_beside_rows_of_drafts_has_outputs_of_zero():
+    make_rig([4, 3, 2, 20], heads=2, groups=1, cell=16, room=7).step_with_padding(longest=4)
+
+
 def test_short_rows_are_computed_once(monkeypatch):
     """Without the kernel for short rows nothing is written where the others leave them out."""
     monkeypatch.setattr(cuda_ssd, "short_kernel", defaultdict(lambda: lambda *group, **sizes: None))

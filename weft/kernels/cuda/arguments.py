@@ -47,6 +47,14 @@ def short_tokens(batch: Batch, most: int) -> int:
     return most if batch.tokens - batch.decodes <= rows * most else 0
 
 
+def records_drafts(batch: Batch, most: int) -> bool:
+    """Return whether a step is recorded for rows of at most `most` tokens, padding aside.
+
+    Kernels that only such steps launch are compiled with them, and never while a request waits.
+    """
+    return batch.host is None and batch.longest <= most
+
+
 def pieces_of(batch: Batch) -> Arguments:
     found: Arguments | None = batch.derived.get("pieces")
     if found is None:

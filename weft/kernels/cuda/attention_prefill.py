@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, records_drafts, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch
@@ -75,7 +75,7 @@ def attend_pieces(
     if launch is None:
         launch = LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
         # A given sharing is that of exact operations, whose blocks do not depend on other rows.
-        if sharing is None and batch.longest <= SHORT:
+        if sharing is None and records_drafts(batch, SHORT):
             launch, most = PrefillLaunch(launch.block, SHORT_WARPS, launch.stages), min(cell, batch.longest)
     # No more queries than a piece can have, no fewer than one.
     block = max(16, min(launch.block, power_of_two(most * group)), power_of_two(group))
@@ -198,11 +198,11 @@ def _attend_block(
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
     if PADDED:
-        if number % BLOCKS == BLOCKS - 1:
-            for left in range(high, tl.minimum(row_end, (own_cell + 1) * CELL)):
-                left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
-                nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
-                tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
+        piece_end = tl.minimum(row_end, (own_cell + 1) * CELL)
+        for left in range(high, tl.where(number % BLOCKS == BLOCKS - 1, piece_end, high)):
+            left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
+            nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
+            tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
     is_query = (position < high)[:, None] & is_feature[None, :]
     token = (first + position - start).to(tl.int64)
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]

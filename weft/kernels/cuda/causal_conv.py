@@ -19,7 +19,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import STEP, pieces_of, rows_of, window_of
+from weft.kernels.cuda.arguments import STEP, pieces_of, records_drafts, rows_of, window_of
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.tails import place_of
@@ -73,7 +73,7 @@ def causal_conv(
         )  # fmt: skip
     if batch.pieces:
         # The first program of a row must hold all tokens that read inputs from before the row.
-        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and batch.longest > FEW_TOKENS else 1
+        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and not records_drafts(batch, FEW_TOKENS) else 1
         extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
             given, window_of(view), rows_of(batch), pieces_of(batch),
             WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,

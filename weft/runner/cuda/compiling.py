@@ -156,9 +156,13 @@ def forward_in_turns(runner: Runner, size: int) -> object:
 
 
 def drafted_plans(runner: Runner) -> Iterator[Plan]:
-    """Yield a step with a draft, if there may be any: those that are not recorded verify them with other numbers."""
+    """Yield steps with a draft, if there may be any: those that are not recorded verify them with other numbers.
+
+    A short prompt beside it is computed by kernels of its own.
+    """
     if runner.spec.draft_room:
         yield replace(trial_of([1, 2], runner), drafts=np.array([0, 1], np.int32))
+        yield replace(trial_of([1, 2, 12], runner), drafts=np.array([0, 1, 0], np.int32))
 
 
 def sampled_plans(runner: Runner) -> Iterator[Plan]:
