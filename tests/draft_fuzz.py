@@ -21,8 +21,8 @@ from tests import tiny_model
 from tests.draft_choices import Choice, Choices, check_inputs, chosen
 from tests.engines import VOCABULARY, model_of, smallest_memory, spec_of, tokens
 from tests.exact_traffic import exact_model
+from tests.mtp_oracle import checkpoint
 from tests.test_drafts import ScriptedDrafting
-from tests.test_mtp import checkpoint
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams

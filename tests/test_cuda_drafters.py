@@ -19,11 +19,12 @@ from tests.draft_fuzz import WatchedEngine, answer_all, compare, wishes
 from tests.engines import FAMILIES as ALL_TINY
 from tests.engines import Ask, greedy, seeded, serve, smallest_memory, tokens
 from tests.gpu_memory import ARENA_BYTES, GROUP
+from tests.mtp_oracle import checkpoint
 from tests.operations import GPU_ROWS, PLAIN
 from tests.oracle import Oracle
 from tests.plans import Row, make_plan
 from tests.test_cuda_runner import SHORT_CELL
-from tests.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, check_hits, checkpoint
+from tests.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, check_hits
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.moving import move_rows, read_guesses

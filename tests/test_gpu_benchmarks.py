@@ -13,7 +13,7 @@ from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
 from tests import tiny_model
-from tests.test_mtp import checkpoint
+from tests.mtp_oracle import checkpoint
 from weft import LLM
 from weft.kernels.cpu import following
 

@@ -262,25 +262,25 @@ def the_head_keeps_an_entry_of_its_own_guess(patch: Patch) -> None:
 
 @plant(head_workloads)
 def the_target_is_told_the_guesses_of_a_neighbour(patch: Patch) -> None:
-    original = draft_rows._tokens_of
+    original = draft_rows.tokens_of
 
     def other(guesses, seat):
         own, others = original(guesses, seat), [t for s, t in guesses.tokens().items() if s != seat]
         return next((tokens for tokens in others if len(tokens) == len(own)), own)
 
-    patch.setattr(draft_rows, "_tokens_of", other)
+    patch.setattr(draft_rows, "tokens_of", other)
 
 
 @plant(head_workloads)
 def the_target_is_told_the_guesses_of_the_step_before(patch: Patch) -> None:
-    original, before = draft_rows._tokens_of, dict[int, tuple[int, ...]]()
+    original, before = draft_rows.tokens_of, dict[int, tuple[int, ...]]()
 
     def late(guesses, seat):
         now = original(guesses, seat)
         last, before[seat] = before.get(seat, now), now
         return last if len(last) == len(now) else now
 
-    patch.setattr(draft_rows, "_tokens_of", late)
+    patch.setattr(draft_rows, "tokens_of", late)
 
 
 @plant(head_workloads)
@@ -306,12 +306,12 @@ def hidden_states_are_lost_where_drafts_were_refused(patch: Patch) -> None:
 
 @plant(head_workloads)
 def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
-    original = DraftModel._launch
+    original = DraftModel.launch
 
     def blind(self, seat, start, end, ahead, tokens, samples):
         return original(self, seat, start, end, ahead if tokens is not None else 0 * ahead, tokens, samples)
 
-    patch.setattr(DraftModel, "_launch", blind)
+    patch.setattr(DraftModel, "launch", blind)
 
 
 @plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)

@@ -278,7 +278,7 @@ class DraftModel:
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
         samples = rows.guesses[order] > 0
         known = (rows.seat[order], rows.start[order], rows.end[order], rows.ahead[order])
-        flights = [self._launch(*known, _packed(rows, order), samples)]
+        flights = [self.launch(*known, _packed(rows, order), samples)]
         if not samples.any():
             return None
         guessing = [order[samples]]
@@ -286,7 +286,7 @@ class DraftModel:
             some = np.flatnonzero(rows.guesses > number)
             start = rows.end[some] + number - 1
             every = np.ones(len(some), np.bool_)
-            flights.append(self._launch(rows.seat[some], start, start + 1, rows.ahead[some], None, every))
+            flights.append(self.launch(rows.seat[some], start, start + 1, rows.ahead[some], None, every))
             guessing.append(some)
 
         def land() -> dict[int, tuple[int, ...]]:
@@ -299,7 +299,7 @@ class DraftModel:
         counts = zip(rows.seat.tolist(), rows.guesses.tolist(), strict=True)
         return Guesses({seat: count for seat, count in counts if count}, land)
 
-    def _launch(
+    def launch(
         self, seat: Longs, start: Longs, end: Longs, ahead: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
     ) -> object:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""

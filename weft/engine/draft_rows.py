@@ -143,7 +143,7 @@ class DraftRows:
         calls += [model.begin(known)] if known and stay else []
         for guesses in filter(None, calls):
             for seat, count in guesses.counts.items():
-                chosen[seat], found[seat] = chosen[seat].on_device(count, partial(_tokens_of, guesses, seat)), count
+                chosen[seat], found[seat] = chosen[seat].on_device(count, partial(tokens_of, guesses, seat)), count
         if known and not stay:
             for seat, tokens in model.draft(known).items():
                 constraint = known[seat][0].constraint
@@ -243,5 +243,5 @@ class DraftRows:
         return not self.drafting.follows(known, unknown, lost)
 
 
-def _tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:
+def tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:
     return guesses.tokens()[seat]
