@@ -4,7 +4,7 @@
     python -m benchmarks.disk_rate --modelled       no disk: a file that takes 2.3 GB/s and gives 3.5 GB/s
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
-64 MiB like those of the engine, four of them at a time. `dd` writes and reads half as many bytes in another file, with
+64 MiB like those of the engine, four of them at a time. `dd` writes and reads as many bytes in another file, with
 blocks of 1, 8 and 64 MiB; the fastest counts. Writes end with a sync in both cases. Both alternate, and medians count;
 a first round, in which both write to new files, is printed apart. With `--modelled`, the rates say how much of a disk's
 time the tier's own work leaves unused, on any machine.
@@ -159,7 +159,7 @@ def measure(
     gib: float,
     rounds: int,
     open_blocks: Callable[[int], BlockFile],
-    plain: Callable[[Direction], dict[str, float]],
+    plain: Callable[[Direction, int], dict[str, float]],
 ) -> None:
     sizes = {kind: size for kind, size in unit_bytes(cost_model(model).spec).items() if kind is not Kind.TAIL}
     layout = DiskLayout.of(b"m" * 32, sizes, int(gib * (1 << 30)))
@@ -174,7 +174,7 @@ def measure(
     for _ in range(1 + rounds):
         for direction in Direction:
             seconds, size = copy_all(copies, plans(layout, points, cells, direction))
-            found[direction].append((size / seconds, plain(direction)))
+            found[direction].append((size / seconds, plain(direction, size)))
     for direction, rates in found.items():
         for name, some in (("first", rates[:1]), ("again", rates[1:])):
             rate = median(each for each, _ in some)
@@ -197,7 +197,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for model in arguments.models:
         if arguments.modelled:
-            measure(model, arguments.gib, arguments.rounds, ModelledBlocks, lambda way: {"all": MODELLED[way]})
+            measure(model, arguments.gib, arguments.rounds, ModelledBlocks, lambda way, _: {"all": MODELLED[way]})
         else:
             on_disk(model, arguments.gib, arguments.rounds, arguments.folder)
 
@@ -206,8 +206,8 @@ def on_disk(model: str, gib: float, rounds: int, parent: str | None) -> None:
     with TemporaryDirectory(dir=parent) as folder:
         path, size = Path(folder) / "tier", int(gib * (1 << 30))
         other = path.with_suffix(".dd")
-        FileBlocks(other, size // 2).close()
-        measure(model, gib, rounds, lambda size: FileBlocks(path, size), lambda way: dd(other, size // 2, way))
+        FileBlocks(other, size).close()
+        measure(model, gib, rounds, lambda size: FileBlocks(path, size), lambda way, size: dd(other, size, way))
 
 
 if __name__ == "__main__":

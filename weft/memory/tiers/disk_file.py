@@ -369,7 +369,7 @@ class DiskFile:
             together = bytearray(places[-1] + ENTRY - places[0])
             for index, place in zip(run, places, strict=True):
                 together[place - places[0] : place - places[0] + ENTRY] = entries[index][1]
-            self._blocks.write(places[0], together)
+            self._blocks.write(places[0], memoryview(together))
 
     def _write(self, place: int, parts: Sequence[memoryview], stride: int) -> None:
         """Write parts of whole blocks one after the other. Zeros follow those that are shorter than `stride`."""

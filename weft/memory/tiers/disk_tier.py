@@ -50,8 +50,10 @@ class ThreadedCopies:
 
         Raises `CopyFailed` for `expected` errors, and others as they are.
         """
-        if wait:
-            wait_for(self.parts, WAIT_SECONDS)
+        under_way = next((part for part in self.parts if not part.done()), None)
+        if wait and under_way is not None:
+            # For one of them: to wait for all takes some time for each, again and again.
+            wait_for((under_way,), WAIT_SECONDS)
         if not all(part.done() for part in self.parts):
             return None
         failures = [error for part in self.parts if (error := part.exception()) is not None]
