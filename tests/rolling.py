@@ -382,8 +382,8 @@ class RollingDevice:
         return found | {token for row, token, newest in bans if row == place and newest == board}
 
     def digest_window(self, plan: Plan, row: int, end: int) -> int:
-        assert self.remembered.window is not None
-        cell, visible, first = self.spec.cell, max(0, end - self.remembered.window), int(plan.window_first[row])
+        assert self.spec.window is not None
+        cell, visible, first = self.spec.cell, max(0, end - self.spec.window), int(plan.window_first[row])
         low = visible // cell
         pages = plan.window_table[row, low - first : -(-end // cell) - first]
         return digest(self.memory[Kind.WINDOW][pages].ravel()[visible - low * cell : end - low * cell], visible)
