@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import ModelError, OptionError
 from weft.base.transfers import TransferSettings
 from weft.runner.ranks.channel import (
-    Begin,
+    BeginPart,
     Channel,
     ChannelClosed,
     CopyUnits,
@@ -71,7 +71,7 @@ def _execute(channel: Channel, part: LoadedPart, runner: RankRunner, reporter: R
     flight: Any = None
     while True:
         message: ToRank = channel.receive(ToRank)
-        if isinstance(message, Begin):
+        if isinstance(message, BeginPart):
             part.begin(runner)
             channel.send(PartJoined())
         elif isinstance(message, Launch):

@@ -79,7 +79,7 @@ class Join(RankMessage, tag="join"):
     threads: int
 
 
-class Begin(RankMessage, tag="begin"):
+class BeginPart(RankMessage, tag="begin"):
     """All ranks have joined, and have opened their files."""
 
 
@@ -176,7 +176,7 @@ class CloseTransfers(TransferCall, tag="close"):
 
 
 AnyCall = OpenTransfer | SendUnits | FinishTransfer | AbandonTransfer | GrantUnits | EndTransfer | CloseTransfers
-ToRank = LoadPart | Join | Begin | Launch | SupplyMasks | CopyUnits | JoinTransfers | AnyCall
+ToRank = LoadPart | Join | BeginPart | Launch | SupplyMasks | CopyUnits | JoinTransfers | AnyCall
 
 
 # From a rank ---------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from weft.base.options import Options
 from weft.base.transfers import TransferEvent, TransferSettings
 from weft.runner.ranks.channel import (
     Answer,
-    Begin,
+    BeginPart,
     Channel,
     ChannelClosed,
     CopyEnded,
@@ -116,7 +116,7 @@ class RankProcesses:
     def begin(self) -> None:
         """Wait until all ranks have joined and have their memory, then let them begin; raises what a rank raised."""
         self._await_answers()
-        self.send(Begin())
+        self.send(BeginPart())
         self._await_answers()
 
     def join_transfers(self, settings: TransferSettings) -> list[int | None]:
