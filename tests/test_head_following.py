@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rolling import MASK, VOCABULARY, RollingDevice, digest, mix, next_token, rolling_spec
+from tests.rolling import MASK, VOCABULARY, Remembered, RollingDevice, digest, mix, rolling_spec
 from tests.test_following import following_workload
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, check_answers, drive, tight_memory
@@ -53,7 +53,7 @@ def head_oracle(text: list[int], count: int) -> list[int]:
         entries = [0]
         for token, state in zip(text[1:] + found, states, strict=True):
             entries.append(mix(entries[-1], mix(token, state)))
-        found.append(next_token(HEAD, 0, digest(np.array(entries[1:], np.uint64), 0), 0))
+        found.append(Remembered.by(HEAD).next_token(0, digest(np.array(entries[1:], np.uint64), 0), 0))
         states.append(own_state(found[-1]))
     return found
 
