@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
+from math import ceil
 from threading import Event, RLock, Semaphore
 
 import pytest
@@ -15,7 +16,7 @@ from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, disk_tier
 from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, checksum, decode
+from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, checksum, decode
 from weft.memory.tiers.disk_tier import HELPERS, DiskCopies
 
 # What does not come within this time never does.
@@ -118,3 +119,24 @@ def check_headers_follow_payloads() -> None:
 
 def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> None:
     check_headers_follow_payloads()
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "largest"),
+    [
+        (Kind.PAGE, 50 / 32, 32 * ENTRY),  # one beside the other
+        (Kind.WINDOW, 50 / 10, 9 * 3 * ENTRY + ENTRY),  # every third place
+        (Kind.STATE, 50, ENTRY),  # too far apart to be written with what is between them
+    ],
+)
+def test_a_request_that_marks_units_is_bounded(kind: Kind, requests: float, largest: int, monkeypatch) -> None:
+    monkeypatch.setattr(disk_file, "HEADERS_BYTES", 32 * ENTRY)
+    layout = DiskLayout.of(b"f" * 32, {Kind.PAGE: BLOCK, Kind.WINDOW: 3 * BLOCK, Kind.STATE: 17 * BLOCK}, 4 << 20)
+    blocks, sizes = FlakyBlocks(layout.size_bytes), []
+    file = DiskFile(blocks, layout)
+    blocks.fail = lambda offset, size: sizes.append(size)
+    file.doom([(kind, unit) for unit in range(50)])
+    assert max(sizes) == largest
+    assert len(sizes) == ceil(requests)
+    file.reread()
+    assert sorted(file.doomed) == [(kind, unit) for unit in range(50)]
