@@ -20,6 +20,7 @@ from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
 from weft.memory.tiers.disk_tier import disk_cache
 from weft.memory.tiers.restoring import CLIMBED_PER_CELL, Restoring
+from weft.memory.trie import Node
 
 SPEC = MemorySpec((AttentionMemory(1, 4, "float32"),), cell=4)
 TENANTS = [tenant_digest(name) for name in (b"one", b"two")]
@@ -64,9 +65,33 @@ def test_a_step_enters_no_more_cells_than_it_may_however_long_a_path_is() -> Non
         assert len(cache.trie) <= before + 7
     assert len(cache.trie) == 341
     assert all(cache.trie.deepest(keys).depth == len(keys) for keys in paths)
-    # Each cell is entered once, the way to it is looked for once, and then it is found to be there.
-    assert calls <= 341 * (2 + 1 / CLIMBED_PER_CELL) / 17 + 1
+    # Each cell is entered once, the way to it is looked for once, it is offered once, and then it is found to be there.
+    assert calls <= 341 * (2 + 2 / CLIMBED_PER_CELL) / 17 + 1
     assert list(found.held()) == []
+
+
+def test_a_step_offers_no_more_cells_for_eviction_than_it_may_however_long_a_path_is(monkeypatch) -> None:
+    file, _ = filled([300])
+    found, cache = restored(file)
+    offered: list[Node] = []
+    offer = cache.valuation.offer
+    monkeypatch.setattr(cache.valuation, "offer", lambda node: (offered.append(node), offer(node)))
+    while found.enter_some(10):
+        assert len(offered) <= 10 * CLIMBED_PER_CELL
+        offered.clear()
+
+
+def test_a_cell_that_was_dropped_before_its_path_is_complete_is_not_offered_for_eviction(monkeypatch) -> None:
+    file, paths = filled([30])
+    found, cache = restored(file)
+    found.enter_some(20)
+    node = cache.trie.deepest(paths[0])
+    assert node is not None
+    assert 0 < node.depth < 30
+    cache.drop_cell(node)
+    monkeypatch.setattr(cache.valuation, "offer", lambda each: None if each is not node else pytest.fail("is gone"))
+    while found.enter_some(10):
+        pass
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -45,6 +46,8 @@ class FileBlocks:
             os.close(self._file)
             raise
         self._direct = self._open_direct()
+        self._syncing = threading.Lock()
+        self._failed_syncs = 0
 
     def _claim(self, path: Path, size_bytes: int) -> None:
         found = os.fstat(self._file)
@@ -93,7 +96,16 @@ class FileBlocks:
             left, offset = _after(left, count), offset + count
 
     def sync(self) -> None:
-        os.fdatasync(self._file)
+        before = self._failed_syncs
+        with self._syncing:
+            # The system reports a write that failed once, to whoever asks first; it may have been another thread's.
+            if self._failed_syncs != before:
+                raise OSError(errno.EIO, "a sync of another thread has failed")
+            try:
+                os.fdatasync(self._file)
+            except OSError:
+                self._failed_syncs += 1
+                raise
 
     def close(self) -> None:
         if self._direct is not None:

@@ -99,8 +99,12 @@ class Restoring:
             above = key
             yield
         # Not before, so that the end of a path is not evicted while the rest is still to come.
-        for node in entered:
-            self.cache.valuation.offer(node)
+        for count, node in enumerate(entered, 1):
+            # A drop may have removed it since.
+            if nodes.get(node.key) is node:
+                self.cache.valuation.offer(node)
+            if count % CLIMBED_PER_CELL == 0:
+                yield
 
     def _enter_cell(self, key: Key, parent: Node | None) -> Node | None:
         """Enter a cell below `parent`, if the file has it there."""
