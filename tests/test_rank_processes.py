@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import pytest
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
 from tests.test_tensor_parallel import constrained_answers
-from weft import LLM, SamplingParams
+from weft import LLM, SamplingParams, rank_process
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
@@ -227,6 +228,7 @@ def make_plan() -> Plan:
 SLOW_END = """
 import sys, threading
 from pathlib import Path
+from types import SimpleNamespace
 from weft import rank_process
 
 def close():
@@ -253,6 +255,24 @@ def test_a_rank_ends_when_what_it_has_saved_is_durable(tmp_path):
         Channel(ours).receive(FromRank)
     assert process.wait(60) == 0
     assert (tmp_path / "saved").read_text() == "durable"
+
+
+def test_a_rank_that_ends_does_not_close_its_file_while_it_is_being_erased():
+    lifeline, runner, closes = SimpleNamespace(before_end=None), SimpleNamespace(close=lambda: None), []
+    part = SimpleNamespace(begin=lambda _: closes.append(lifeline.before_end))
+    messages = iter([rank_process.BeginPart()])
+
+    def receive(_):
+        message = next(messages, None)
+        if message is None:
+            raise ChannelClosed("the first rank has ended")
+        return message
+
+    channel = SimpleNamespace(receive=receive, send=lambda _: None)
+    with pytest.raises(ChannelClosed):
+        rank_process._execute(channel, lifeline, part, runner, SimpleNamespace())
+    assert closes == [None]
+    assert lifeline.before_end is runner.close
 
 
 async def server(folder: Path, ends: Callable[[subprocess.Popen[bytes], int], None]) -> None:

@@ -59,20 +59,22 @@ def run_rank(channel: Channel, lifeline: Lifeline) -> int:
         runner = part.runner(begin.meeting, join.config, join.draft_room, join.threads)
     except (OptionError, ModelError) as error:
         return _refuse(channel, error)
-    # What was saved is durable before the process ends.
-    lifeline.before_end = runner.close
     reporter = RankReporter(channel, runner, begin.rank)
     channel.send(PartJoined())
-    return _execute(channel, part, runner, reporter)
+    return _execute(channel, lifeline, part, runner, reporter)
 
 
-def _execute(channel: Channel, part: LoadedPart, runner: RankRunner, reporter: RankReporter) -> int:
+def _execute(
+    channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: RankRunner, reporter: RankReporter
+) -> int:
     """Do what the first rank sends, in order."""
     flight: Any = None
     while True:
         message: ToRank = channel.receive(ToRank)
         if isinstance(message, BeginPart):
             part.begin(runner)
+            # What was saved is durable before the process ends. Not before: `begin` uses the file in this thread.
+            lifeline.before_end = runner.close
             channel.send(PartJoined())
         elif isinstance(message, Launch):
             flight = runner.launch(decode_plan(message.plan))
