@@ -64,9 +64,7 @@ def run_rank(channel: Channel, lifeline: Lifeline) -> int:
     return _execute(channel, lifeline, part, runner, reporter)
 
 
-def _execute(
-    channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: RankRunner, reporter: RankReporter
-) -> int:
+def _execute(channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: RankRunner, reporter: RankReporter) -> int:
     """Do what the first rank sends, in order."""
     flight: Any = None
     while True:
