@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from random import Random
 
+import pytest
+
+from tests.disk_blocks import FlakyBlocks
+from tests.test_restoring import SPEC, TENANTS, filled
+from weft.base.copies import CopyPlan
+from weft.engine import copying
+from weft.engine.copying import Copier
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers import erasing as erasing_module
+from weft.memory.tiers.disk_file import DiskFile
+from weft.memory.tiers.disk_tier import DiskCopies, disk_cache
+from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.erasing import Erasing
+from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.restoring import Restoring
+from weft.memory.tiers.saves import Saves
+from weft.memory.tiers.tiers import Tiers
 
 SIZES = {Kind.PAGE: 100, Kind.STATE: 400}
 
@@ -85,3 +101,111 @@ def test_a_plan_marks_a_bounded_number_of_units_and_all_are_marked_before_any_is
     part = erasing.next_part(10_000)
     assert part is not None
     assert len(part.erased) == 100
+
+
+def dropping(lengths: list[int]) -> tuple[Copier, TierLink, FlakyBlocks]:
+    """Return tiers over a file of two tenants, of which the first is dropped: nothing of that is planned yet."""
+    file, _ = filled(lengths)
+    cache, upper = disk_cache(SPEC, file, "value"), empty_tier(SPEC, 1 << 20, "value")
+    tenancy = Tenancy(lambda: [cache.trie])
+    link = TierLink(0, "disk", upper, cache, None, labelled=True)
+    link.restoring = restoring = Restoring(cache, file, tenancy)
+    tiers = Tiers([link], tenancy)
+    with tiers.erasing_freed():
+        rows = restoring.rows_to_drop(TENANTS[0])
+        while not rows.ended:
+            rows.drop_some(100)
+    assert isinstance(file._blocks, FlakyBlocks)
+    payload = memoryview(bytearray(file.layout.unit_bytes[Kind.PAGE]))
+    return Copier(tiers, DiskCopies(file, lambda kind, unit: payload)), link, file._blocks
+
+
+@pytest.mark.parametrize("planned", [0, 1, 5])
+def test_a_process_that_ends_marks_all_units_of_a_drop_and_the_next_one_finds_none(planned: int, monkeypatch) -> None:
+    monkeypatch.setattr(erasing_module, "MOST_MARKED", 64)
+    monkeypatch.setattr(copying, "CLOSING_SECONDS", 0.0)
+    copier, link, blocks = dropping([1000, 3])
+    for plan in islice(copier.tiers.plan_saves(), planned):
+        copier._begin(plan)
+    copier.close(lambda: None)
+    blocks.lose_power(Random(1))
+    found = DiskFile(blocks, link.restoring.file.layout)
+    assert [bytes(row["tenant"]) for row in found.rows] == [TENANTS[1]] * 3
+    assert len(found.doomed) == 1000
+
+
+def test_marks_are_planned_before_paths_are_saved_however_much_is_under_way(monkeypatch) -> None:
+    monkeypatch.setattr(erasing_module, "MOST_MARKED", 64)
+    copier, link, _ = dropping([1000, 3])
+    saves, begun = link.saves, []
+
+    def step() -> list[CopyPlan]:
+        begun.clear()
+        return [plan for _ in range(20) if (plan := saves.plan(lambda: bool(begun.append(1)))) is not None]
+
+    saves.in_flight_bytes = saves.most_bytes
+    plans = step()
+    assert [len(plan.doomed) for plan in plans] == [64] * erasing_module.MOST_PARTS
+    assert not begun
+    saves.landed()
+    assert [len(plan.doomed) for plan in step()] == [64]
+    assert not begun
+    saves.in_flight_bytes = 0
+    while saves.erasing.marks_waiting:
+        saves.landed()
+        assert all(plan.doomed for plan in step())
+    # From here on, paths are saved again: these marks need only land.
+    assert begun
+    copier._device.close()
+
+
+def lasting(units: int) -> tuple[Saves, list[int]]:
+    """Return saves to a file of as many units, each with an owner."""
+    cache = empty_tier(SPEC, 1 << 20, "value")
+    cache.arena.remembers_freed = True
+    saves = Saves(cache, cache, 10_000, 1 << 30)
+    saves.labelled = True
+    taken = [cache.arena.take(Kind.PAGE) for _ in range(units)]
+    return saves, [unit for unit in taken if unit is not None]
+
+
+@pytest.mark.parametrize("under_way", ["marks", "zeros"])
+def test_units_that_were_evicted_before_a_drop_are_overwritten_while_another_drop_is_under_way(under_way: str) -> None:
+    saves, units = lasting(6)
+    arena, other = saves.lower.arena, units.pop()
+    with saves.erasing.taking_freed():
+        for unit in units:
+            arena.release(Kind.PAGE, unit)
+    assert saves.plan(lambda: False) is not None
+    if under_way == "zeros":
+        saves.landed()
+        assert saves.plan(lambda: False).erased
+    arena.release(Kind.PAGE, other)
+    with saves.erasing.taking_freed():
+        pass
+    saves.forget()
+    plan, page = saves.plan(lambda: False), (Kind.PAGE.value, other)
+    assert plan is not None
+    # A header that is cleared without zeros would be forgotten with its bytes; one that is not marked, found again.
+    assert (plan.cleared, plan.doomed, plan.erased) == ((page,), (page,), (page,))
+    assert saves.erasing.busy
+
+
+def test_units_that_were_evicted_before_a_drop_are_overwritten_by_the_next_plan_if_the_first_has_failed() -> None:
+    saves, (unit, *_) = lasting(2)
+    saves.lower.arena.release(Kind.PAGE, unit)
+    with saves.erasing.taking_freed():
+        pass
+    plan = saves.plan(lambda: False)
+    assert plan is not None
+    saves.failed(plan)
+    assert saves.erasing.failed
+    assert not saves.erasing.busy
+    # Whatever is saved next clears the header, so that the next drop would not find it.
+    saves.forget()
+    again = saves.plan(lambda: False)
+    assert again is not None
+    assert again.erased == again.doomed == again.cleared == ((Kind.PAGE.value, unit),)
+    assert saves.erasing.busy
+    saves.landed()
+    assert not saves.erasing.busy

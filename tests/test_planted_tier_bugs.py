@@ -9,6 +9,7 @@ import pytest
 
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
+from tests.test_disk_copies import check_headers_follow_payloads
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
 from tests.test_simulate_tiers import check_turns
@@ -21,7 +22,8 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
-from weft.memory.tiers import disk_file, loads, saves, units
+from weft.memory.tiers import disk_file, disk_tier, loads, saves, units
+from weft.memory.tiers.disk_tier import DiskCopies
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
 from weft.memory.tiers.tiers import Tiers
@@ -47,6 +49,10 @@ def in_host_memory(seed: int) -> None:
 
 def on_disk(seed: int) -> None:
     run_on_disk(seed, power_loss)
+
+
+def with_two_plans(seed: int) -> None:
+    check_headers_follow_payloads()
 
 
 def with_drops(seed: int) -> None:
@@ -136,6 +142,18 @@ def a_cancelled_load_keeps_its_pins(patch: Patch) -> None:
 @plant(on_disk)
 def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -> None:
     patch.setattr(disk_file, "checksum", lambda data: 0)
+
+
+@plant(with_two_plans)
+def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
+    def commit(self, staging):
+        staged = staging.result()
+        self.file.sync()
+        disk_tier.wait_for(staged.parts)
+        self.file._write_entries([((each.kind, each.unit), each.encode()) for each in staged.headers])
+        return 0.0
+
+    patch.setattr(DiskCopies, "_commit", commit)
 
 
 @plant(with_drops)

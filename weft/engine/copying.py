@@ -145,7 +145,8 @@ class Copier:
             self.launch(idle=True)
             self.land(wait=True)
         for link in self.tiers.links:
-            # The next process continues, from the marks in the file.
+            # The next process continues, from the marks in the file. What is not marked yet still is, however long
+            # that takes: it would be served.
             link.saves.erasing.stop()
         self.finish()
 

@@ -11,10 +11,9 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +40,10 @@ from weft.memory.tiers.disk_format import (
 REGION_BYTES = 16 << 20
 # Larger units are read and written in pieces of this size; smaller ones that lie side by side, in runs of up to it.
 PIECE_BYTES = 4 << 20
+# Headers of units side by side are written at once, with the zeros between them: up to so many bytes, and only if the
+# next header begins this near. Those of large units are far apart.
+HEADERS_BYTES = 1 << 20
+HEADER_GAP = 4 << 10
 
 Place = tuple[Kind, int]
 # A unit to be written: its header and its payload.
@@ -202,14 +205,15 @@ class DiskFile:
 
     def requests(self, places: Sequence[Place]) -> Iterator[list[int]]:
         """Yield groups of units that are read or written at once, as indices of `places`: side by side, or one unit."""
-        return self._runs(places, PIECE_BYTES)
+        return self._runs(places, {kind: PIECE_BYTES // size for kind, size in self.layout.padded.items()})
 
-    def _runs(self, places: Sequence[Place], most_bytes: float) -> Iterator[list[int]]:
+    def _runs(self, places: Sequence[Place], most: Mapping[Kind, int]) -> Iterator[list[int]]:
+        """Yield runs of units side by side, each as indices of `places`, of `most` units of their kind or of one."""
         run: list[int] = []
         for index in sorted(range(len(places)), key=places.__getitem__):
             kind, unit = places[index]
             beside = bool(run) and places[run[-1]] == (kind, unit - 1)
-            if run and not (beside and (len(run) + 1) * self.layout.padded[kind] <= most_bytes):
+            if run and not (beside and len(run) < most[kind]):
                 yield run
                 run = []
             run.append(index)
@@ -364,7 +368,10 @@ class DiskFile:
 
     def _write_entries(self, entries: Sequence[tuple[Place, bytes]]) -> None:
         """Write headers of units, those side by side at once. No unit begins between these, so there is no header."""
-        for run in self._runs([place for place, _ in entries], inf):
+        smallest = min(self.layout.padded.values())
+        apart = {kind: -(-size // smallest) * ENTRY for kind, size in self.layout.padded.items()}
+        most = {kind: HEADERS_BYTES // each if each <= HEADER_GAP else 1 for kind, each in apart.items()}
+        for run in self._runs([place for place, _ in entries], most):
             places = [self.layout.entry_of(*entries[index][0]) for index in run]
             together = bytearray(places[-1] + ENTRY - places[0])
             for index, place in zip(run, places, strict=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
@@ -22,7 +23,8 @@ from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Task, WantedUnit
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 8
-# Threads for the parts of reads and writes: large units are cut into pieces, and those of a write go beside each other.
+# Threads for the parts of reads, and as many for those of writes: large units are cut into pieces, and those of a write
+# go beside each other. Requests wait for reads, so these never wait behind the payloads of a save.
 HELPERS = 8
 WAIT_SECONDS = 1e-3
 
@@ -90,7 +92,8 @@ class DiskCopies:
         self._writer = ThreadPoolExecutor(1, "weft-disk-writer")
         self._committer = ThreadPoolExecutor(1, "weft-disk-committer")
         self._readers = ThreadPoolExecutor(READERS, "weft-disk-reader")
-        self._helpers = ThreadPoolExecutor(HELPERS, "weft-disk-helper")
+        self._read_parts = ThreadPoolExecutor(HELPERS, "weft-disk-read-part")
+        self._write_parts = ThreadPoolExecutor(HELPERS, "weft-disk-write-part")
 
     def copy(self, plan: CopyPlan) -> ThreadedCopies:
         """Begin the copies of a plan."""
@@ -109,29 +112,21 @@ class DiskCopies:
         self._writer.shutdown()
         self._committer.shutdown()
         self._readers.shutdown()
-        self._helpers.shutdown()
+        self._read_parts.shutdown()
+        self._write_parts.shutdown()
         self.file.close()
-
-    def _together(self, tasks: Sequence[Task]) -> Iterator[None]:
-        """Run tasks beside each other; whatever fails, none of them is under way any more when this ends."""
-        parts = [self._helpers.submit(task) for task in tasks]
-        try:
-            for part in parts:
-                yield part.result()
-        finally:
-            wait_for(parts)
 
     def _stage(self, plan: CopyPlan) -> Staged:
         """Begin the writes of a plan. Marks and headers keep their order; payloads of several plans do not."""
         began = perf_counter()
         self.file.doom([(Kind(kind), unit) for kind, unit in plan.doomed])
-        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), self._together)
+        self.file.erase(((Kind(kind), unit) for kind, unit in plan.erased), partial(_together, self._write_parts))
         units = [
             (header_of(copy, label), self._units(Kind(copy.kind), copy.upper))
             for copy, label in zip(plan.units, plan.labels, strict=True)
         ]
         staging = self.file.stage(units, [(Kind(kind), unit) for kind, unit in plan.cleared])
-        parts = [self._helpers.submit(task) for task in staging.tasks]
+        parts = [self._write_parts.submit(task) for task in staging.tasks]
         return Staged(began, staging.headers, parts, bool(plan.cleared))
 
     def _commit(self, staging: Future[Staged]) -> float:
@@ -151,9 +146,19 @@ class DiskCopies:
                 WantedUnit(kind, unit.lower, label.key, self._units(kind, unit.upper), label.position)
                 for kind, unit, label in units
             ],
-            self._together,
+            partial(_together, self._read_parts),
         )
         return perf_counter() - began
+
+
+def _together(threads: ThreadPoolExecutor, tasks: Sequence[Task]) -> Iterator[None]:
+    """Run tasks beside each other; whatever fails, none of them is under way any more when this ends."""
+    parts = [threads.submit(task) for task in tasks]
+    try:
+        for part in parts:
+            yield part.result()
+    finally:
+        wait_for(parts)
 
 
 def header_of(copy: UnitCopy, label: UnitLabel) -> UnitHeader:

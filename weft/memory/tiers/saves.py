@@ -132,11 +132,12 @@ class Saves:
 
         `more` begins one more path, if there is one that should be saved now.
         """
-        if self.in_flight_bytes >= self.most_bytes:
-            return None
-        part = self.erasing.next_part(self.chunk_bytes)
+        full = self.in_flight_bytes >= self.most_bytes
+        part = self.erasing.next_part(0 if full else self.chunk_bytes)
         if part is not None:
             return self._launch(SaveFlight(size_bytes=part.size_bytes, erased=part))
+        if full or self.erasing.marks_waiting:
+            return None
         flight = SaveFlight()
         while flight.size_bytes < self.chunk_bytes:
             saving = self._unplanned() or (self._unplanned() if more() else None)
@@ -239,7 +240,9 @@ class Saves:
         cleared = tuple(self.lower.arena.freed)
         self.lower.arena.freed.clear()
         self._forgetting = False
+        flight.erased = flight.erased or self.erasing.evicted_part()
         erased = flight.erased or ErasedPart()
+        evicted = cleared if erased.evicted_too else ()
         for _, batch in flight.parts:
             first = batch.cells[0].key if batch.cells else batch.point.key if batch.point else NOWHERE
             node = self.upper.trie.nodes.get(first)
@@ -252,8 +255,8 @@ class Saves:
             flight.size_bytes,
             labels=labels,
             cleared=cleared,
-            doomed=erased.doomed,
-            erased=cleared if erased.evicted_too else erased.erased,
+            doomed=(*erased.doomed, *evicted),
+            erased=(*erased.erased, *evicted),
         )
 
     # landing --------------------------------------------------------------------------------------------------------
@@ -278,7 +281,6 @@ class Saves:
         self.in_flight_bytes -= flight.size_bytes
         if flight.erased is not None:
             self.erasing.landed(flight.erased)
-            return
         self.bytes += flight.size_bytes if flight.parts else 0
         for saving, batch in flight.parts:
             saving.in_flight -= 1
