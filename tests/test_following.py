@@ -112,7 +112,7 @@ def run_following(seed: int, count: int = 4) -> Counter[str]:
     workload = following_workload(seed, count)
     answers = {tuple(a.prompt): a.answer(workload.spec) for a in workload.arrivals}
     drafting = ScriptedDrafting(answers, workload.spec.draft_room, seed)
-    most = 4 if seed % 4 == 3 else workload.config.max_tokens_per_step
+    most = 4 if seed % 4 == 1 else workload.config.max_tokens_per_step
     device = Tally(most, workload.spec, workload.config.memory_bytes, workload.config.max_sequences, workload.lazy)
     texts: dict[Key, tuple[int, ...]] = {}
     with patch.object(sequence, "chain", partial(chain_and_note, texts)):

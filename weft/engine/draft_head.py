@@ -32,7 +32,7 @@ from weft.memory.keys import Key, chain, root_key
 
 # Positions that wait for the head before it reads them without guessing: it then computes many at once.
 FOLLOWED_AT_ONCE = 64
-# Guesses are chosen among the frequent tokens as long as fewer than this share of about so many tokens are others.
+# Guesses are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
 # Reading the whole output head takes a sixth of a step of Qwen3.5-9B, and with an eighth of the tokens out of reach,
 # three drafts of which 0.81 are right become 0.71: 14 % fewer tokens.
 RARE_SHARE, RARE_MEMORY = 1 / 8, 64

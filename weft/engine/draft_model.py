@@ -188,7 +188,7 @@ class DraftModel:
         row.sequence.name_cells(end // self.ledger.cell)
 
     def kept(self, row: Open, accepted: int) -> int:
-        """Return where a row ends of which so many guesses were accepted."""
+        """Return where a row ends of which `accepted` guesses were accepted."""
         return int(self._certain[row.lease.seat]) + accepted
 
     def launched(self, rows: KnownRows) -> None:

@@ -96,7 +96,7 @@ class DraftRows:
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
-        `fits` tells of some rows with so many drafts whether the device can supply what the host does not know.
+        `fits` tells of some rows and their number of drafts whether the device can supply what the host does not know.
         `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.

@@ -34,7 +34,7 @@ class PrefillLaunch(NamedTuple):
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: PrefillLaunch(128, 4, 3), 256: PrefillLaunch(64, 4, 3), 512: PrefillLaunch(128, 8, 2)}
-# Rows of up to this number of tokens, such as drafts, have blocks of their own size, computed by so many warps.
+# Maximum tokens of rows whose blocks have their own size, such as drafts, and the warps that compute one.
 SHORT, SHORT_WARPS = 8, 4
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = PrefillLaunch(16, 4, 1)

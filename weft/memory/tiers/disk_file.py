@@ -58,7 +58,7 @@ def one_by_one(tasks: Sequence[Task]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedUnit:
     """A unit to be read, and where to. `position` is compared if it is given."""
 
     kind: Kind
@@ -274,9 +274,9 @@ class DiskFile:
         The window pages of a resume point have one key. After a crash, files of several ranks may differ in their
         order. What is in `into` after an error is no unit.
         """
-        self.read_run([Wanted(kind, unit, key, into, position)], together)
+        self.read_run([WantedUnit(kind, unit, key, into, position)], together)
 
-    def read_run(self, units: Sequence[Wanted], together: Together = one_by_one) -> None:
+    def read_run(self, units: Sequence[WantedUnit], together: Together = one_by_one) -> None:
         """Read units that lie side by side, as `read` does."""
         kind, layout = units[0].kind, self.layout
         first, last = (layout.entry_of(kind, unit) for unit in (units[0].unit, units[-1].unit))
@@ -291,7 +291,7 @@ class DiskFile:
             place = layout.entry_of(kind, unit.unit)
             self._compare(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
 
-    def _read_payloads(self, place: int, units: Sequence[Wanted], together: Together) -> list[int]:
+    def _read_payloads(self, place: int, units: Sequence[WantedUnit], together: Together) -> list[int]:
         """Read the payloads of units, and return their checksums."""
         padded, into = self.layout.padded[units[0].kind], units[0].into
         if padded <= PIECE_BYTES:
@@ -306,7 +306,7 @@ class DiskFile:
         # Each part is summed up while the next ones are read.
         return [checksum_of_parts(part for part, _ in zip(parts, together(reads), strict=True))]
 
-    def _compare(self, unit: Wanted, header: UnitHeader | None, found: int) -> None:
+    def _compare(self, unit: WantedUnit, header: UnitHeader | None, found: int) -> None:
         if header is None or header.checksum != found or (header.kind, header.key) != (unit.kind, unit.key):
             self.damaged += 1
             raise DamagedUnit(f"a {unit.kind} on disk is not what its header says")

@@ -19,7 +19,7 @@ from weft.memory.cache import Cache
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Task, Wanted
+from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Task, WantedUnit
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 8
@@ -143,7 +143,7 @@ class DiskCopies:
         units = [(Kind(unit.kind), unit, plan.labels[index]) for index in run for unit in [plan.units[index]]]
         self.file.read_run(
             [
-                Wanted(kind, unit.lower, label.key, self._units(kind, unit.upper), label.position)
+                WantedUnit(kind, unit.lower, label.key, self._units(kind, unit.upper), label.position)
                 for kind, unit, label in units
             ],
             partial(_together, self._read_parts),
