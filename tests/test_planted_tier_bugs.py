@@ -22,8 +22,8 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
-from weft.memory.tiers import disk_file, disk_tier, loads, saves, units
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers import disk_file, loads, saves, units
+from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
 from weft.memory.tiers.tiers import Tiers
@@ -146,14 +146,18 @@ def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -
 
 @plant(with_two_plans)
 def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
-    def commit(self, staging):
-        staged = staging.result()
-        self.file.sync()
-        disk_tier.wait_for(staged.parts)
-        self.file._write_entries([((each.kind, each.unit), each.encode()) for each in staged.headers])
-        return 0.0
+    stage = DiskFile.stage
 
-    patch.setattr(DiskCopies, "_commit", commit)
+    def stage_and_sync(self, units, cleared=()):
+        staging = stage(self, units, cleared)
+        self.sync()
+        return staging
+
+    def commit(self, headers):
+        self._write_entries([((each.kind, each.unit), each.encode()) for each in headers])
+
+    patch.setattr(DiskFile, "stage", stage_and_sync)
+    patch.setattr(DiskFile, "commit", commit)
 
 
 @plant(with_drops)
