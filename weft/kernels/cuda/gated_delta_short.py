@@ -48,8 +48,8 @@ def weigh_short(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (value head, row of several tokens). Append keys and decays to the tail, and write
 
