@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tests import tiny_model
 from tests.engines import Ask, greedy, seeded, serve, smallest_memory, tokens
 from tests.hybrid_models import HYBRIDS
-from tests.mtp_oracle import checkpoint
+from tests.mtp_oracle import NEMOTRON, checkpoint
 from tests.operations import CPU
 from tests.oracle import Oracle
 from weft import LLM
