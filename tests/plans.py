@@ -198,9 +198,10 @@ class Rig:
         return tuple(packed)
 
     def wanted(self, start: int, end: int) -> list[int]:
-        """Grid positions to capture: the last, without which the sequence cannot go on, and others at random."""
-        passed = range(start - start % self.spec.cell + self.spec.cell, end + 1, self.spec.cell)
-        return [position for position in passed if position == passed[-1] or self.random.random() < 0.6]
+        """Grid positions to capture: those from which the sequence may have to go on, and others at random."""
+        cell, earliest = self.spec.cell, end - self.spec.draft_room
+        passed = range(start - start % cell + cell, end + 1, cell)
+        return [position for position in passed if position > earliest - cell or self.random.random() < 0.6]
 
     def compare(self, found: Tensor, answer: Tensor, what: str) -> None:
         torch.testing.assert_close(

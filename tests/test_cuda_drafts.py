@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,11 +18,12 @@ from tests.test_cuda_runner import FEW_LAYERS, SPEC, cpu_engine, cuda_engine, pr
 from tests.test_drafts import ScriptedDrafting
 from tests.test_drafts_of_models import make_asks
 from weft.base.config import EngineConfig
+from weft.base.plan import Plan
 from weft.engine.loop import Engine
 from weft.memory.device.store import Store
 from weft.runner.cuda import recorded
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, draft_sizes, prompt_sizes, step_sizes
+from weft.runner.cuda.recorded import RecordedSteps, StepOutput, draft_sizes, prompt_sizes, step_sizes
 
 
 def test_samples_of_drafts_lie_where_their_tokens_are_and_stay_off_the_board():
@@ -46,6 +49,38 @@ def test_every_number_of_rows_with_three_drafts_has_a_recorded_size(most):
         assert any(size.holds(rows // 2, rows - rows // 2, 4 * (rows - rows // 2), 3 * rows) for size in sizes)
     assert draft_sizes(most, room=0) == []
     assert not any(size.holds(0, 1, 4, 4) for size in prompt_sizes(most) if not size.decodes), "one sample a row"
+
+
+class NamedInputs:
+    """Inputs of a size that only say which one was filled."""
+
+    def __init__(self, size: Size, filled: list[Size]) -> None:
+        self.size, self.filled, self.follows = size, filled, size.samples is not None
+
+    def fill(self, plan: Plan, lines: None) -> None:
+        self.filled.append(self.size)
+
+
+@pytest.mark.parametrize("most", [3, 40, 300])
+def test_costs_are_those_of_the_size_that_runs(most, monkeypatch):
+    filled: list[Size] = []
+    tokens = torch.zeros(2048, dtype=torch.int32)
+    monkeypatch.setattr(RecordedSteps, "_replay", lambda *_: StepOutput(None, tokens, tokens))
+    inputs = [NamedInputs(size, filled) for size in step_sizes(most, room=7)]
+    steps = RecordedSteps(None, (), None, SimpleNamespace(rows=most), inputs)
+    largest, random = max(each.size.all_tokens for each in inputs), Random(most)
+    for _ in range(200):
+        rows = random.randint(1, most)
+        drafting = random.choice([1, 2, rows // 3 + 1, rows])
+        drafts = [0] * max(0, rows - drafting) + [random.randint(1, 7) for _ in range(min(rows, drafting))]
+        plan = make_plan([Row(9, 10 + count, tokens=[0] * (1 + count), seat=0) for count in drafts])
+        plan = replace(plan, sampled=np.arange(rows, dtype=np.int32), drafts=np.array(drafts, np.int32))
+        filled.clear()
+        padded = steps.padded_tokens(rows, sum(drafts))
+        if steps.run(plan) is None:
+            assert padded > largest + rows, "no recorded size has costs of what is not recorded"
+        else:
+            assert [size.all_tokens for size in filled] == [padded]
 
 
 def answer_both(family: str, monkeypatch: pytest.MonkeyPatch) -> None:

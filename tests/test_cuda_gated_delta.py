@@ -124,6 +124,14 @@ def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype):
     assert set(launched) == {8}
 
 
+def test_short_rows_that_end_two_cells_capture_both_states():
+    rig = make_rig([20, 20, 20], cell=4, room=7, seed=3)
+    rig.step([(0, 3), (1, 3), (2, 2)])
+    # Rows 0 and 1 end two cells, row 2 only one.
+    rig.step([(0, 7), (1, 8), (2, 4)], {1: 5})
+    rig.run_with_drafts(8)
+
+
 def test_short_rows_are_computed_once(monkeypatch):
     """Without the kernel for short rows nothing is written where the others leave them out."""
     monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: None)

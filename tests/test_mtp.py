@@ -13,11 +13,12 @@ from random import Random
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests import tiny_model
 from tests.engines import Ask, greedy, seeded, serve, smallest_memory, tokens
 from tests.hybrid_models import HYBRIDS
-from tests.mtp_oracle import checkpoint
+from tests.mtp_oracle import NEMOTRON, checkpoint
 from tests.operations import CPU
 from tests.oracle import Oracle
 from weft import LLM
@@ -313,6 +314,23 @@ def test_auto_is_the_head_of_a_checkpoint_that_has_one_and_else_suffixes(tmp_pat
 def test_auto_is_suffixes_where_a_head_is_not_supported(options: dict, device: str, drafter: str) -> None:
     folder = checkpoint("qwen3_5").folder
     assert chosen_draft(Options(model=str(folder), draft="auto", **options), folder, device)[0] == drafter
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_is_one_only_with_all_its_tensors(family: str, tmp_path: Path) -> None:
+    whole = checkpoint(family)
+    assert has_head(whole.folder, "checkpoint")
+    (tmp_path / "config.json").write_text((whole.folder / "config.json").read_text())
+
+    def found(tensors: dict[str, torch.Tensor]) -> bool:
+        save_file(tensors, tmp_path / "model.safetensors")
+        return has_head(tmp_path, "checkpoint")
+
+    assert found(whole.head)
+    for name, tensor in whole.head.items():
+        assert not found({other: each for other, each in whole.head.items() if other != name}), name
+        assert not found(whole.head | {name: tensor[..., :-1].contiguous()}), name
+    assert not found(whole.head | {"mtp.unknown.weight": torch.zeros(1)})
 
 
 def test_random_weights_have_a_head_if_the_configuration_says_so(tmp_path: Path) -> None:

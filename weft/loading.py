@@ -313,7 +313,7 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
 def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]:
     """Return the drafter that `--draft auto` means, and why."""
     if not has_head(folder, options.weights):
-        return "suffix", "the checkpoint has no MTP head"
+        return "suffix", "the checkpoint has no MTP head that Weft can compute"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
     if options.exact is True and device != "cpu":

@@ -116,18 +116,19 @@ def load_head(
 
 
 def has_head(folder: Path, weights: str) -> bool:
-    """Return whether a checkpoint has an MTP head that Weft can compute.
+    """Return whether a checkpoint has an MTP head that Weft can compute, with all its tensors.
 
     Random weights have one if config.json says so.
     """
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
     try:
         head = build(config, torch.float32, "meta", family=head_of(config))
+        if weights == "dummy":
+            return any(config.get(name) for name in COUNTS)
+        match(head, folder, config)
     except ModelError:
         return False
-    if weights == "dummy":
-        return any(config.get(name) for name in COUNTS)
-    return bool(catalogue(checkpoint_files(folder), head))
+    return True
 
 
 def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
@@ -284,8 +285,8 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
     return found
 
 
-def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
-    """Fill all parameters; every name and shape is checked before the first byte is copied."""
+def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Source], dict[str, Stored]]:
+    """Return what to fill a model from, and all that is stored for it; every name and shape is checked."""
     stated = config.get("quantization_config") or {}
     if not isinstance(stated, Mapping):
         raise ModelError(f"config.json: quantization_config must be an object, got {shown(stated)}")
@@ -300,6 +301,12 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
     wanted = list(sources(model))
     filling = [s for s in wanted if s.name in stored and all(c in stored for c in s.companions)]
     check(folder, config, wanted, filling, stored)
+    return filling, stored
+
+
+def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
+    """Fill all parameters; every name and shape is checked before the first byte is copied."""
+    filling, stored = match(model, folder, config)
     by_file: dict[Path, list[Source]] = defaultdict(list)
     for source in filling:
         by_file[stored[source.name].file].append(source)
@@ -432,7 +439,8 @@ def _outermost(group: list[tuple[int, int, bool, str]]) -> list[str]:
 
 
 def _storage(source: Source) -> int:
-    return source.target.untyped_storage().data_ptr()
+    """Return a number of the memory that a target is in. Without values, it has no address."""
+    return int(source.target.untyped_storage()._cdata)
 
 
 def _interval(target: Tensor) -> tuple[int, int]:

@@ -47,6 +47,12 @@ def short_tokens(batch: Batch, most: int) -> int:
     return most if batch.tokens - batch.decodes <= rows * most else 0
 
 
+def short_room(cell: int, ring: int) -> int:
+    """Return the most tokens of a short row with those before it in its cell: its tail holds them, and it ends at most
+    one cell."""
+    return min(ring, 2 * cell - 1)
+
+
 def records_drafts(batch: Batch, most: int) -> bool:
     """Return whether a step is recorded for rows of at most `most` tokens, padding aside.
 

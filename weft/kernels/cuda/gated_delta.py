@@ -14,7 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
 from weft.kernels.cuda.gated_delta_short import NEW, read_short, weigh_short
@@ -87,7 +87,8 @@ def gated_delta(
     if batch.rows > batch.decodes:
         new = 0 if exact else short_tokens(batch, NEW)
         # Tails have room for drafts, so steps of decodes and drafts have no other rows.
-        all_short = batch.longest <= min(new, view.tail["u"].shape[1] - batch.cell + 1)
+        room = short_room(batch.cell, view.tail["u"].shape[1])
+        all_short = batch.longest <= min(new, room - batch.cell + 1)
         if new:
             launch_short(inputs, batch, view, y, new, SHORT, all_short)
         if not all_short:
@@ -167,7 +168,7 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
 def launch_short(
     inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch, alone: bool
 ) -> None:
-    """Compute rows of at most `new` tokens that fit into their tail with the rest of its cell; `alone`: all of them."""
+    """Compute rows of at most `new` tokens for which `short_room` is enough; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
     weights = inputs.v.new_empty(rows, heads, 2 * new, shared["BLOCK"])
@@ -177,7 +178,8 @@ def launch_short(
     found = named(weights=weights, systems=systems, factors=factors)
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
     overlap = early(inputs.v, rows <= FEW_ROWS + 1)
-    constants = {**shared, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
+    room = short_room(batch.cell, shared["RING"])
+    constants = {**shared, "ROOM": room, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
     weigh_short[(heads, rows)](
         tokens,
         named(
@@ -209,7 +211,7 @@ def launch_extend(
     key_heads, key_dim = inputs.k.shape[1:]
     long_rows = batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
-    block = shared["BLOCK"]
+    block, room = shared["BLOCK"], short_room(batch.cell, shared["RING"])
     systems = inputs.v.new_empty(batch.pieces, heads, 2, block, block)
     scales = inputs.v.new_empty(batch.pieces, heads, 5, block, dtype=torch.float32)
     head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)
@@ -220,8 +222,8 @@ def launch_extend(
             systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, NEW=new, PROJECTED=inputs.rates is not None, MOST=inputs.most, PRECISION=precision(inputs.v.dtype),
-        INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
+        **shared, ROOM=room, NEW=new, PROJECTED=inputs.rates is not None, MOST=inputs.most,
+        PRECISION=precision(inputs.v.dtype), INNER=tl.float32 if inputs.v.dtype == torch.float32 else tl.float16,
         num_warps=solve.warps, num_stages=solve.stages, maxnreg=solve.registers,
     )  # fmt: skip
     # A small number if both are views of one tensor; valid otherwise too.
@@ -233,6 +235,6 @@ def launch_extend(
             y=y, systems=systems, scales=scales, head_keys=head_keys,
         ),
         memory_of(view), rows_of(batch), pieces_of(batch),
-        **shared, NEW=new, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages, PRECISION=precision(inputs.v.dtype),
-        num_warps=walk.warps, maxnreg=walk.registers,
+        **shared, ROOM=room, NEW=new, VALUE_DIM=value_dim, VALUES=values, STAGES=walk.stages,
+        PRECISION=precision(inputs.v.dtype), num_warps=walk.warps, maxnreg=walk.registers,
     )  # fmt: skip

@@ -82,7 +82,7 @@ def solve_cells(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr,
-    NEW: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+    ROOM: tl.constexpr, NEW: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (value head, piece). Rows of up to NEW tokens are left to `gated_delta_short`.
 
@@ -99,7 +99,7 @@ def solve_cells(
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     row, position = tl.load(piece_row + piece), tl.load(piece_position + piece)
     at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, RING, NEW):
+    if is_short(at, ROOM, NEW):
         return
     column, lane = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     tokens = columns_of(at, position, column, CELL, RING)

@@ -3,8 +3,8 @@
 As for rows of one token there are two kernels: the first computes what does not depend on values, the second reads
 states and sums. What the tokens change for each other is a triangular system of at most NEW equations; its solution is
 a matrix. All tokens of a row are computed from the checkpoint before its first one, also if it reaches the end of its
-cell: then it writes the state there, too. Rows whose tokens do not fit into their tail with the rest of its cell are
-left to `gated_delta_walk`.
+cell: then it writes the state there, too. Rows whose tokens do not fit into their tail with the rest of its cell, and
+those that reach the end of a second one, are left to `gated_delta_walk`.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def weigh_short(
     state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr,
-    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
+    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr,
+    STAGES: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (value head, row of several tokens). Append keys and decays to the tail, and write
 
@@ -60,7 +60,7 @@ def weigh_short(
     head, own = tl.program_id(0), tl.program_id(1)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, RING, NEW):
+    if is_short(at, ROOM, NEW):
         lane = tl.arange(0, KEYS)
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
         decays = tail_decay + at.tail * tail_decay_stride + head * RING
@@ -155,7 +155,7 @@ def read_short(
     state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +163,7 @@ def read_short(
     head, own = tl.program_id(1), tl.program_id(2)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, RING, NEW):
+    if is_short(at, ROOM, NEW):
         lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
         value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
         real_value = value < VALUE_DIM

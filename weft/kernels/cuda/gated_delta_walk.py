@@ -143,7 +143,7 @@ def walk_cells(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    NEW: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    ROOM: tl.constexpr, NEW: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Program (block of value columns, value head, row of several tokens). Queries lie `q_offset` after their keys.
 
@@ -153,7 +153,7 @@ def walk_cells(
     HEADS: tl.constexpr = KEY_HEADS * SHARED
     key_head = head // SHARED
     at = place_of(decodes + long_row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, RING, NEW):
+    if is_short(at, ROOM, NEW):
         return
     begin, stop = tl.load(first_piece + long_row), tl.load(first_piece + long_row + 1)
     kept = kept_from(at, CELL, RING)

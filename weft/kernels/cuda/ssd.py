@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_tokens
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import Arguments, named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
@@ -167,10 +167,11 @@ def extend(
     )  # fmt: skip
     new = 0 if exact else short_tokens(batch, NEW)
     # Tails have room for drafts, so steps of decodes and drafts have no other rows.
-    all_short = batch.longest <= min(new, ring - cell + 1)
+    room = short_room(cell, ring)
+    all_short = batch.longest <= min(new, room - cell + 1)
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
-        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": ring if all_short else cell - 1, "NEW": new,
+        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": room if all_short else cell - 1, "NEW": new,
         "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
     }  # fmt: skip
     if new:
@@ -202,7 +203,7 @@ def launch_short(
     sizes: dict[str, Any],
     alone: bool,
 ) -> None:
-    """Compute rows of a few tokens that fit into their tail with the rest of its cell; `alone`: all of them."""
+    """Compute rows of a few tokens, with those before them in their cell at most ROOM; `alone`: all of them."""
     x, B, C, (totals, shifted, left) = inputs.x, inputs.B, inputs.C, steps
     heads, head_dim = x.shape[1:]
     block_cell, new = padded(sizes["CELL"]), sizes["NEW"]

@@ -131,6 +131,7 @@ class RecordedSteps:
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
+        self._drafts_first = sorted(prompts, key=lambda each: each.size.samples is None)
         # By rows and drafts: asked for many times in a plan.
         self._padded: dict[tuple[int, int], int] = {}
 
@@ -143,8 +144,7 @@ class RecordedSteps:
         decodes = plan.decode_rows
         longest = int((plan.end - plan.start).max())
         shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count, longest)
-        fitting = (inputs for inputs in self.prompts if inputs.size.holds(*shape))
-        inputs = next((inputs for inputs in fitting if inputs.follows or not len(plan.behind)), None)
+        inputs = self._smallest(shape, len(plan.drafts) > 0, len(plan.behind) > 0)
         if inputs is None:
             return None
         inputs.fill(plan, self._lines(plan))
@@ -156,14 +156,27 @@ class RecordedSteps:
         return output
 
     def padded_tokens(self, rows: int, drafts: int) -> int:
-        """Return the tokens of the smallest recorded step that holds these rows, with this number of drafts in all."""
+        """Return the tokens of the recorded step that holds these rows, with this number of drafts in all.
+
+        A step that is not recorded counts as larger than all that are: no cost of it is one of theirs.
+        """
+        if not drafts:
+            return next((each for each in self.rows if each >= rows), rows)
         if (found := self._padded.get((rows, drafts))) is None:
             tokens = rows + drafts
-            steps = (step.size for step in self.prompts if step.size.samples is not None)
-            fitting = (size.tokens for size in steps if size.holds(0, rows, tokens, tokens))
-            found = next(fitting, tokens) if drafts else next((each for each in self.rows if each >= rows), rows)
-            self._padded[rows, drafts] = found
+            inputs = self._smallest((0, rows, tokens, tokens), True)
+            most = max((each.size.all_tokens for each in self.prompts), default=0)
+            found = self._padded[rows, drafts] = most + tokens if inputs is None else inputs.size.all_tokens
         return found
+
+    def _smallest(self, shape: tuple[int, ...], drafts: bool, follows: bool = False) -> StepInputs | None:
+        """Return the smallest step that holds a plan of this shape.
+
+        With drafts, it is one of those recorded for them if any fits: which rows have the drafts then makes no
+        difference, and costs are those of the size that runs.
+        """
+        steps = self._drafts_first if drafts else self.prompts
+        return next((each for each in steps if each.size.holds(*shape) and (each.follows or not follows)), None)
 
     def _lines(self, plan: Plan) -> Ints | None:
         return None if self.use is None else self.use.lines(plan)
