@@ -21,11 +21,14 @@ from hypothesis import strategies as st
 from tests.rolling import MASK, VOCABULARY, Remembered, RollingDevice, digest, mix, rolling_spec
 from tests.test_following import following_workload
 from tests.test_properties import parts, thorough
-from tests.workloads import Run, check_answers, drive, tight_memory
+from tests.workloads import Arrival, Run, check_answers, drive, tight_memory
+from weft.base.config import EngineConfig
 from weft.base.plan import Plan
+from weft.base.sampling import SamplingParams
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import Guesses
 from weft.engine.loop import Engine
+from weft.engine.request import Request
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.runner.hidden_states import HiddenStates
@@ -236,3 +239,41 @@ def test_guesses_follow_drafts_in_flight() -> None:
     print(met)
     for name, least in {"after drafts": 200, "followed": 200, "guessed": 250, "accepted": 300, "preempted": 1}.items():
         assert met[name] >= least, met
+
+
+class WatchedHead(CheckedHead):
+    """Notes for each call whose guesses the host reads how many plans are in flight."""
+
+    engine: Engine
+
+    def draft(self, asked):
+        if any(count for _, count in asked.values()):
+            self.checked["in flight" if self.engine.planner.number > self.engine.planner.landed else "idle"] += 1
+        return super().draft(asked)
+
+
+def test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing() -> None:
+    spec, memory, seats = rolling_spec(cell=HEAD.cell, room=3), 1 << 22, 4
+    words = [((250,),), (), (), ()]
+    prompts = [[number + 1, number + 2, number + 3] for number in range(seats)]
+    # The first row outlives the others, so at last it has the device for itself.
+    lengths = [80, 40, 40, 40]
+    arrivals = [
+        Arrival(prompt, length, 0, None, b"", 0, (), frozenset(), banned)
+        for prompt, length, banned in zip(prompts, lengths, words, strict=True)
+    ]
+    answers = {tuple(arrival.prompt): arrival.answer(spec) for arrival in arrivals}
+    states = HiddenStates(seats, 256, 1, torch.int64)
+    target = Target(states, spec, memory, seats, True)
+    ledger = Ledger(replace(HEAD, draft_room=3), memory, seats, 160)
+    head = WatchedHead(answers, 1, states, ledger, Head(target, memory), VOCABULARY, 64)
+    config = EngineConfig(memory_bytes=memory, max_sequences=seats, max_length=128, max_tokens_per_step=64, depth=1)
+    head.engine = engine = Engine(spec, target, config, drafting=Lengths(3, 1), draft_model=head)
+    for arrival in arrivals:
+        params = SamplingParams(max_tokens=arrival.count, temperature=0.0, bad_words=arrival.bad_words, ignore_eos=True)
+        engine.add(Request(np.array(arrival.prompt, np.int32), params))
+    while not engine.idle:
+        engine.step()
+    assert head.checked["in flight"] == 0
+    assert head.checked["idle"] > 0, "alone it has drafts"
+    assert head.checked["after drafts"] > 20, "the others follow their drafts"

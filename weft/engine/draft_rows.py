@@ -92,11 +92,13 @@ class DraftRows:
         count: int,
         room: int,
         number: int,
+        landed: int,
         fits: Callable[[int, int], bool],
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
-        `fits` tells of some rows and their number of drafts whether the device can supply what the host does not know.
+        `number` and `landed` are those of the last plan that was made, and that has landed. `fits` tells of some rows
+        and their number of drafts whether the device can supply what the host does not know.
         `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
@@ -113,6 +115,9 @@ class DraftRows:
         together = len(wanted) >= LAND_FIRST_SHARE * count
         late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not self._follows(rows[s], p)}
         held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
+        if len(held) < count:
+            # The others are in flight then, and guesses that the host must know would wait for them.
+            held = {s for s in held if not self._needs_landing(s, wanted[s])}
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         for seat in offered.keys() - chosen.keys() - held:
@@ -120,16 +125,25 @@ class DraftRows:
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
             chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
-        return self._decode(chosen, rows, fitting), held
+        return self._decode(chosen, rows, fitting, number == landed), held
 
     def _follows(self, row: Candidate, proposal: Proposal) -> bool:
         """Return whether a row may have these drafts while others are in flight. Besides a head, only the head's."""
         return row.follows and (self.model is None or (bool(row.flying) and not proposal.tokens))
 
-    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool) -> dict[int, Proposal]:
+    def _needs_landing(self, seat: int, proposal: Proposal) -> bool:
+        """Return whether the host must know guesses that could otherwise stay on the device, because the sampling of
+        their row looks back at them."""
+        stays = self.model is not None and self.model.stays
+        return stays and not proposal.tokens and bool(self.sampling.looks_back[seat])
+
+    def _decode(
+        self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool, idle: bool
+    ) -> dict[int, Proposal]:
         """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out.
 
-        If the device can supply them, they need not land before the step is launched.
+        If the device can supply them, they need not land before the step is launched. Those that must land all the same
+        are left to an `idle` device: otherwise all rows would wait for the flight before them.
         """
         model = self.model
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
@@ -137,7 +151,12 @@ class DraftRows:
             return chosen
         flying = {seat: flies for seat in wanted if (flies := rows[seat].flying) is not None}
         known = {seat: row for seat, row in wanted.items() if seat not in flying}
-        stay = fitting and model.stays and not any(self.sampling.looks_back[seat] for seat in known)
+        stay = fitting and model.stays
+        landing = {seat for seat in known if stay and self._needs_landing(seat, chosen[seat])}
+        if idle:
+            stay = stay and not landing
+        else:
+            known = {seat: row for seat, row in known.items() if seat not in landing}
         found = dict.fromkeys(wanted, 0)
         calls = [model.begin({seat: wanted[seat] for seat in flying}, flying)] if flying else []
         calls += [model.begin(known)] if known and stay else []

@@ -200,7 +200,8 @@ class Planner:
             for seat, left, flies, drafts, can in facts
             if (sequence := self.by_seat[seat]) is not None
         }
-        chosen, held = self.drafts.choose(found, count, room, self.number, partial(self._fits_device, count))
+        fits = partial(self._fits_device, count)
+        chosen, held = self.drafts.choose(found, count, room, self.number, self.landed, fits)
         if not chosen and not held:
             return chosen, seats
         rows.following = {seat: flying for seat in chosen if (flying := found[seat].flying) is not None}

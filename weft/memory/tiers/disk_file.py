@@ -40,7 +40,7 @@ from weft.memory.tiers.disk_format import (
 REGION_BYTES = 16 << 20
 # Larger units are read and written in pieces of this size; smaller ones that lie side by side, in runs of up to it.
 PIECE_BYTES = 4 << 20
-# Headers of units side by side are written at once, with the zeros between them: up to so many bytes, and only if the
+# Headers of units side by side are written at once, with the zeros between them: up to this many bytes, and only if the
 # next header begins this near. Those of large units are far apart.
 HEADERS_BYTES = 1 << 20
 HEADER_GAP = 4 << 10
