@@ -98,7 +98,7 @@ class FileBlocks:
     def sync(self) -> None:
         before = self._failed_syncs
         with self._syncing:
-            # The system reports a write that failed once, to the thread that asks first; it may have been another thread's.
+            # The system reports a write that failed once, to the thread that asks first, which may be another one.
             if self._failed_syncs != before:
                 raise OSError(errno.EIO, "a sync of another thread has failed")
             try:
