@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
-from tests.rolling import rolling_spec
+from tests.rolling import VOCABULARY, rolling_spec
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from tests.workloads import Workload, tight_memory
 from weft.base.config import EngineConfig
@@ -68,6 +68,19 @@ def test_a_prefix_that_the_device_evicted_is_answered_from_host_memory(family: s
     assert sum(a.report.loaded_tokens for a in again) > 256
     for a, b in zip(first, again, strict=True):
         assert max(abs(x - y) for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-5
+
+
+def test_a_request_starts_although_its_prefix_is_scattered_over_all_slabs() -> None:
+    """Then no slab is left for its tail, and nothing can be evicted but the prefix itself."""
+    spec, memory, host = spec_of("nemotron_h"), 743_036, 1 << 22
+    sizes = {"memory_bytes": memory, "host_bytes": host, "max_sequences": 8, "max_length": 420, "depth": 0}
+    engine = Engine(
+        spec, TieredDevice(spec, memory, 8, False, host, Random(4)), EngineConfig(max_tokens_per_step=512, **sizes)
+    )
+    asks = [Ask([token % VOCABULARY for token in tokens(300 + 10 * seed, seed)]) for seed in range(6)]
+    for ask in (*asks, *asks):
+        serve(engine, [ask])
+    serve(engine, [replace(ask, step=step) for step, ask in enumerate(asks)])
 
 
 def test_a_request_whose_prefix_is_on_its_way_waits_and_others_run() -> None:

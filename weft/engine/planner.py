@@ -323,6 +323,7 @@ class Planner:
                 loading += needed
                 continue
             if not self._sit(sequence):
+                self._empty_arena()
                 return
             planned = self._plan_prefill(sequence, budget, rows)
             if not planned:
@@ -434,6 +435,14 @@ class Planner:
             return
         self.leave(sequence)
         self.ledger.cache.clear()
+
+    def _empty_arena(self) -> None:
+        """Forget what is cached, if a request cannot start although no other one has memory.
+
+        The units that it would start from are scattered over all slabs, and none is left for its tail.
+        """
+        if not self.running and self.number == self.landed and not self.ledger.memory_to_land:
+            self.ledger.cache.clear()
 
     def in_flight(self, sequence: Sequence) -> bool:
         return bool(self._last_plan[sequence.seat] > self.landed)
