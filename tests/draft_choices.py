@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.base.plan import BANNED, Plan
 from weft.base.sampling import SamplingParams
+from weft.engine.loop import Engine
 from weft.engine.seat_sampling import uniform
 from weft.engine.sequence import Sequence
 from weft.kernels.cpu.sampling import least_likely_kept
@@ -45,7 +46,9 @@ class Choices:
     def __init__(self, runner: Runner) -> None:
         self.find: Callable[[int], Sequence | None] = lambda seat: None
         self._found: dict[tuple[int, int], Choice] = {}
-        self._places: list[tuple[int, int]] = []
+        # Of the step that is launched: the sequence of each sample, its position, and the seat of its row if that
+        # follows drafts in flight.
+        self._places: list[tuple[int, int, int | None]] = []
         self._runner = runner
         self._launch, self._run, self._decide = runner.launch, runner.run, runner.decide
         runner.launch, runner.run, runner.decide = self.launch, self.run, self.decide
@@ -63,7 +66,7 @@ class Choices:
         return self._launch(plan)
 
     def run(self, plan: Plan) -> Flight:
-        """Note the places of a plan whose rows have been moved. Recorded steps of a GPU do not come here."""
+        """Note the places of a plan whose rows have been moved. Recorded steps of a GPU move their rows themselves."""
         self._note(plan)
         return self._run(plan)
 
@@ -71,8 +74,11 @@ class Choices:
         row, index = plan.samples
         length = plan.end - plan.start
         position = (plan.start + length - np.cumsum(length))[row] + index + 1
-        owners = [self.find(seat) for seat in plan.seat[row].tolist()]
-        self._places = [(owner.id, at) for owner, at in zip(owners, position.tolist(), strict=True)]
+        seats, follows = plan.seat[row], plan.behind[row] > 0 if len(plan.behind) else np.zeros(len(row), bool)
+        self._places = [
+            (self.find(seat).id, at, seat if moves else None)
+            for seat, at, moves in zip(seats.tolist(), position.tolist(), follows.tolist(), strict=True)
+        ]
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
@@ -81,9 +87,18 @@ class Choices:
         adjusted = adjust(logits, sampling, inputs, self._runner.operations).clone().cpu()
         draws = sampling.draws
         numbers = {} if draws is None else dict(zip(draws.row.tolist(), draws.uniform.tolist(), strict=True))
-        for sample, place in enumerate(self._places):
-            self._found[place] = Choice(adjusted[sample], numbers.get(sample))
+        moved = self._runner.moved.tolist()
+        for sample, (owner, position, seat) in enumerate(self._places):
+            place = position if seat is None else position - moved[seat]
+            self._found[owner, place] = Choice(adjusted[sample], numbers.get(sample))
         return self._decide(logits, sampling, inputs)
+
+
+def watch(engine: Engine) -> Choices:
+    """Keep the choices of an engine."""
+    choices = Choices(engine._device)
+    choices.find = engine.planner.by_seat.__getitem__
+    return choices
 
 
 def check_inputs(params: SamplingParams, place: int, plain: Choice, drafted: Choice, exact: bool) -> float:

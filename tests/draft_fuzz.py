@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tests import tiny_model
-from tests.draft_choices import Choice, Choices, check_inputs, chosen
+from tests.draft_choices import Choice, check_inputs, chosen, watch
 from tests.engines import VOCABULARY, model_of, smallest_memory, spec_of, tokens
 from tests.exact_traffic import exact_model
 from tests.mtp_oracle import checkpoint
@@ -182,9 +182,8 @@ class WatchedEngine(Engine):
     """An engine that keeps what its tokens were chosen from."""
 
     def __init__(self, spec: MemorySpec, runner: Runner, *others: Any, **more: Any) -> None:
-        self.choices = Choices(runner)
         super().__init__(spec, runner, *others, **more)
-        self.choices.find = self.planner.by_seat.__getitem__
+        self.choices = watch(self)
 
 
 def engine_of(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.cuda_engines import for_each, held, load_tiny
+from tests.draft_choices import check_inputs, watch
 from tests.engines import FAMILIES, Ask, dummy_model, greedy, seeded, serve, tokens
 from tests.operations import PLAIN
 from tests.plans import Row, make_plan
@@ -171,12 +172,20 @@ def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
     monkeypatch.setattr(RecordedSteps, "run", counted)
     asks = [Ask(tokens(12, seed=1), greedy(11)), Ask(tokens(9, seed=3), seeded(11, seed=7))]
     model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
-    wanted = serve(cpu_engine(model), asks)
+    plain = cpu_engine(model)
+    before = watch(plain)
+    wanted = serve(plain, asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
-    found = serve(cuda_engine(model, drafting=Followed(known, 3, seed=5), max_sequences=2, depth=1), asks)
+    engine = cuda_engine(model, drafting=Followed(known, 3, seed=5), max_sequences=2, depth=1)
+    choices = watch(engine)
+    found = serve(engine, asks)
     assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
     assert any(met), "some rows follow wrong drafts"
     assert not all(met)
+    for number, ask in enumerate(asks):
+        for place in range(ask.params.max_tokens):
+            where = number, len(ask.prompt) + place
+            check_inputs(ask.params, place, before.take(*where), choices.take(*where), exact=False)
 
 
 def test_every_recorded_step_that_may_have_drafts_verifies_them():
