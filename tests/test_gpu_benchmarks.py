@@ -97,11 +97,11 @@ def test_verification_is_measured_with_scripted_acceptance(
     model = str(checkpoint("qwen3_5, one layer").folder)
     monkeypatch.setattr(following, "verify_drafts", following.verify_drafts)
     monkeypatch.setattr(drafts, "machine", lambda device: {"device": device})
-    for name, value in {"PROMPT": 16, "ANSWER": 24, "BATCHES": (1, 2)}.items():
+    for name, value in {"PROMPT": 16, "ANSWER": 24}.items():
         monkeypatch.setattr(drafts, name, value)
     monkeypatch.setattr(mtp, "MODELS", {model: (1, 2)})
     monkeypatch.setattr(benchmark, "warm_up", lambda *_, **__: None)
-    arguments = Namespace(quick=False, device="cpu", dtype="float32", memory="64MiB", here=None)
+    arguments = Namespace(quick=False, device="cpu", dtype="float32", memory="64MiB", here=None, rows=[1, 2])
     found = benchmark.measure(model, arguments)
     assert (found["errors"], [each["rows"] for each in found["rows"]]) == ({}, [1, 2])
     for each in found["rows"]:

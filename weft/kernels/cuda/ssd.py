@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gpus import gpu_of
-from weft.kernels.cuda.launching import Arguments, named, padded, power_of_two, precision
+from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import (
     DECODE,
@@ -175,7 +175,7 @@ def extend(
         "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
     }  # fmt: skip
     if new:
-        launch_short(inputs, y, rows, (totals, shifted, left), step, sizes, all_short)
+        launch_short(inputs, y, batch, view, (totals, shifted, left), sizes, all_short)
     if not all_short:
         cells_kernel[(heads * -(-head_dim // choice.block), rows)](
             named(
@@ -197,14 +197,15 @@ def extend(
 def launch_short(
     inputs: SsdInputs,
     y: Tensor,
-    rows: int,
+    batch: Batch,
+    view: RecurrentView,
     steps: tuple[Tensor, Tensor, Tensor],
-    step: tuple[Arguments, ...],
     sizes: dict[str, Any],
     alone: bool,
 ) -> None:
     """Compute rows of a few tokens, with those before them in their cell at most ROOM; `alone`: all of them."""
     x, B, C, (totals, shifted, left) = inputs.x, inputs.B, inputs.C, steps
+    rows, step = batch.rows - batch.decodes, (memory_of(view), rows_of(batch), pieces_of(batch))
     heads, head_dim = x.shape[1:]
     block_cell, new = padded(sizes["CELL"]), sizes["NEW"]
     weights = x.new_empty(rows, heads, new, block_cell + new)
