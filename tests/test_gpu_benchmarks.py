@@ -16,6 +16,7 @@ from tests import tiny_model
 from tests.mtp_oracle import checkpoint
 from weft import LLM
 from weft.kernels.cpu import following
+from weft.runner.cuda import recorded
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,9 @@ def test_verification_is_measured_with_scripted_acceptance(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = str(checkpoint("qwen3_5, one layer").folder)
+    # The programs change these; afterwards they are as before.
     monkeypatch.setattr(following, "verify_drafts", following.verify_drafts)
+    monkeypatch.setattr(recorded, "PROMPT_TOKENS", recorded.PROMPT_TOKENS)
     monkeypatch.setattr(drafts, "machine", lambda device: {"device": device})
     for name, value in {"PROMPT": 16, "ANSWER": 24}.items():
         monkeypatch.setattr(drafts, name, value)
