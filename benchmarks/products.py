@@ -7,9 +7,6 @@ Prints microseconds, and in brackets the time relative to PyTorch's float32, at 
 parameters. The routines alternate in one process. Each goes through its matrices in turn, and by the time it returns to
 one of them, close to a gigabyte of others has been read. Figures are medians. The second command restricts all
 libraries to an older processor's instructions.
-
-`--routes` compares ways to multiply panels of bfloat16 instead, whatever the number of rows: by our kernel, and in
-blocks by PyTorch's float32 library, of these megabytes for each thread (`--block-mib`), widened by its threads or ours.
 """
 
 from __future__ import annotations
@@ -21,16 +18,13 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from statistics import median
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.kernels.cpu import blocks
-from weft.kernels.cpu.linear import HAS_BFLOAT16, MANY_ROWS, has_units_for, linear, prepare
-from weft.kernels.native import library, widening
-from weft.kernels.native.linear import pack, product
+from weft.kernels.cpu.linear import HAS_BFLOAT16, has_units_for, linear, prepare
+from weft.kernels.native import library
 from weft.kernels.weight import Weight
 
 SHAPES = ((768, 4096), (2048, 768), (768, 768))
@@ -39,9 +33,6 @@ BYTES = 300 << 20
 REST_SECONDS = 0.05
 
 Matmul = Callable[[Tensor], Tensor]
-PanelMatmul = Callable[[Tensor, Tensor, int], Tensor]
-# By name, the dtype of the rows and a routine for each matrix.
-Forms = dict[str, tuple[torch.dtype, list[Matmul]]]
 
 
 def main() -> int:
@@ -49,70 +40,41 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
-    parser.add_argument("--routes", action="store_true")
-    parser.add_argument("--block-mib", type=int, nargs="*", default=[blocks.BLOCK_BYTES >> 20])
-    parser.add_argument("--shapes", type=shape, nargs="*", default=list(SHAPES), metavar="INPUTSxOUTPUTS")
     arguments = parser.parse_args()
-    # Compile only what matmuls need.
-    library.use(())
     if not library.available():
         return 1
     torch.set_num_threads(arguments.threads)
     units = "with" if HAS_BFLOAT16 else "without"
     print(
-        f"instructions: {library.instruction_set()}, {units} 16-bit units; {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}\n"
-        f"16-bit weights in blocks of {blocks.BLOCK_BYTES >> 20} MiB for each thread from {MANY_ROWS} rows on"
+        f"instructions: {library.instruction_set()}, {units} 16-bit units; {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}"
     )
-    for inputs, outputs in arguments.shapes:
+    for inputs, outputs in SHAPES:
         measure(inputs, outputs, arguments)
     return 0
-
-
-def shape(text: str) -> tuple[int, int]:
-    inputs, _, outputs = text.partition("x")
-    return int(inputs), int(outputs)
 
 
 def measure(inputs: int, outputs: int, arguments: argparse.Namespace) -> None:
     count = max(2, BYTES // (inputs * outputs * 4))
     stored = [(torch.randn(outputs, inputs) / inputs**0.5).bfloat16() for _ in range(count)]
-    forms = routes(stored, arguments.block_mib) if arguments.routes else our_forms(stored)
+    floats = [matrix.float() for matrix in stored]
+    forms: dict[str, tuple[torch.dtype, Iterator[Matmul]]] = {
+        "PyTorch float32": (torch.float32, cycle([torch_matmul(each) for each in floats])),
+        "Weft float32": (torch.float32, cycle([our_matmul(each + 1e-7) for each in floats])),
+        "Weft float32 of 16 bits": (torch.float32, cycle([our_matmul(each) for each in floats])),
+        "Weft bfloat16": (torch.bfloat16, cycle([our_matmul(each) for each in stored])),
+    }
+    if has_units_for(stored[0]):
+        forms["PyTorch bfloat16"] = (torch.bfloat16, cycle([torch_matmul(each) for each in stored]))
     print(f"\n{inputs} inputs, {outputs} outputs\n| rows | {' | '.join(forms)} |\n|---:|{'---:|' * len(forms)}")
-    turn: dict[str, Iterator[Matmul]] = {name: cycle(matmuls) for name, (_, matmuls) in forms.items()}
     for rows in arguments.rows:
         seconds: dict[str, list[float]] = {name: [] for name in forms}
         for _ in range(arguments.turns):
-            for name, (dtype, _) in forms.items():
-                seconds[name].append(timed(torch.randn(rows, inputs).to(dtype), turn[name], max(2, count // rows)))
+            for name, (dtype, matmuls) in forms.items():
+                seconds[name].append(timed(torch.randn(rows, inputs).to(dtype), matmuls, max(2, count // rows)))
         medians = {name: median(each) for name, each in seconds.items()}
         base = medians["PyTorch float32"]
         cells = [f"{each * 1e6:.0f} ({each / base:.2f})" for each in medians.values()]
         print(f"| {rows} | {' | '.join(cells)} |", flush=True)
-
-
-def our_forms(stored: list[Tensor]) -> Forms:
-    floats = [matrix.float() for matrix in stored]
-    forms: Forms = {
-        "PyTorch float32": (torch.float32, [torch_matmul(each) for each in floats]),
-        "Weft float32": (torch.float32, [our_matmul(each + 1e-7) for each in floats]),
-        "Weft float32 of 16 bits": (torch.float32, [our_matmul(each) for each in floats]),
-        "Weft bfloat16": (torch.bfloat16, [our_matmul(each) for each in stored]),
-    }
-    if has_units_for(stored[0]):
-        forms["PyTorch bfloat16"] = (torch.bfloat16, [torch_matmul(each) for each in stored])
-    return forms
-
-
-def routes(stored: list[Tensor], block_mib: list[int]) -> Forms:
-    forms: Forms = {
-        "PyTorch float32": (torch.float32, [torch_matmul(each.float()) for each in stored]),
-        "our kernel": (torch.bfloat16, [panel_matmul(product, each) for each in stored]),
-    }
-    for size in block_mib:
-        forms[f"blocks of {size}"] = (torch.bfloat16, [panel_matmul(in_blocks(size), each) for each in stored])
-    ours = in_blocks(block_mib[0], by_our_threads=True)
-    forms[f"blocks of {block_mib[0]}, our threads"] = (torch.bfloat16, [panel_matmul(ours, each) for each in stored])
-    return forms
 
 
 def torch_matmul(matrix: Tensor) -> Matmul:
@@ -122,21 +84,6 @@ def torch_matmul(matrix: Tensor) -> Matmul:
 def our_matmul(matrix: Tensor) -> Matmul:
     weight = prepare(Weight(matrix), twice=True)
     return lambda x: linear(x, weight)
-
-
-def panel_matmul(multiply: PanelMatmul, matrix: Tensor) -> Matmul:
-    panels, outputs = pack(matrix), len(matrix)
-    return lambda x: multiply(x, panels, outputs)
-
-
-def in_blocks(size_mib: int, by_our_threads: bool = False) -> PanelMatmul:
-    team = (lambda: 0) if by_our_threads else widening.team
-
-    def multiply(x: Tensor, panels: Tensor, outputs: int) -> Tensor:
-        with patch.object(blocks, "BLOCK_BYTES", size_mib << 20), patch.object(widening, "team", team):
-            return blocks.product_in_blocks(x, panels, outputs)
-
-    return multiply
 
 
 def timed(x: Tensor, matmuls: Iterator[Matmul], count: int) -> float:

@@ -14,24 +14,7 @@ struct Product {
     int64_t rows, stride, inputs, outputs, activation, parts, kind, weight_kind, result_kind, threads;
 };
 
-// As in widening.cpp.
-struct PanelsToWiden {
-    const void* panels;
-    float* to;
-    void* parallel;
-    int64_t count, inputs, stride, threads;
-};
-
-struct Finish {
-    float* sums;
-    const void* bias;
-    void *y, *parallel;
-    int64_t rows, count, sums_row, y_row, apart, bias_apart, activation, kind, threads;
-};
-
 extern "C" void weft_linear(const Product*);
-extern "C" void weft_widen(const PanelsToWiden*);
-extern "C" void weft_finish(const Finish*);
 
 static uint32_t seed = 1;
 
@@ -86,54 +69,8 @@ static bool check(long rows, long inputs, long outputs, bool is_short) {
     return true;
 }
 
-// Panels become a matrix, the gap between its rows stays as it was.
-static bool check_widening(long inputs, long panels) {
-    long stride = panels * 32 + 5;
-    std::vector<uint16_t> packed(panels * inputs * 32);
-    std::vector<float> wide(inputs * stride, -2);
-    for (uint16_t& value : packed) value = shortened(drawn());
-    PanelsToWiden call{packed.data(), wide.data(), nullptr, panels, inputs, stride, 2};
-    weft_widen(&call);
-    for (long i = 0; i < inputs; i++)
-        for (long o = 0; o < stride; o++) {
-            uint16_t weight = o < panels * 32 ? packed[(o / 32 * inputs + i) * 32 + o % 16 * 2 + o % 32 / 16] : shortened(-2);
-            if (wide[i * stride + o] != widened(weight)) return false;
-        }
-    return true;
-}
-
-// max(0, gate + bias) * (gated + bias), rounded once; what lies beside the results stays as it was.
-static bool check_finish(long rows, long count) {
-    long apart = count + 3, width = count + 7;
-    std::vector<float> sums(rows * 2 * apart);
-    std::vector<uint16_t> bias(2 * count), y(rows * width, 7);
-    for (float& value : sums) value = drawn();
-    std::vector<float> given = sums;
-    for (uint16_t& value : bias) value = shortened(drawn());
-    Finish call{sums.data(), bias.data(), y.data(), nullptr, rows, count, 2 * apart, width, apart, count, 4, 1, 2};
-    weft_finish(&call);
-    for (long row = 0; row < rows; row++)
-        for (long o = 0; o < width; o++) {
-            const float* here = given.data() + row * 2 * apart + o;
-            uint16_t expected = 7;
-            if (o < count) {
-                float gate = here[0] + widened(bias[o]), gated = here[apart] + widened(bias[count + o]);
-                expected = shortened(gate < 0 ? 0 : gate * gated);
-            }
-            if (widened(y[row * width + o]) != widened(expected)) return false;
-        }
-    return true;
-}
-
 int main() {
     int compared = 0;
-    for (long size : {1, 5, 37, 600}) {
-        if (!check_widening(size, size % 4 + 1) || !check_finish(size % 40, size)) {
-            std::printf("wrong: widening or finish of %ld\n", size);
-            return 1;
-        }
-        compared += 2;
-    }
     for (long rows : {1, 2, 3, 4, 6, 7, 13, 200})
         for (long inputs : {1, 37, 300})
             for (long outputs : {1, 31, 64, 70})

@@ -69,8 +69,7 @@ def called(command: list[str], **environment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", RUNNABLE)
 def test_kernels_are_right_with_fewer_instructions(isa):
-    names = ("linear", "blocks", "norm", "attention", "conv", "ssd", "gated_delta")
-    tests = [f"tests/test_native_{name}.py" for name in names]
+    tests = [f"tests/test_native_{name}.py" for name in ("linear", "norm", "attention", "conv", "ssd", "gated_delta")]
     found = called([sys.executable, "-m", "pytest", "-q", *tests], WEFT_ISA=isa)
     assert " passed" in found
     assert "skipped" not in found
@@ -96,9 +95,8 @@ def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_pa
             called([compiler, *flags, "-c", str(source), "-o", str(tmp_path / "kernel.o")])
     for architecture in runs:
         program = tmp_path / f"check-{architecture}"
-        kernels = [str(library.FOLDER / name) for name in ("linear.cpp", "widening.cpp")]
-        sources = [str(ROOT / "tests" / "native_check.cpp"), *kernels]
+        sources = [str(ROOT / "tests" / "native_check.cpp"), str(library.FOLDER / "linear.cpp")]
         flags = [flag for flag in library.FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"
-        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 200
+        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 192

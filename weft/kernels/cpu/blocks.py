@@ -1,8 +1,8 @@
 """Matmuls of many rows with panels of bfloat16 by PyTorch's float32 library, block by block of the outputs.
 
 A block's weights are widened into a matrix of floats that stays in the caches, and multiplied from there. So memory is
-read in 16 bits, and no second copy of the weights is kept. The library chooses the order of a sum by the number of
-rows: a row does not have the same bits in every batch.
+read in 16 bits, and no second copy of the weights is kept. The library chooses the order of a sum by the number of rows:
+a row does not have the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.kernels.native.linear import PANEL
 from weft.kernels.native.widening import finish, widen
 
-# Bytes of a block's widened weights for each thread, about its share of the second-level and third-level caches.
-BLOCK_BYTES = 2 << 20
+# Bytes of a block's widened weights for each thread, about what a second-level cache holds.
+BLOCK_BYTES = 1 << 20
 # The library needs this number of columns to be fast.
 LEAST_COLUMNS = 64
 # Inputs of a block are counted as at least this number, so that short rows do not make blocks of thousands of columns.

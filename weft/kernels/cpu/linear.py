@@ -33,11 +33,8 @@ FEW_ROWS = {torch.bfloat16: 4, torch.float32: 64}
 WEIGHTS_FIRST_ROWS = 64
 # A packed layout of oneDNN hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
-# From this number of rows on, PyTorch's float32 library is faster than our kernel by more than it costs to widen
-# weights; on other machines than these it is not. More rows than native.FEW_ROWS, the most that recorded steps (with
-# drafts) and passes of exact mode have: a row of theirs has the same bits in every batch.
-MANY_ROWS_OF = {"x86_64": 192, "AMD64": 192}
-MANY_ROWS = MANY_ROWS_OF.get(platform.machine(), math.inf)
+# From this number of rows on, PyTorch's float32 library is faster than our kernel by more than it costs to widen weights.
+MANY_ROWS = 192 if platform.machine() in ("x86_64", "AMD64") else math.inf
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

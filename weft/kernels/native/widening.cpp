@@ -21,8 +21,8 @@ struct PanelsToWiden {
 
 // Kinds: 0 float, 1 bfloat16. Strides of rows are in values.
 struct Finish {
-    float* sums;       // of two parts, the second begins after `apart` sums; overwritten
-    const void* bias;  // may be null; of two parts, the second begins after `bias_apart` values
+    const float* sums;  // of two parts, the second begins after `apart` sums
+    const void* bias;   // may be null; of two parts, the second begins after `bias_apart` values
     void* y;
     Parallel parallel;
     int64_t rows, count, sums_row, y_row, apart, bias_apart, activation, kind, threads;
@@ -42,7 +42,7 @@ void widen_piece(const PanelsToWiden& work, long panel, long first) {
 }
 
 template <class Value>
-void activate_row(const Finish& work, float* sums) {
+void finish_row(const Finish& work, const float* sums, Value* y) {
     auto bias = static_cast<const Value*>(work.bias);
     for (long o = 0; o < work.count; o += LANES) {
         long count = work.count - o;
@@ -54,25 +54,16 @@ void activate_row(const Finish& work, float* sums) {
             if (bias) other += load(bias + work.bias_apart + o, count);
             value *= other;
         }
-        store(sums + o, value, count);
+        store(y + o, value, count);
     }
-}
-
-// Number by number: of this loop compilers make better vectors than of ours.
-template <class Value>
-void round_row(const float* sums, long count, Value* y) {
-    for (long o = 0; o < count; o++) write(y + o, sums[o]);
 }
 
 template <class Value>
 void finish(const Finish& work) {
     share_in_team(work.parallel, (work.rows + PIECE_ROWS - 1) / PIECE_ROWS, work.threads, [&](long piece) {
         long end = std::min(work.rows, (piece + 1) * PIECE_ROWS);
-        for (long row = piece * PIECE_ROWS; row < end; row++) {
-            float* sums = work.sums + row * work.sums_row;
-            if (work.bias || work.activation || work.apart) activate_row<Value>(work, sums);
-            round_row(sums, work.count, static_cast<Value*>(work.y) + row * work.y_row);
-        }
+        for (long row = piece * PIECE_ROWS; row < end; row++)
+            finish_row(work, work.sums + row * work.sums_row, static_cast<Value*>(work.y) + row * work.y_row);
     });
 }
 

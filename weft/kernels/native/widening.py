@@ -35,12 +35,11 @@ def team() -> int:
 def widen(panels: BFloat16[Tensor, "panels inputs 32"], to: Float32[Tensor, "inputs outputs"]) -> None:
     """Write the weights of whole panels to a matrix whose rows are inputs."""
     count, inputs, _ = panels.shape
-    assert panels.is_contiguous(), panels.shape
-    assert to.shape == (inputs, count * PANEL), (to.shape, panels.shape)
-    assert to.stride(1) == 1, "the numbers of a row must be adjacent"
-    assert (panels.dtype, to.dtype) == (torch.bfloat16, torch.float32)
-    threads = torch.get_num_threads()
-    values = WIDEN.pack(panels.data_ptr(), to.data_ptr(), team(), count, inputs, to.stride(0), threads)
+    assert panels.is_contiguous() and panels.dtype == torch.bfloat16, (panels.shape, panels.dtype)
+    assert to.shape == (inputs, count * PANEL) and to.stride(1) == 1 and to.dtype == torch.float32, to.shape
+    values = WIDEN.pack(
+        panels.data_ptr(), to.data_ptr(), team(), count, inputs, to.stride(0), torch.get_num_threads()
+    )  # fmt: skip
     call("weft_widen", values)
 
 
@@ -54,13 +53,11 @@ def finish(
 ) -> None:
     """Write activation(sums + bias), where `first` is the first output of these sums; rounded once.
 
-    Overwrites the sums. With two parts, activation(gate) * gated, each one half of the sums and of the bias. A part of
-    the sums may be longer than a row of results: the numbers beyond are not used.
+    With two parts, activation(gate) * gated, each one half of the sums and of the bias. A part of the sums may be longer
+    than a row of results: the numbers beyond are not used.
     """
     rows, count = to.shape
-    assert sums.dtype == torch.float32
-    assert len(sums) == rows
-    assert sums.shape[1] >= parts * count
+    assert sums.shape[0] == rows and sums.shape[1] >= parts * count and sums.dtype == torch.float32, sums.shape
     assert sums.stride(1) == to.stride(1) == 1, "the numbers of a row must be adjacent"
     assert bias is None or (bias.dtype == to.dtype and bias.stride(0) == 1 and len(bias) // parts >= first + count)
     kind = 0 if activation is None else ACTIVATIONS.index(NAMES[activation])
