@@ -94,7 +94,7 @@ def test_loads_of_large_units_do_not_wait_for_saves(monkeypatch: pytest.MonkeyPa
 
 
 def check_headers_follow_payloads() -> None:
-    """Save two plans at once, whose payloads are not written before somebody waits for them, each plan by itself."""
+    """Save two plans at once. The payloads of a plan are held back until the thread that commits it waits for them."""
     blocks = GatedBlocks()
     plans = [[2, 3], [5, 9]]
     gates = {unit: gate for units in plans for gate in [Event()] for unit in units}
@@ -126,7 +126,7 @@ def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> No
 
 
 class AnnouncedLock:
-    """Tells when somebody wants it."""
+    """Counts the threads that have asked for it."""
 
     def __init__(self) -> None:
         self.wanted = Semaphore(0)

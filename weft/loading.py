@@ -303,9 +303,11 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
     conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
     if device != "cpu" and draft_of(options) in ("mtp", "model"):
         conflict = f"draft is {options.draft}"
-    conflict = conflict or why_not_exact(device, dtype)
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
+    # Last, because it imports the kernels.
+    declined = why_not_exact(device, dtype) if exact else None
+    exact, reason = (exact, reason) if declined is None else (False, f"off: {declined}")
     log.info("exact: %s", reason)
     return replace(options, exact=exact)
 

@@ -22,8 +22,6 @@ class Weight:
     few: Float[Tensor, "*layout"] | None = None
     # Number of outputs of a prepared matrix; None: that of its rows, as in a checkpoint.
     size: int | None = None
-    # Many rows may be multiplied by a library's routine, whose sums depend on the number of rows. Never in exact mode.
-    may_use_blocks: bool = False
 
     @property
     def for_few(self) -> Float[Tensor, "*layout"]:

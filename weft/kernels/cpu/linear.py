@@ -1,13 +1,11 @@
 """Matmuls with weights, by the fastest routine of this CPU for the number of rows.
 
 Our own kernel reads weights in panels and serves any number of rows. Where the CPU multiplies tiles of bfloat16 in
-hardware, oneDNN is faster for more than a few rows. For many rows on x86, so is PyTorch's float32 library, with panels
-of bfloat16 widened block by block. The choice is by measurement (docs/benchmarks.md).
+hardware, oneDNN is faster for more than a few rows. The choice is by measurement (docs/benchmarks.md).
 """
 
 from __future__ import annotations
 
-import math
 import platform
 
 import torch
@@ -18,7 +16,6 @@ from torch import Tensor
 from weft.kernels import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.blocks import product_in_blocks
 from weft.kernels.native import library as native
 from weft.kernels.native.linear import PANEL, product
 from weft.kernels.native.linear import pack as pack_panels
@@ -33,8 +30,6 @@ FEW_ROWS = {torch.bfloat16: 4, torch.float32: 64}
 WEIGHTS_FIRST_ROWS = 64
 # A packed layout of oneDNN hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
-# From this number of rows on, PyTorch's float32 library is faster than our kernel by more than it costs to widen weights.
-MANY_ROWS = 192 if platform.machine() in ("x86_64", "AMD64") else math.inf
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -72,10 +67,10 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     """Return x @ weight.T + bias."""
     assert isinstance(x, Tensor)
     if reads_panels(x, weight):
-        return from_panels(x, weight)
+        return product(x, weight.for_few, weight.outputs, weight.bias)
     matrix, bias = weight.matrix, weight.bias
     if in_panels(matrix):
-        return from_panels(as_rows(x), weight).view(*x.shape[:-1], weight.outputs)
+        return product(as_rows(x), matrix, weight.outputs, bias).view(*x.shape[:-1], weight.outputs)
     if matrix.is_mkldnn:
         return _onednn(x, matrix, bias)
     if must_widen(matrix):
@@ -94,7 +89,7 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     assert isinstance(x, Tensor)
     fits = parts == 1 or weight.outputs % (parts * PANEL) == 0
     if activation in NAMES and fits and reads_panels(x, weight):
-        return from_panels(x, weight, activation, parts)
+        return product(x, weight.for_few, weight.outputs, weight.bias, activation, parts)
     projected = linear(x, weight)
     if parts == 1:
         return activation(projected)
@@ -106,14 +101,6 @@ def reads_panels(x: Tensor, weight: Weight) -> bool:
     """Return whether to multiply these rows with the weight's panels, without a copy of the rows."""
     enough = weight.few is None or x.shape[0] <= FEW_ROWS[x.dtype]
     return enough and in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
-
-
-def from_panels(
-    x: Float[Tensor, "n inputs"], weight: Weight, activation: Function | None = None, parts: int = 1
-) -> Float[Tensor, "n results"]:
-    """Return the matmul with the weight's panels, then bias and activation."""
-    multiply = product_in_blocks if weight.may_use_blocks and len(x) >= MANY_ROWS else product
-    return multiply(x, weight.for_few, weight.outputs, weight.bias, activation, parts)
 
 
 def in_panels(matrix: Tensor) -> bool:
@@ -156,7 +143,7 @@ def prepare(weight: Weight, twice: bool) -> Weight:
         return weight
     if packed.dtype == torch.float32 and twice:
         return Weight(matrix, weight.bias, packed, outputs)
-    return Weight(packed, weight.bias, None, outputs, may_use_blocks=packed.dtype == torch.bfloat16)
+    return Weight(packed, weight.bias, None, outputs)
 
 
 def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:
