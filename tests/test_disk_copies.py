@@ -10,11 +10,12 @@ from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
-from threading import Event, RLock, Semaphore
+from random import Random
+from threading import Event, Semaphore
 
 import pytest
 
-from tests.disk_blocks import LAYOUT, FlakyBlocks, content
+from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, disk_tier
@@ -34,7 +35,6 @@ class GatedBlocks(FlakyBlocks):
         super().__init__(LAYOUT.size_bytes)
         self.before: Callable[[int], None] = lambda offset: None
         self.headers: list[tuple[int, bool]] = []
-        self._lock = RLock()
 
     def write(self, offset: int, *parts: bytes | memoryview) -> None:
         if offset >= LAYOUT.payload_offset:
@@ -51,10 +51,6 @@ class GatedBlocks(FlakyBlocks):
                 place = LAYOUT.offset_of(header.kind, header.unit)
                 durable = checksum(bytes(self.durable[place : place + header.size])) == header.checksum
                 self.headers.append((header.unit, durable))
-
-    def sync(self) -> None:
-        with self._lock:
-            super().sync()
 
 
 def states(units: Sequence[int]) -> CopyPlan:
@@ -125,43 +121,42 @@ def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> No
     check_headers_follow_payloads()
 
 
-class AnnouncedLock:
-    """Counts the threads that have asked for it."""
-
-    def __init__(self) -> None:
-        self.wanted = Semaphore(0)
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        self.wanted.release()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
-def test_a_sync_that_fails_is_reported_to_all_threads_that_sync_meanwhile(tmp_path: Path, monkeypatch) -> None:
-    blocks, calls = FileBlocks(tmp_path / "file", BLOCK), []
-    blocks._syncing = lock = AnnouncedLock()
+def test_a_sync_that_fails_is_counted_before_another_thread_syncs(tmp_path: Path, monkeypatch) -> None:
+    """The system reports a loss once, so the second one returns as if nothing had happened."""
+    blocks, seen = FileBlocks(tmp_path / "file", BLOCK), []
     with ThreadPoolExecutor(1) as other:
         waiting: list[Future[None]] = []
 
         def fdatasync(file: int) -> None:
-            calls.append(file)
-            if len(calls) == 1:
-                assert lock.wanted.acquire(timeout=NEVER_SECONDS)
+            seen.append(blocks.failed_syncs)
+            if len(seen) == 1:
                 waiting.append(other.submit(blocks.sync))
-                assert lock.wanted.acquire(timeout=NEVER_SECONDS)
                 raise OSError(errno.EIO, "a bad sector")
 
         monkeypatch.setattr(os, "fdatasync", fdatasync)
         with pytest.raises(OSError, match="a bad sector"):
             blocks.sync()
-        with pytest.raises(OSError, match="another thread"):
-            waiting[0].result(NEVER_SECONDS)
-    blocks.sync()
-    assert len(calls) == 2
+        waiting[0].result(NEVER_SECONDS)
+    assert seen == [0, 1]
     blocks.close()
+
+
+def test_a_plan_whose_payloads_were_lost_by_the_sync_of_another_writes_no_headers() -> None:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    file = DiskFile(blocks, LAYOUT)
+    units = [
+        (header(Kind.STATE, unit, bytes([unit]) * 32), memoryview(bytes(UNIT_BYTES[Kind.STATE]))) for unit in (1, 2)
+    ]
+    staged = [file.stage([unit]) for unit in units]
+    for task in (task for staging in staged for task in staging.tasks):
+        task()
+    blocks.fail_sync(Random(0))
+    for staging in staged:
+        with pytest.raises(OSError, match="a sync has failed meanwhile"):
+            file.commit(staging)
+    assert not DiskFile(blocks, LAYOUT).found
+    file.write(units)
+    assert len(DiskFile(blocks, LAYOUT).found) == 2
 
 
 @pytest.mark.parametrize(
