@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
-from random import Random
 from threading import Event, Semaphore
 
 import pytest
 
-from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
+from tests.disk_blocks import LAYOUT, FlakyBlocks, content
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, disk_tier
-from weft.memory.tiers.block_file import FileBlocks
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, checksum, decode
 from weft.memory.tiers.disk_tier import HELPERS, DiskCopies
@@ -119,44 +114,6 @@ def check_headers_follow_payloads() -> None:
 
 def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> None:
     check_headers_follow_payloads()
-
-
-def test_a_sync_that_fails_is_counted_before_another_thread_syncs(tmp_path: Path, monkeypatch) -> None:
-    """The system reports a loss once, so the second one returns as if nothing had happened."""
-    blocks, seen = FileBlocks(tmp_path / "file", BLOCK), []
-    with ThreadPoolExecutor(1) as other:
-        waiting: list[Future[None]] = []
-
-        def fdatasync(file: int) -> None:
-            seen.append(blocks.failed_syncs)
-            if len(seen) == 1:
-                waiting.append(other.submit(blocks.sync))
-                raise OSError(errno.EIO, "a bad sector")
-
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
-        with pytest.raises(OSError, match="a bad sector"):
-            blocks.sync()
-        waiting[0].result(NEVER_SECONDS)
-    assert seen == [0, 1]
-    blocks.close()
-
-
-def test_a_plan_whose_payloads_were_lost_by_the_sync_of_another_writes_no_headers() -> None:
-    blocks = FlakyBlocks(LAYOUT.size_bytes)
-    file = DiskFile(blocks, LAYOUT)
-    units = [
-        (header(Kind.STATE, unit, bytes([unit]) * 32), memoryview(bytes(UNIT_BYTES[Kind.STATE]))) for unit in (1, 2)
-    ]
-    staged = [file.stage([unit]) for unit in units]
-    for task in (task for staging in staged for task in staging.tasks):
-        task()
-    blocks.fail_sync(Random(0))
-    for staging in staged:
-        with pytest.raises(OSError, match="a sync has failed meanwhile"):
-            file.commit(staging)
-    assert not DiskFile(blocks, LAYOUT).found
-    file.write(units)
-    assert len(DiskFile(blocks, LAYOUT).found) == 2
 
 
 @pytest.mark.parametrize(

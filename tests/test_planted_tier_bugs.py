@@ -10,7 +10,7 @@ import pytest
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_copies import check_headers_follow_payloads
-from tests.test_disk_file import check_failed_syncs
+from tests.test_disk_syncs import check_failed_syncs
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
 from tests.test_simulate_tiers import check_turns
@@ -167,7 +167,7 @@ def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
 
 @plant(with_failed_syncs)
 def a_sync_vouches_for_what_one_before_it_has_lost(patch: Patch) -> None:
-    patch.setattr(DiskFile, "_make_durable", lambda self, failed_syncs: self.sync())
+    patch.setattr(DiskFile, "make_durable", lambda self, failed_syncs: self.sync())
 
 
 @plant(with_drops)

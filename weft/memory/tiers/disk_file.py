@@ -262,7 +262,7 @@ class DiskFile:
 
     def commit(self, staging: Staging) -> None:
         """Make what was staged durable, then write its headers. Other units may be staged meanwhile."""
-        self._make_durable(staging.failed_syncs)
+        self.make_durable(staging.failed_syncs)
         self._write_entries([((header.kind, header.unit), header.encode()) for header in staging.headers])
 
     def read(
@@ -336,7 +336,7 @@ class DiskFile:
         if units:
             failed_syncs = self._blocks.failed_syncs
             self._write_entries([(unit, self.layout.doomed_entry(*unit)) for unit in units])
-            self._make_durable(failed_syncs)
+            self.make_durable(failed_syncs)
 
     def erase(self, units: Iterable[Place], together: Together = one_by_one) -> None:
         """Overwrite units with zeros, and then forget them. Mark them first with `doom`, all units of a drop."""
@@ -346,9 +346,9 @@ class DiskFile:
         failed_syncs = self._blocks.failed_syncs
         runs = [[chosen[index] for index in run] for run in self.requests(chosen)]
         _finish(together([task for run in runs for task in self._writes(run[0], [nothing] * len(run))]))
-        self._make_durable(failed_syncs)
+        self.make_durable(failed_syncs)
         self.clear(chosen)
-        self._make_durable(failed_syncs)
+        self.make_durable(failed_syncs)
 
     def erase_all_but(self, known: EntryRows) -> None:
         """Erase doomed units, and those that the first rank does not have after a crash: no drop would find them."""
@@ -366,7 +366,7 @@ class DiskFile:
     def sync(self) -> None:
         self._blocks.sync()
 
-    def _make_durable(self, failed_syncs: int) -> None:
+    def make_durable(self, failed_syncs: int) -> None:
         """Return when writes are durable; `failed_syncs` is the count before the first of them.
 
         If a sync has failed since then, perhaps in another thread, it has lost them, and a later one does not know.
