@@ -5,12 +5,12 @@
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
 64 MiB like those of the engine, four of them at a time. `dd` writes and reads as many bytes, with blocks of 1, 8 and 64
-MiB. A virtual disk gives a file faster when it is read again, so all four have the same history: each has a
-preallocated file of its own, `4 * --gib` in all, and in every round it is written once, synced, and read twice. All
-write zeros. They take turns, and each round begins with another one. The rate is compared with that of the block size
-whose median is highest. Medians and every round are printed; in the round called 0 all write to new files, and it is
-not part of the medians. With `--modelled`, the rates say how much of a disk's time the tier's own work leaves unused,
-on any machine.
+MiB. All four have the same history: each has a preallocated file of its own, `4 * --gib` in all, and in every round it
+is written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The
+rate is compared with that of the block size whose median is highest. Medians and every round are printed. The first
+round is not part of the medians: all write to new files then, and the tier reads into memory that the disk has never
+written to, which is slow on a virtual machine; `dd` reads into one buffer. With `--modelled`, the rates say how much of
+a disk's time the tier's own work leaves unused, on any machine.
 """
 
 from __future__ import annotations
