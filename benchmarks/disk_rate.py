@@ -5,12 +5,13 @@
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
 64 MiB like those of the engine, four of them at a time. `dd` writes and reads as many bytes, with blocks of 1, 8 and 64
-MiB. All four have the same history: each has a preallocated file of its own, `4 * --gib` in all, and in every round it
-is written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The
-rate is compared with that of the block size whose median is highest. Medians and every round are printed. The first
+MiB. All have the same history: each has a preallocated file of its own, `5 * --gib` in all, and in every round it is
+written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The rate
+is compared with that of the block size of `dd` whose median is highest. Medians and every round are printed. The first
 round is not part of the medians: all write to new files then, and the tier reads into memory that the disk has never
-written to, which is slow on a virtual machine; `dd` reads into one buffer. With `--modelled`, the rates say how much of
-a disk's time the tier's own work leaves unused, on any machine.
+written to, which is slow on a virtual machine; `dd` reads into one buffer. "loop" shows that price: one thread that
+moves blocks of 8 MiB from and to memory of the tier's size. With `--modelled`, the rates say how much of a disk's time
+the tier's own work leaves unused, on any machine.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ TOKENS = 20_000
 AT_ONCE = 4
 BLOCKS = ("1M", "8M", "64M")
 MODELLED = {Direction.SAVE: 2.3e9, Direction.LOAD: 3.5e9}
-OURS = "tier"
+OURS, LOOP = "tier", "loop"
+LOOP_BLOCK = 8 << 20
 # What is done with a file in each round.
 PASSES = {"written": Direction.SAVE, "read": Direction.LOAD, "read again": Direction.LOAD}
 # Returns the bytes per second of one pass over its file.
@@ -174,11 +176,7 @@ class TierRate:
         self.points = self.layout.slabs * self.layout.slab_bytes // _span(self.layout, self.cells)
         assert self.points, f"--gib {gib} is too small for one resume point of {model}"
         self.size = sum(plan.size_bytes for plan in self._plans(Direction.LOAD))
-        # As in the engine: pages of 2 MiB, all of them touched.
-        memory = mmap.mmap(-1, self.layout.slabs * self.layout.slab_bytes)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        area = memoryview(memory)
-        np.frombuffer(area, np.uint8)[:] = 0
+        area = touched(self.layout.slabs * self.layout.slab_bytes)
         file = DiskFile(open_blocks(self.layout.size_bytes), self.layout)
         self.copies = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
 
@@ -188,6 +186,33 @@ class TierRate:
     def __call__(self, direction: Direction) -> float:
         """Return the bytes per second of copying all resume points."""
         return copy_all(self.copies, self._plans(direction))
+
+
+def touched(size: int) -> memoryview:
+    """Return memory as the engine's: pages of 2 MiB where the system has them, all of them written to once."""
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(memory, np.uint8)[:] = 0
+    return memoryview(memory)
+
+
+class Loop:
+    """One thread that moves a file of its own from and to memory, block by block."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = FileBlocks(path, size)
+        self._memory = touched(size // LOOP_BLOCK * LOOP_BLOCK)
+
+    def __call__(self, direction: Direction) -> float:
+        move = self._file.write if direction is Direction.SAVE else self._file.read
+        began = time.perf_counter()
+        for place in range(0, len(self._memory), LOOP_BLOCK):
+            move(place, self._memory[place : place + LOOP_BLOCK])
+        self._file.sync()
+        return len(self._memory) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
@@ -205,7 +230,7 @@ def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, dict[
 def show(model: str, tier: TierRate, found: dict[str, dict[str, list[float]]]) -> None:
     print(f"{model}: {tier.points} x {tier.size / tier.points / 1e6:.0f} MB")
     for name, rates in found.items():
-        ours, others = rates[OURS], {each: some for each, some in rates.items() if each != OURS}
+        ours, others = rates[OURS], {each: some for each, some in rates.items() if each not in (OURS, LOOP)}
         best = max(others, key=lambda each: median(others[each][1:] or others[each]))
         rate, plain = (median(some[1:] or some) / 1e9 for some in (ours, others[best]))
         print(f"  {name:10} {rate:.2f} GB/s, {rate / plain:.2f} of {best} with {plain:.2f} GB/s")
@@ -244,9 +269,11 @@ def on_disk(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, li
             path = Path(folder) / f"dd-{block}"
             FileBlocks(path, tier.layout.size_bytes).close()
             contenders[f"dd {block}"] = partial(dd, path, block, tier.size)
+        contenders[LOOP] = loop = Loop(Path(folder) / LOOP, tier.size)
         found = take_turns(contenders, 1 + arguments.rounds)
         show(model, tier, found)
         tier.copies.close()
+        loop.close()
     return found
 
 
