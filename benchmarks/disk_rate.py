@@ -1,23 +1,30 @@
 """Measure how fast the disk tier writes and reads resume points of a model, against `dd` with O_DIRECT.
 
-    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 2] [--rounds 3]
+    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 2] [--rounds 5] [--json FILE]
     python -m benchmarks.disk_rate --modelled       no disk: a file that takes 2.3 GB/s and gives 3.5 GB/s
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
-64 MiB like those of the engine, four of them at a time. `dd` writes and reads as many bytes in another file, with
-blocks of 1, 8 and 64 MiB; the fastest counts. Writes end with a sync in both cases. Both alternate, and medians count;
-a first round, in which both write to new files, is printed apart. With `--modelled`, the rates say how much of a disk's
-time the tier's own work leaves unused, on any machine.
+64 MiB like those of the engine, four of them at a time. `dd` writes and reads as many bytes, with blocks of 1, 8 and 64
+MiB. All have the same history: each has a preallocated file of its own, `5 * --gib` in all, and in every round it is
+written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The rate
+is compared with that of the block size of `dd` whose median is highest. Medians and every round are printed. The first
+round is not part of the medians: all write to new files then, and the tier reads into memory that the disk has never
+written to, which is slow on a virtual machine; `dd` reads into one buffer. "loop" shows that price: one thread that
+moves blocks of 8 MiB from and to memory of the tier's size. With `--modelled`, the rates say how much of a disk's time
+the tier's own work leaves unused, on any machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import mmap
+import os
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -40,10 +47,18 @@ TOKENS = 20_000
 AT_ONCE = 4
 BLOCKS = ("1M", "8M", "64M")
 MODELLED = {Direction.SAVE: 2.3e9, Direction.LOAD: 3.5e9}
+OURS, LOOP = "tier", "loop"
+LOOP_BLOCK = 8 << 20
+# What is done with a file in each round.
+PASSES = {"written": Direction.SAVE, "read": Direction.LOAD, "read again": Direction.LOAD}
+# Returns the bytes per second of one pass over its file.
+Contender = Callable[[Direction], float]
 
 
 class ModelledBlocks:
     """Memory that takes as long as a disk with the given rates, one request after the other."""
+
+    failed_syncs = 0
 
     def __init__(self, size_bytes: int) -> None:
         self._memory = memoryview(mmap.mmap(-1, size_bytes))
@@ -119,8 +134,8 @@ def _span(layout: DiskLayout, cells: int) -> int:
     return (first + count + 1) * layout.padded[kind]
 
 
-def copy_all(copies: DiskCopies, planned: Iterator[CopyPlan]) -> tuple[float, int]:
-    """Return the seconds and the bytes of all plans, a few of them under way at a time."""
+def copy_all(copies: DiskCopies, planned: Iterator[CopyPlan]) -> float:
+    """Return the bytes per second of all plans, a few of them under way at a time."""
     began, size, flights = time.perf_counter(), 0, []
     for plan in planned:
         size += plan.size_bytes
@@ -132,59 +147,95 @@ def copy_all(copies: DiskCopies, planned: Iterator[CopyPlan]) -> tuple[float, in
         while copies.copied(flight, wait=True) is None:
             pass
     copies.file.sync()
-    return time.perf_counter() - began, size
+    return size / (time.perf_counter() - began)
 
 
-def dd(path: Path, size: int, direction: Direction) -> dict[str, float]:
-    """Return the bytes per second of `dd`, by its block size."""
-    found = {}
-    for block in BLOCKS:
-        count = size // (int(block[:-1]) << 20)
-        names = {
-            Direction.SAVE: ["if=/dev/zero", f"of={path}", "oflag=direct", "conv=notrunc,fdatasync"],
-            Direction.LOAD: [f"if={path}", "of=/dev/null", "iflag=direct"],
-        }[direction]
+def dd(path: Path, block: str, size: int, direction: Direction) -> float:
+    """Return the bytes per second of `dd` with this block size."""
+    count = size // (int(block[:-1]) << 20)
+    names = {
+        Direction.SAVE: ["if=/dev/zero", f"of={path}", "oflag=direct", "conv=notrunc,fdatasync"],
+        Direction.LOAD: [f"if={path}", "of=/dev/null", "iflag=direct"],
+    }[direction]
+    command = ["dd", f"bs={block}", f"count={count}", *names]
+    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+    said = re.search(r"([\d.e+-]+) s,", ran.stderr)
+    if ran.returncode or said is None:
+        raise OSError(ran.stderr.strip().splitlines()[-1])
+    return (count * int(block[:-1]) << 20) / float(said[1])
+
+
+class TierRate:
+    """The disk tier with a file of its own, filled with resume points of a model."""
+
+    def __init__(self, model: str, gib: float, open_blocks: Callable[[int], BlockFile]) -> None:
+        sizes: dict[Kind, int] = dict(unit_bytes(cost_model(model).spec))
+        sizes.pop(Kind.TAIL)
+        self.layout = DiskLayout.of(b"m" * 32, sizes, int(gib * (1 << 30)))
+        self.cells = TOKENS // CELL
+        self.points = self.layout.slabs * self.layout.slab_bytes // _span(self.layout, self.cells)
+        assert self.points, f"--gib {gib} is too small for one resume point of {model}"
+        self.size = sum(plan.size_bytes for plan in self._plans(Direction.LOAD))
+        area = touched(self.layout.slabs * self.layout.slab_bytes)
+        file = DiskFile(open_blocks(self.layout.size_bytes), self.layout)
+        self.copies = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+
+    def _plans(self, direction: Direction) -> Iterator[CopyPlan]:
+        return plans(self.layout, self.points, self.cells, direction)
+
+    def __call__(self, direction: Direction) -> float:
+        """Return the bytes per second of copying all resume points."""
+        return copy_all(self.copies, self._plans(direction))
+
+
+def touched(size: int) -> memoryview:
+    """Return memory as the engine's: pages of 2 MiB where the system has them, all of them written to once."""
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(memory, np.uint8)[:] = 0
+    return memoryview(memory)
+
+
+class Loop:
+    """One thread that moves a file of its own from and to memory, block by block."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file = FileBlocks(path, size)
+        self._memory = touched(size // LOOP_BLOCK * LOOP_BLOCK)
+
+    def __call__(self, direction: Direction) -> float:
+        move = self._file.write if direction is Direction.SAVE else self._file.read
         began = time.perf_counter()
-        ran = subprocess.run(["dd", f"bs={block}", f"count={count}", *names], capture_output=True, text=True)
-        seconds = time.perf_counter() - began
-        if ran.returncode:
-            raise OSError(ran.stderr.strip().splitlines()[-1])
-        said = re.search(r"([\d.]+) s,", ran.stderr)
-        found[block] = (count * int(block[:-1]) << 20) / (float(said[1]) if said else seconds)
+        for place in range(0, len(self._memory), LOOP_BLOCK):
+            move(place, self._memory[place : place + LOOP_BLOCK])
+        self._file.sync()
+        return len(self._memory) / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def take_turns(contenders: dict[str, Contender], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return the rates of all contenders by pass, and by round within it. Each begins one round after the other."""
+    found: dict[str, dict[str, list[float]]] = {name: {each: [] for each in contenders} for name in PASSES}
+    for number in range(rounds):
+        order = sorted(contenders)
+        order = order[number % len(order) :] + order[: number % len(order)]
+        for name, direction in PASSES.items():
+            for each in order:
+                found[name][each].append(contenders[each](direction))
     return found
 
 
-def measure(
-    model: str,
-    gib: float,
-    rounds: int,
-    open_blocks: Callable[[int], BlockFile],
-    plain: Callable[[Direction, int], dict[str, float]],
-) -> None:
-    sizes = {kind: size for kind, size in unit_bytes(cost_model(model).spec).items() if kind is not Kind.TAIL}
-    layout = DiskLayout.of(b"m" * 32, sizes, int(gib * (1 << 30)))
-    cells = TOKENS // CELL
-    points = layout.slabs * layout.slab_bytes // _span(layout, cells)
-    assert points, f"--gib {gib} is too small for one resume point of {model}"
-    area = memoryview(mmap.mmap(-1, layout.slabs * layout.slab_bytes))
-    np.frombuffer(area, np.uint8)[:] = 7
-    file = DiskFile(open_blocks(layout.size_bytes), layout)
-    copies = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
-    found: dict[Direction, list[tuple[float, dict[str, float]]]] = {each: [] for each in Direction}
-    for _ in range(1 + rounds):
-        for direction in Direction:
-            seconds, size = copy_all(copies, plans(layout, points, cells, direction))
-            found[direction].append((size / seconds, plain(direction, size)))
-    for direction, rates in found.items():
-        for name, some in (("first", rates[:1]), ("again", rates[1:])):
-            rate = median(each for each, _ in some)
-            best = max(median(each[block] for _, each in some) for block in some[0][1])
-            print(
-                f"  {model:20} {direction.value} {name} {points} x {size / points / 1e6:.0f} MB: "
-                f"{rate / 1e9:.2f} GB/s, {rate / best:.2f} of {best / 1e9:.2f} GB/s",
-                flush=True,
-            )
-    copies.close()
+def show(model: str, tier: TierRate, found: dict[str, dict[str, list[float]]]) -> None:
+    print(f"{model}: {tier.points} x {tier.size / tier.points / 1e6:.0f} MB")
+    for name, rates in found.items():
+        ours, others = rates[OURS], {each: some for each, some in rates.items() if each not in (OURS, LOOP)}
+        best = max(others, key=lambda each: median(others[each][1:] or others[each]))
+        rate, plain = (median(some[1:] or some) / 1e9 for some in (ours, others[best]))
+        print(f"  {name:10} {rate:.2f} GB/s, {rate / plain:.2f} of {best} with {plain:.2f} GB/s")
+        for each, some in rates.items():
+            print(f"    {each:8} {' '.join(f'{one / 1e9:5.2f}' for one in some)}", flush=True)
 
 
 def main() -> None:
@@ -192,22 +243,38 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--folder", default=None)
     parser.add_argument("--gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", default=None, help="also write all rates to this file")
     parser.add_argument("--modelled", action="store_true", help="a file with fixed rates instead of a disk")
     arguments = parser.parse_args()
-    for model in arguments.models:
-        if arguments.modelled:
-            measure(model, arguments.gib, arguments.rounds, ModelledBlocks, lambda way, _: {"all": MODELLED[way]})
-        else:
-            on_disk(model, arguments.gib, arguments.rounds, arguments.folder)
+    measure = modelled if arguments.modelled else on_disk
+    results = {model: measure(model, arguments) for model in arguments.models}
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps(results))
 
 
-def on_disk(model: str, gib: float, rounds: int, parent: str | None) -> None:
-    with TemporaryDirectory(dir=parent) as folder:
-        path, size = Path(folder) / "tier", int(gib * (1 << 30))
-        other = path.with_suffix(".dd")
-        FileBlocks(other, size).close()
-        measure(model, gib, rounds, lambda size: FileBlocks(path, size), lambda way, size: dd(other, size, way))
+def modelled(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    tier = TierRate(model, arguments.gib, ModelledBlocks)
+    found = take_turns({OURS: tier, "disk": MODELLED.__getitem__}, 1 + arguments.rounds)
+    show(model, tier, found)
+    tier.copies.close()
+    return found
+
+
+def on_disk(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    with TemporaryDirectory(dir=arguments.folder) as folder:
+        tier = TierRate(model, arguments.gib, lambda size: FileBlocks(Path(folder) / OURS, size))
+        contenders: dict[str, Contender] = {OURS: tier}
+        for block in BLOCKS:
+            path = Path(folder) / f"dd-{block}"
+            FileBlocks(path, tier.layout.size_bytes).close()
+            contenders[f"dd {block}"] = partial(dd, path, block, tier.size)
+        contenders[LOOP] = loop = Loop(Path(folder) / LOOP, tier.size)
+        found = take_turns(contenders, 1 + arguments.rounds)
+        show(model, tier, found)
+        tier.copies.close()
+        loop.close()
+    return found
 
 
 if __name__ == "__main__":

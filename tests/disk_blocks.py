@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from random import Random
+from threading import RLock
 
 from weft.base.tenants import tenant_digest
 from weft.memory.captures import Origin
@@ -17,7 +18,11 @@ LAYOUT = DiskLayout.of(b"f" * 32, UNIT_BYTES, 1 << 20)
 
 
 class FlakyBlocks:
-    """`fail` is called before every write, and may raise. With `tear`, a write may stop in the middle and raise."""
+    """`fail` is called before every write, and may raise. With `tear`, a write may stop in the middle and raise.
+
+    With `forget`, syncs fail: what was not durable before may be lost, and as on Linux, no later sync tries it again.
+    The error is raised, or another thread has had it just before.
+    """
 
     def __init__(self, size: int) -> None:
         self.durable = bytearray(size)
@@ -25,6 +30,9 @@ class FlakyBlocks:
         self.pending: list[tuple[int, bytes]] = []
         self.fail = lambda offset, size: None
         self.tear: Random | None = None
+        self.forget: Random | None = None
+        self.failed_syncs = 0
+        self._lock = RLock()
 
     def read(self, offset: int, *into: memoryview) -> None:
         for part in into:
@@ -36,6 +44,10 @@ class FlakyBlocks:
     def write(self, offset: int, *parts: bytes | memoryview) -> None:
         data = b"".join(parts)
         self.fail(offset, len(data))
+        with self._lock:
+            self._write(offset, data)
+
+    def _write(self, offset: int, data: bytes) -> None:
         torn = self.tear is not None and self.tear.random() < 0.3
         data = bytes(data[: self.tear.randrange(len(data))] if torn and self.tear is not None else data)
         self.now[offset : offset + len(data)] = data
@@ -45,19 +57,35 @@ class FlakyBlocks:
             raise OSError(errno.ENOSPC, "no room for the rest")
 
     def sync(self) -> None:
-        self.durable[:] = self.now
+        with self._lock:
+            self._sync()
+
+    def _sync(self) -> None:
+        if self.forget is not None and self.forget.random() < 0.2:
+            self.fail_sync(self.forget)
+            if self.forget.random() < 0.5:
+                raise OSError(errno.EIO, "a bad sector")
+        for offset, data in self.pending:
+            self.durable[offset : offset + len(data)] = data
         self.pending.clear()
 
     def close(self) -> None:
         pass
 
+    def fail_sync(self, random: Random) -> None:
+        self.failed_syncs += 1
+        self._persist_some(random)
+
     def lose_power(self, random: Random) -> None:
         """Keep any of the unsynced sectors, in any order."""
+        self._persist_some(random)
+        self.now[:] = self.durable
+
+    def _persist_some(self, random: Random) -> None:
         kept = [each for each in self.pending if random.random() < random.choice([0.1, 0.5, 0.9])]
         random.shuffle(kept)
         for offset, data in kept:
             self.durable[offset : offset + len(data)] = data
-        self.now[:] = self.durable
         self.pending.clear()
 
 

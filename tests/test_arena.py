@@ -96,6 +96,31 @@ def test_a_claimed_unit_is_taken_once_and_only_where_it_can_lie() -> None:
     assert arena.used_slabs == 0
 
 
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(
+    size=st.integers(1, 4).map(lambda n: 64 * n),
+    claims=st.lists(st.tuples(st.sampled_from([Kind.PAGE, Kind.STATE]), st.lists(st.integers(0, 70))), max_size=3),
+)
+def test_claims_take_the_units_that_lie_in_slabs_without_others(size, claims) -> None:
+    arena = Arena({Kind.PAGE: size, Kind.STATE: 192}, 64 * 192)
+    held: dict[int, Kind] = {}
+    for kind, units in claims:
+        unit_bytes = arena.unit_bytes[kind]
+        lies = {each: slab for slab in range(arena.slabs) for each in units_in_slab(slab, arena.slab_bytes, unit_bytes)}
+        wanted = {unit for unit in units if unit in lies and lies[unit] not in held}
+        assert arena.claim_all(kind, units) == wanted
+        held |= {lies[unit]: kind for unit in wanted}
+        assert arena.used_slabs == len(held)
+    for slab, kind in held.items():
+        # What is left of its slabs can be taken, and everything comes back.
+        own = set(units_in_slab(slab, arena.slab_bytes, arena.unit_bytes[kind]))
+        assert len([unit for unit in own if unit in arena.owners[kind]]) == arena._live[slab]
+    for kind, owners in arena.owners.items():
+        for unit in list(owners):
+            arena.release(kind, unit)
+    assert arena.used_slabs == 0
+
+
 def test_claiming_a_full_file_takes_time_in_proportion_to_its_slabs() -> None:
     """Quadratic work takes a hundred times as long for one file as for a hundred files of a hundredth of its size."""
 

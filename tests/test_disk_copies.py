@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
-from threading import Event, RLock, Semaphore
+from threading import Event, Semaphore
 
 import pytest
 
@@ -18,7 +15,6 @@ from tests.disk_blocks import LAYOUT, FlakyBlocks, content
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, disk_tier
-from weft.memory.tiers.block_file import FileBlocks
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, checksum, decode
 from weft.memory.tiers.disk_tier import HELPERS, DiskCopies
@@ -34,7 +30,6 @@ class GatedBlocks(FlakyBlocks):
         super().__init__(LAYOUT.size_bytes)
         self.before: Callable[[int], None] = lambda offset: None
         self.headers: list[tuple[int, bool]] = []
-        self._lock = RLock()
 
     def write(self, offset: int, *parts: bytes | memoryview) -> None:
         if offset >= LAYOUT.payload_offset:
@@ -51,10 +46,6 @@ class GatedBlocks(FlakyBlocks):
                 place = LAYOUT.offset_of(header.kind, header.unit)
                 durable = checksum(bytes(self.durable[place : place + header.size])) == header.checksum
                 self.headers.append((header.unit, durable))
-
-    def sync(self) -> None:
-        with self._lock:
-            super().sync()
 
 
 def states(units: Sequence[int]) -> CopyPlan:
@@ -123,45 +114,6 @@ def check_headers_follow_payloads() -> None:
 
 def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> None:
     check_headers_follow_payloads()
-
-
-class AnnouncedLock:
-    """Counts the threads that have asked for it."""
-
-    def __init__(self) -> None:
-        self.wanted = Semaphore(0)
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        self.wanted.release()
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-
-def test_a_sync_that_fails_is_reported_to_all_threads_that_sync_meanwhile(tmp_path: Path, monkeypatch) -> None:
-    blocks, calls = FileBlocks(tmp_path / "file", BLOCK), []
-    blocks._syncing = lock = AnnouncedLock()
-    with ThreadPoolExecutor(1) as other:
-        waiting: list[Future[None]] = []
-
-        def fdatasync(file: int) -> None:
-            calls.append(file)
-            if len(calls) == 1:
-                assert lock.wanted.acquire(timeout=NEVER_SECONDS)
-                waiting.append(other.submit(blocks.sync))
-                assert lock.wanted.acquire(timeout=NEVER_SECONDS)
-                raise OSError(errno.EIO, "a bad sector")
-
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
-        with pytest.raises(OSError, match="a bad sector"):
-            blocks.sync()
-        with pytest.raises(OSError, match="another thread"):
-            waiting[0].result(NEVER_SECONDS)
-    blocks.sync()
-    assert len(calls) == 2
-    blocks.close()
 
 
 @pytest.mark.parametrize(

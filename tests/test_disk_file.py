@@ -423,6 +423,23 @@ def test_a_path_that_is_not_ours_is_refused(kind: str, tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"precious")
 
 
+def test_a_file_that_does_not_fit_is_refused_and_leaves_the_disk_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tier"
+
+    def fallocate(file: int, offset: int, size: int) -> None:
+        os.truncate(file, size // 2)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "posix_fallocate", fallocate)
+        with pytest.raises(InvalidOption, match=r"disk_size of \d+ bytes does not fit: No space left on device"):
+            open_file(path, LAYOUT)
+    assert path.stat().st_size == 0
+    open_file(path, LAYOUT).close()
+
+
 def test_a_truncated_file_loses_only_what_was_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "tier"
     file = open_file(path, LAYOUT)

@@ -178,10 +178,11 @@ def disk_layout(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(b"h" * 32, rows, size)
 
 
-def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], tears: bool = False) -> tuple[int, int]:
+def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], faults: str = "none") -> tuple[int, int]:
     """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed.
 
-    With `tears`, writes stop in the middle and fail, at random, while it is served.
+    While it is served, at random, writes stop in the middle and fail (`faults="tears"`), or syncs fail and lose what
+    was written before them ("syncs").
     """
     workload, random = tiered_workload(seed), Random(f"disk {seed}")
     if not workload.spec.page_bytes:
@@ -194,10 +195,11 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], tears
     for _ in range(3):
         device = DiskDevice(workload, blocks, layout)
         run = Run(Engine(workload.spec, device, config), device)
-        blocks.tear = random if tears else None
+        blocks.tear = random if faults == "tears" else None
+        blocks.forget = random if faults == "syncs" else None
         drive(workload, run)
         check_answers(workload, run)
-        blocks.tear = None
+        blocks.tear = blocks.forget = None
         tiers = run.engine.ledger.tiers
         assert tiers is not None
         loaded, failed = loaded + tiers.links[0].loaded_tokens, failed + tiers.links[0].failures
@@ -229,8 +231,9 @@ def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
     assert failed > 0
 
 
-def test_every_answer_is_the_oracles_while_writes_stop_in_the_middle() -> None:
-    results = [run_on_disk(seed, nothing, tears=True) for seed in range(12)]
+@pytest.mark.parametrize("faults", ["tears", "syncs"])
+def test_every_answer_is_the_oracles_while_writes_or_syncs_fail(faults: str) -> None:
+    results = [run_on_disk(seed, nothing if faults == "tears" else power_loss, faults) for seed in range(12)]
     loaded, failed = (sum(each) for each in zip(*results, strict=True))
     assert loaded > 0
     assert failed > 0

@@ -10,6 +10,7 @@ import pytest
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_copies import check_headers_follow_payloads
+from tests.test_disk_syncs import check_failed_syncs
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
 from tests.test_simulate_tiers import check_turns
@@ -53,6 +54,10 @@ def on_disk(seed: int) -> None:
 
 def with_two_plans(seed: int) -> None:
     check_headers_follow_payloads()
+
+
+def with_failed_syncs(seed: int) -> None:
+    check_failed_syncs(seed)
 
 
 def with_drops(seed: int) -> None:
@@ -153,11 +158,16 @@ def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
         self.sync()
         return staging
 
-    def commit(self, headers):
-        self._write_entries([((each.kind, each.unit), each.encode()) for each in headers])
+    def commit(self, staging):
+        self._write_entries([((each.kind, each.unit), each.encode()) for each in staging.headers])
 
     patch.setattr(DiskFile, "stage", stage_and_sync)
     patch.setattr(DiskFile, "commit", commit)
+
+
+@plant(with_failed_syncs)
+def a_sync_vouches_for_what_one_before_it_has_lost(patch: Patch) -> None:
+    patch.setattr(DiskFile, "make_durable", lambda self, failed_syncs: self.sync())
 
 
 @plant(with_drops)

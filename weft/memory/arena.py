@@ -102,19 +102,22 @@ class Arena:
         For units that a file already holds. A unit cannot be taken if it crosses a slab or lies beyond the last one.
         """
         size = self.unit_bytes[kind]
-        found = np.unique(np.asarray(units, np.int64))
+        found = np.sort(np.asarray(units, np.int64))
+        # As `np.unique`, which takes ten times as long.
+        found = found[np.diff(found, prepend=-1) > 0]
         slab = found * size // self.slab_bytes
         # A slab offers the units that lie wholly inside it.
         first, end = -(-slab * self.slab_bytes // size), (slab + 1) * self.slab_bytes // size
         inside = (slab < self.slabs) & (found >= first) & (found < end)
         blocked = np.array([known is not None for known in self._kind_of])
         inside &= ~blocked[np.minimum(slab, self.slabs - 1)]
-        slabs, starts, counts = np.unique(slab[inside], return_index=True, return_counts=True)
+        starts = np.flatnonzero(np.diff(slab[inside], prepend=-1))
+        slabs, counts = slab[inside][starts], np.diff(starts, append=np.count_nonzero(inside))
         room = (end - first)[inside][starts]
         taken: set[int] = set(found[inside].tolist())
-        for each, count in zip(slabs.tolist(), counts.tolist(), strict=True):
-            self._kind_of[each] = kind
-            self._live[each] = count
+        kinds, live = np.array(self._kind_of, object), np.array(self._live)
+        kinds[slabs], live[slabs] = kind, counts
+        self._kind_of, self._live = kinds.tolist(), live.tolist()
         self.used_slabs += len(slabs)
         for each in slabs[counts < room].tolist():
             free = reversed(units_in_slab(each, self.slab_bytes, size))

@@ -217,7 +217,7 @@ TIER_COUNTERS = {
         "weft_tier_unworthy",
         "Resume points not copied to a tier, because such are seldom wanted",
     ),
-    "failures": ("weft_tier_failures", "Copies that failed, most often because a unit on disk is damaged"),
+    "failures": ("weft_tier_failures", "Copies that failed: a unit is damaged, or a read, write or sync failed"),
     "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),
 }
 

@@ -8,6 +8,7 @@ so whatever a crash, a bad disk or another program did to the file, a read retur
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -70,10 +71,14 @@ class WantedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Units whose payloads are written by `tasks`, in any order; then their headers are complete."""
+    """Units whose payloads are written by `tasks`, in any order; then their headers are complete.
+
+    `failed_syncs` is the count of the file before the first of these writes.
+    """
 
     headers: list[UnitHeader]
     tasks: list[Task]
+    failed_syncs: int
 
 
 class DamagedUnit(Exception):
@@ -150,7 +155,7 @@ class DiskFile:
             # New, or its creation was interrupted. It may be a file of zeros that is longer than ours.
             block[:] = self.layout.encode()
             self._blocks.write(0, block)
-            self._blocks.sync()
+            self.sync()
             return
         theirs = read_layout(block)
         if theirs is None:
@@ -224,17 +229,17 @@ class DiskFile:
         """Write units: payloads, then, when these are durable, headers. Before, `cleared` units are forgotten."""
         staging = self.stage(units, cleared)
         _finish(one_by_one(staging.tasks))
-        self.commit(staging.headers)
+        self.commit(staging)
 
     def stage(self, units: Sequence[Written], cleared: Iterable[Place] = ()) -> Staging:
-        """Begin to write units: when the tasks have run, `commit` the headers. Before, `cleared` units are forgotten.
+        """Begin to write units: when the tasks have run, `commit` them. Before, `cleared` units are forgotten.
 
         The checksum and the size of a header given here are ignored; those of the payload are written.
         """
         places = [(header.kind, header.unit) for header, _ in units]
+        found = Staging([header for header, _ in units], [], self._blocks.failed_syncs)
         # A header that was in one of the places before would promise other bytes.
         self.clear([*cleared, *places])
-        found = Staging([header for header, _ in units], [])
         for run in self.requests(places):
             found.tasks.append(partial(self._sum_up, found.headers, run, units))
             found.tasks.extend(self._writes(places[run[0]], [units[index][1] for index in run]))
@@ -255,10 +260,10 @@ class DiskFile:
             size = min(PIECE_BYTES, padded - start)
             yield partial(self._write, place + start, [payloads[0][start : start + size]], size)
 
-    def commit(self, headers: Sequence[UnitHeader]) -> None:
-        """Make everything that was staged durable, then write these headers. Other units may be staged meanwhile."""
-        self._blocks.sync()
-        self._write_entries([((header.kind, header.unit), header.encode()) for header in headers])
+    def commit(self, staging: Staging) -> None:
+        """Make what was staged durable, then write its headers. Other units may be staged meanwhile."""
+        self.make_durable(staging.failed_syncs)
+        self._write_entries([((header.kind, header.unit), header.encode()) for header in staging.headers])
 
     def read(
         self,
@@ -328,20 +333,22 @@ class DiskFile:
 
     def doom(self, units: Sequence[Place]) -> None:
         """Mark units that are to be erased: from here on no process uses them, and one that opens the file knows."""
-        self._write_entries([(unit, self.layout.doomed_entry(*unit)) for unit in units])
         if units:
-            self._blocks.sync()
+            failed_syncs = self._blocks.failed_syncs
+            self._write_entries([(unit, self.layout.doomed_entry(*unit)) for unit in units])
+            self.make_durable(failed_syncs)
 
     def erase(self, units: Iterable[Place], together: Together = one_by_one) -> None:
         """Overwrite units with zeros, and then forget them. Mark them first with `doom`, all units of a drop."""
         chosen, nothing = list(units), memoryview(b"")
         if not chosen:
             return
+        failed_syncs = self._blocks.failed_syncs
         runs = [[chosen[index] for index in run] for run in self.requests(chosen)]
         _finish(together([task for run in runs for task in self._writes(run[0], [nothing] * len(run))]))
-        self._blocks.sync()
+        self.make_durable(failed_syncs)
         self.clear(chosen)
-        self._blocks.sync()
+        self.make_durable(failed_syncs)
 
     def erase_all_but(self, known: EntryRows) -> None:
         """Erase doomed units, and those that the first rank does not have after a crash: no drop would find them."""
@@ -359,10 +366,21 @@ class DiskFile:
     def sync(self) -> None:
         self._blocks.sync()
 
+    def make_durable(self, failed_syncs: int) -> None:
+        """Return when writes are durable; `failed_syncs` is the count before the first of them.
+
+        If a sync has failed since then, perhaps in another thread, it has lost them, and a later one does not know.
+        """
+        self._blocks.sync()
+        if self._blocks.failed_syncs != failed_syncs:
+            raise OSError(errno.EIO, "a sync has failed meanwhile")
+
     def close(self) -> None:
         """Make everything durable and unlock the file."""
-        self._blocks.sync()
-        self._blocks.close()
+        try:
+            self._blocks.sync()
+        finally:
+            self._blocks.close()
 
     # bytes ----------------------------------------------------------------------------------------------------------
 

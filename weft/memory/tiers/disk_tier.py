@@ -19,7 +19,7 @@ from weft.memory.cache import Cache
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Task, WantedUnit
+from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, Staging, Task, WantedUnit
 from weft.memory.tiers.disk_format import UnitHeader
 
 READERS = 8
@@ -69,10 +69,10 @@ class ThreadedCopies:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A plan whose payloads are being written: when it was begun, its headers, and what writes them."""
+    """A plan whose payloads are being written: when it was begun, its units, and what writes them."""
 
     began: float
-    headers: list[UnitHeader]
+    units: Staging
     parts: list[Future[None]]
     cleared: bool
 
@@ -127,15 +127,15 @@ class DiskCopies:
         ]
         staging = self.file.stage(units, [(Kind(kind), unit) for kind, unit in plan.cleared])
         parts = [self._write_parts.submit(task) for task in staging.tasks]
-        return Staged(began, staging.headers, parts, bool(plan.cleared))
+        return Staged(began, staging, parts, bool(plan.cleared))
 
     def _commit(self, staging: Future[Staged]) -> float:
         staged = staging.result()
         wait_for(staged.parts)
         for part in staged.parts:
             part.result()
-        if staged.headers or staged.cleared:
-            self.file.commit(staged.headers)
+        if staged.units.headers or staged.cleared:
+            self.file.commit(staged.units)
         return perf_counter() - staged.began
 
     def _load(self, plan: CopyPlan, run: list[int]) -> float:
