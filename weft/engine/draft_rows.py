@@ -98,7 +98,7 @@ class DraftRows:
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
-        `number` is that of the last plan, `idle` whether nothing is in flight, `prompts` whether the step may have some.
+        `number` is that of the last plan, `idle`: nothing is in flight, `prompts`: the step may have some.
         `fits` tells of some rows and their number of drafts whether the device can compute them if they follow others.
         `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
