@@ -190,14 +190,18 @@ class CheckedHead(DraftHead):
 
 
 class Lengths(Drafting):
-    """Drafts of random lengths, which never wait."""
+    """Drafts of random lengths, which never wait. With `texts`, half of the sequences copy from one where they can."""
 
-    def __init__(self, most: int, seed: int) -> None:
+    def __init__(self, most: int, seed: int, texts: dict[tuple[int, ...], list[int]] | None = None) -> None:
         super().__init__(most, costs=FreeDrafts(), suffixes=False, model=DraftHead.name)
-        self.random = Random(f"lengths {seed}")
+        self.random, self.texts = Random(f"lengths {seed}"), texts
 
     def begin(self, prompt, salt, most, prediction):
-        return None if most == 0 else Awake(prompt, salt, self.most, suffixes=False, model=self.model)
+        if self.texts is not None and self.random.random() < 0.5:
+            # Its answer, but some words are others: there the head drafts until it is found again.
+            answer = [(t + (self.random.random() < 0.15)) % VOCABULARY for t in self.texts[tuple(prompt.tolist())]]
+            prediction = np.array(answer, np.int32)
+        return None if most == 0 else Awake(prompt, salt, self.most, prediction, suffixes=False, model=self.model)
 
     def choose(self, proposals, rows, most):
         return [self.random.randint(self.random.random() > 0.1, len(p.worth)) if p.worth else 0 for p in proposals]
@@ -211,7 +215,7 @@ class Awake(SequenceDrafts):
         return 0
 
 
-def run_head(seed: int, count: int = 4) -> Counter[str]:
+def run_head(seed: int, count: int = 4, texts: bool = False) -> Counter[str]:
     workload, random = following_workload(seed, count), Random(f"head {seed}")
     config, spec = workload.config, workload.spec
     answers = {tuple(a.prompt): a.answer(spec) for a in workload.arrivals}
@@ -221,7 +225,8 @@ def run_head(seed: int, count: int = 4) -> Counter[str]:
     memory = tight_memory(own, workload.arrivals, random.choice([1.0, 1.5, 4.0]))
     ledger = Ledger(own, memory, config.max_sequences, config.max_length + 8, cache=config.cache, remember_freed=True)
     head = CheckedHead(answers, seed, states, ledger, Head(target, memory), VOCABULARY, random.choice([7, 64]))
-    engine = partial(Engine, drafting=Lengths(spec.draft_room, seed), draft_model=head)
+    drafting = Lengths(spec.draft_room, seed, answers if texts else None)
+    engine = partial(Engine, drafting=drafting, draft_model=head)
     run = Run(engine(spec, target, config), target)
     head.engine = run.engine
     drive(workload, run)
@@ -231,9 +236,9 @@ def run_head(seed: int, count: int = 4) -> Counter[str]:
     assert ledger.arena.used_slabs == 0, "something of the head is still owned"
     assert not states.first.any()
     assert not states.end.any()
-    met = Counter(
-        {"preempted": run.engine.planner.preemptions, "accepted": engine.keywords["drafting"].counts.accepted.total()}
-    )
+    accepted = drafting.counts.accepted
+    met = Counter({"preempted": run.engine.planner.preemptions, "accepted": accepted.total()})
+    met["copied"] = sum(number for (drafter, _), number in accepted.items() if drafter == "prediction")
     return met + target.met + head.checked
 
 
@@ -255,6 +260,14 @@ def test_guesses_follow_drafts_in_flight() -> None:
     least = {"after drafts": 200, "followed": 200, "guessed": 250, "accepted": 300, "preempted": 1, "landed": 5}
     for name, count in (least | {"guessed beside prompts": 10}).items():
         assert met[name] >= count, met
+
+
+def test_rows_copy_from_texts_beside_a_head_that_follows() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(12):
+        met += run_head(seed, texts=True)
+    for name, least in {"after drafts": 60, "followed": 60, "copied": 25, "landed": 1}.items():
+        assert met[name] >= least, met
 
 
 @pytest.mark.parametrize("draft", [None, 0])

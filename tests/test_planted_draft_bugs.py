@@ -314,6 +314,17 @@ def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
     patch.setattr(DraftModel, "launch", blind)
 
 
+@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
+def a_head_does_not_learn_where_copied_drafts_end(patch: Patch) -> None:
+    original = DraftHead.verified
+
+    def deaf(self, seat, drafter, accepted):
+        if drafter == self.name:
+            original(self, seat, drafter, accepted)
+
+    patch.setattr(DraftHead, "verified", deaf)
+
+
 @plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, 0))
 def guesses_land_behind_a_flight(patch: Patch) -> None:
     original = draft_rows.DraftRows._decode
