@@ -315,14 +315,14 @@ def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
 
 
 @plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
-def a_head_does_not_learn_where_copied_drafts_end(patch: Patch) -> None:
-    original = DraftHead.verified
+def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) -> None:
+    original = HiddenStates.place
 
-    def deaf(self, seat, drafter, accepted):
-        if drafter == self.name:
-            original(self, seat, drafter, accepted)
+    def shifted(self, plan):
+        lines = original(self, plan)
+        return np.roll(lines, 1) if len(plan.drafts) and not len(plan.guessed) else lines
 
-    patch.setattr(DraftHead, "verified", deaf)
+    patch.setattr(HiddenStates, "place", shifted)
 
 
 @plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, 0))
