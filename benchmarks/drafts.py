@@ -1,8 +1,7 @@
-"""Measure verification of drafts with scripted acceptance on a GPU, and suffix drafts with weft-small on a CPU.
+"""Measure verification of drafts with scripted acceptance on a GPU.
 
     python -m benchmarks.drafts                          Nemotron-Nano-9B-v2 and Qwen3.5-9B, 3 drafts a row
     python -m benchmarks.drafts qwen3.5-9b --rows 32 128
-    python -m benchmarks.drafts weft-small --device cpu --dtype float32
 
 With random weights, no draft would be right. So acceptance is scripted, as in published benchmarks: drafts are any
 tokens, and each is accepted with a fixed probability if those before it were, whatever the model says; host and device
@@ -12,11 +11,6 @@ waits for the landing of the one before it, as drafts from the host need it, and
 from the device could; up to 7 drafts chosen by the engine, whose acceptance falls from 0.7 to 0.1; and drafts that are
 never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two steps. Rates
 are those while all rows decode.
-
-With weft-small, drafts are the suffixes of real texts, in an engine that has learned nothing yet. "edit" repeats the
-prompt with a few words changed; the answer is a script, because the model is too small to repeat a text. "prose" are
-stories, greedy ones and sampled ones. The figures that count are steps and computed tokens: the time of a step with
-several tokens depends on the processor.
 """
 
 from __future__ import annotations
@@ -46,11 +40,10 @@ from benchmarks.gpu import (
     warm_up,
     without_flashinfer,
 )
-from weft import LLM, SamplingParams
+from weft import LLM
 from weft.base.plan import Landing
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
-from weft.engine.request import Request
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
 from weft.runner.cuda.runner import CudaRunner
@@ -76,14 +69,6 @@ WAYS = (
 # Rows of a seat after which its script begins again.
 SCRIPTED = 1024
 
-TEXT = """The shop opens at nine in the morning. Bread is two coins, a cake is five coins, and tea is one coin.
-On Sunday the shop is closed. Children get an apple for free. The owner is called Martha, and her dog is called Rex.
-The shop stands beside the river, next to the old mill. In winter it opens one hour later.
-"""
-EDITED = TEXT.replace("cake", "pie").replace("Sunday", "Monday").replace("Martha", "Mary")
-STORY = 192
-STORIES = ("Once upon a time", "The little boat", "A dog and a cat", "In the old house by the sea")
-
 
 def main() -> int:
     return run(arguments_of("drafts", __doc__, limit_seconds=240, models=MODELS, rows=BATCHES), measure, show)
@@ -92,10 +77,6 @@ def main() -> int:
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts()
     found: dict[str, Any] = {"machine": machine(arguments.device), "errors": attempts.errors}
-    if model == "weft-small":
-        with attempts.part("texts"):
-            found["texts"] = measure_texts(arguments)
-        return found
     batches = [rows for rows in arguments.rows if rows <= 8 or not arguments.quick]
     script = Script(max(batches), arguments.device)
     # Before steps are recorded. Those with prompts are not measured.
@@ -297,55 +278,6 @@ def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = AN
     return tokens / seconds, idle
 
 
-# real answers ---------------------------------------------------------------------------------------------------------
-
-
-class CountingEngine(Engine):
-    """Counts computed tokens. With a `script`, every answer is that text, whatever the model says."""
-
-    computed = 0
-    script: Sequence[int] = ()
-
-    def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
-        self.computed += len(step.plan.tokens)
-        if self.script:
-            rows, _ = step.plan.samples
-            known = np.array([len(step.sequences[row].generated) for row in rows.tolist()])
-            place = known + np.arange(len(rows)) - np.searchsorted(rows, rows)
-            landing.tokens[:] = np.array(self.script)[np.minimum(place, len(self.script) - 1)]
-        return super().verify(step, landing)
-
-
-def measure_texts(arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    options = {"device": arguments.device, "dtype": arguments.dtype, "memory": "512MiB", "draft": "suffix"}
-    with LLM(progress=False, **options) as llm:
-        script = [int(token) for token in llm.tokenizer.encode(EDITED)]
-        parts = {"edit": (script, [f"{TEXT}\nThe text with some changes:\n"], 0.0)}
-        parts |= {"greedy prose": ([], list(STORIES), 0.0), "sampled prose": ([], list(STORIES), 0.8)}
-        for name, (script, texts, temperature) in parts.items():
-            for draft in ("off", "suffix"):
-                before = llm.engine
-                engine = CountingEngine(before.ledger.spec, before._device, replace(before.config, draft=draft))
-                engine.script = script
-                tokens = len(script) or STORY
-                params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1, ignore_eos=True)
-                prompts = [np.array(llm.tokenizer.encode(text), np.int32) for text in texts]
-                found[f"{name} {draft}"] = answer_texts(engine, prompts, params)
-    return found
-
-
-def answer_texts(engine: CountingEngine, prompts: list[np.ndarray], params: SamplingParams) -> dict[str, float]:
-    """Return tokens, steps, computed tokens and seconds of answers, one after the other."""
-    began, tokens = time.perf_counter(), 0
-    for prompt in prompts:
-        engine.add(Request(prompt, params))
-        while not engine.idle:
-            tokens += sum(output.token is not None for output in engine.step())
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, "tokens": tokens, "steps": engine.planner.number, "computed": engine.computed}
-
-
 def line_of(each: dict[str, Any]) -> str:
     """Return the figures of one number of rows: tokens/s, and for each way their ratio to plain, length and idle."""
     line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
@@ -362,10 +294,6 @@ def show(model: str, found: dict[str, Any]) -> None:
         print(f"  {'rows':>6} {'plain':>9}{names}   tokens/s (÷ plain, length, idle)")
     for each in found.get("rows", ()):
         print(line_of(each))
-    for name, each in found.get("texts", {}).items():
-        rate = each["tokens"] / each["seconds"]
-        counts = f"{each['tokens']} tokens in {each['steps']} steps, {each['computed']} computed"
-        print(f"  {name:<20} {rate:>7.1f} tokens/s, {counts}")
     for part, error in found["errors"].items():
         print(f"  {part}: {error}")
 

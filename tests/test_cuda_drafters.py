@@ -33,6 +33,7 @@ from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.engine.loop import Engine
+from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -105,8 +106,8 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     assert batch.full.write_page.tolist() == [*(pages[row][p // cell] for row, p in enumerate(wanted.start)), 99]
 
 
-def interpreted_engine(family: str, **settings: object) -> Engine:
-    """An engine of the runners of a GPU, whose kernels are interpreted."""
+def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **settings: object) -> Engine:
+    """An engine of the runners of a GPU. Its kernels are interpreted, unless other operations are given."""
     folder = checkpoint(family).folder
     model, _ = load_model(folder, torch.float32, progress=False, operations=PLAIN)
     head = load_head(folder, model, torch.float32, "checkpoint", 0, PLAIN)
@@ -114,8 +115,8 @@ def interpreted_engine(family: str, **settings: object) -> Engine:
     config = EngineConfig(memory_bytes=MEMORY, **options)
     spec, own = (MemorySpec(each.memories(GPU_ROWS), SHORT_CELL, ROOM) for each in (model, head))
     hidden = HiddenStates(SEATS, 128, head.width, torch.float32)
-    runner = CudaRunner(model, spec, MEMORY, SEATS, 128, "cpu", operations=GPU_ROWS, use=KeepsStates(hidden))
-    executor = CudaHead(hidden, head, own, MEMORY, SEATS, 128, "cpu", operations=GPU_ROWS)
+    runner = CudaRunner(model, spec, MEMORY, SEATS, 128, "cpu", operations=operations, use=KeepsStates(hidden))
+    executor = CudaHead(hidden, head, own, MEMORY, SEATS, 128, "cpu", operations=operations)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
     drafter = Recording(hidden, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
@@ -154,6 +155,36 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     assert counts.accepted.total() > 0
     assert {True, False} == set(replayed), "decodes, and what was accepted"
     assert model.followed > 2
+
+
+def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
+    """No step is recorded, and rows beside prompts have guesses that only the device knows."""
+    patch.setattr(CudaRunner, "_replay", lambda self, plan: None)
+    eager, run = [], CudaRunner.run
+
+    def counted(self, plan):
+        eager.append(len(plan.guessed) > 0 and bool((plan.end - plan.start > 1 + plan.drafts).any()))
+        return run(self, plan)
+
+    patch.setattr(CudaRunner, "run", counted)
+    family = "qwen3_5, one layer"
+    asks = [Ask(tokens(11, 1), greedy(16)), *(Ask(tokens(40, n), greedy(1), step=4 * n) for n in (1, 2))]
+    engine = interpreted_engine(family, PLAIN, depth=1)
+    engine.planner.following = None
+    model = engine.planner.drafts.model
+    model.answers = {tuple(ask.prompt): greedy_answer(family, ask) for ask in asks}
+    assert [answer.tokens for answer in serve(engine, asks)] == list(model.answers.values())
+    for text, drafts, among in model.seen:
+        assert drafts == checkpoint(family).drafts(text, len(drafts), among), f"after {len(text)} tokens"
+    assert any(eager)
+
+
+def test_guesses_stay_on_the_device_beside_prompts_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_guesses_beside_prompts(monkeypatch)
+    with monkeypatch.context() as planted:
+        planted.setattr(CudaRunner, "read_guesses", lambda self, *args: None)
+        with pytest.raises(AssertionError):
+            check_guesses_beside_prompts(planted)
 
 
 def greedy_answer(family: str, ask: Ask) -> list[int]:

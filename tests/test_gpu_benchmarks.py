@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import drafts, mtp
+from benchmarks import draft_texts, drafts, mtp
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
@@ -89,6 +89,23 @@ def test_a_part_that_fails_is_noted_and_the_next_runs() -> None:
                 raise ValueError("no room\nand more lines")
             done.parts += 1
     assert (done.parts, attempts.errors) == (2, {"bad": "ValueError: no room"})
+
+
+def test_edits_are_measured_with_and_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_texts, "FILE", 90)
+    monkeypatch.setattr(draft_texts, "CHANGED_EVERY", 30)
+    options = {"threads": 1, "device": "cpu", "max_length": 256, "max_sequences": 2, "draft": "suffix"}
+    with LLM(**tiny_model.OPTIONS, memory="64MiB", progress=False, **options) as llm:
+        text, edited = draft_texts.edited_file(llm.vocab_size)
+        work = draft_texts.Work([text] * 2, len(edited), edited.tolist(), rows=2)
+        found = draft_texts.compare(llm, work, rounds=2)
+    # One token was changed, one removed, one is new.
+    assert len(edited) == 90
+    for draft in draft_texts.DRAFTS:
+        # The first ones come while prompts are computed.
+        assert 2 * 90 - 10 < found[draft]["tokens"] < 2 * 90
+        assert found[draft]["computed"] >= found[draft]["steps"] > 0
+    assert "tokens/s" in draft_texts.line_of("file", found)
 
 
 @pytest.mark.parametrize("benchmark", [drafts, mtp])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from weft.base.moving import move_rows
 from weft.base.plan import Plan
 from weft.kernels.following import DraftSamples
 from weft.memory.device.store import Store
-from weft.runner.cuda.padding import Size, StepInputs
+from weft.runner.cuda.padding import Filling, Size, StepInputs
 
 ROOM = 3
 DRAFTING = replace(SPEC, draft_room=ROOM)
@@ -72,6 +73,93 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
                 assert getattr(mine, name).tolist() == getattr(theirs, name).tolist(), (name, start, wrong)
             for name in ("full", "windowed"):
                 assert getattr(mine, name).write_page.tolist() == getattr(theirs, name).write_page.tolist(), name
+
+
+def mixed_plan(random: Random) -> Plan:
+    """Some rows of one token, some whose drafts are known, and some that follow up to three drafts in flight."""
+    singles, known, followers = (random.randint(least, 3) for least in (0, 1, 0))
+    behind = [0] * (singles + known) + [random.randint(1, ROOM) for _ in range(followers)]
+    drafts = [0] * singles + [random.randint(1, ROOM) for _ in range(known + followers)]
+    rows, captures, early = [], [], np.zeros((len(drafts), ROOM), np.int32)
+    for row, (flying, count) in enumerate(zip(behind, drafts, strict=True)):
+        start = random.randint(flying, 3 * CELL)
+        last, first = -(-(start + 1 + count) // CELL), max(0, start - flying - 9) // CELL
+        tokens = [0 if flying or not count else random.randint(1, 2), *(random.randint(1, 2) for _ in range(count))]
+        early[row, ROOM - flying :] = [random.randint(1, 2) for _ in range(flying)]
+        pages, window = list(range(10 * row, 10 * row + last)), list(range(10 * row + first, 10 * row + last))
+        on_board = int(bool(flying) or not count)
+        rows.append(Row(start, start + 1 + count, 20 + row, row, row, on_board, pages, window, first, tokens))
+        grid = range(-(-(start - flying + 1) // CELL) * CELL, start + count + 2, CELL)
+        captures += [Capture(row, position, 40 + row) for position in grid]
+    most = max(behind, default=0)
+    starts = np.array([row.start for row in rows], np.int32) - np.array(behind, np.int32)
+    following = {
+        "behind": np.array(behind, np.int32),
+        "early_slot": np.where((starts >= CELL) & (np.array(behind) > 0), 60 + np.arange(len(rows)), 0).astype(
+            np.int32
+        ),
+        "early_tokens": early[:, ROOM - most :],
+    }
+    return replace(
+        make_plan(rows, captures),
+        sampled=np.arange(len(rows), dtype=np.int32),
+        drafts=np.array(drafts, np.int32),
+        **(following if most else {}),
+    )
+
+
+def check_mixed_rows(seeds: range) -> None:
+    """Rows of one step, whatever their lengths, start and end where the definitions for the host say."""
+    scratch = Store(SPEC, 1 << 16, scratch=True).scratch
+    size = Size(0, 11, 11 * (ROOM + 1), 11 * (ROOM + 1), longest=ROOM + 1)
+    mine, theirs = (StepInputs(size, 11, 10, DRAFTING, scratch, "cpu", PLAIN) for _ in range(2))
+    for seed in seeds:
+        plan = mixed_plan(random := Random(seed))
+        behind = plan.behind.tolist() or [0] * plan.rows
+        wrong = np.array([random.randint(0, count) for count in behind], np.int32)
+        refused, moved = torch.zeros(12, dtype=torch.int32), torch.zeros(12, dtype=torch.int32)
+        refused[plan.seat.tolist()] = torch.from_numpy(wrong)
+        placed = move_rows(plan, wrong, CELL)
+        mine.fill(plan)
+        theirs.fill(placed)
+        batch, step = mine.step.batch, mine.step
+        PLAIN.move_rows(batch, step.following, step.seat, refused, moved)
+        for name in ("start", "slot", "positions", "first", "token_ids", "closing", "tail", "piece_row", "piece_slot"):
+            assert getattr(batch, name).tolist() == getattr(theirs.step.batch, name).tolist(), (name, seed)
+        for name in ("full", "windowed"):
+            found, wanted = (getattr(each, name).write_page.tolist() for each in (batch, theirs.step.batch))
+            assert found == wanted, (name, seed)
+        check_verified(random, placed, mine)
+
+
+def check_verified(random: Random, plan: Plan, inputs: StepInputs) -> None:
+    """The board has the token after the last right draft of each row, and leaves that of rows without drafts."""
+    chosen = [random.randint(1, 2) for _ in range(plan.sample_count)]
+    tokens = torch.tensor(chosen + [0] * (inputs.size.answers - len(chosen)))
+    board, refused = torch.full((12,), -1), torch.full((12,), -1, dtype=torch.int32)
+    PLAIN.verify_drafts(tokens, inputs.step.batch.token_ids, inputs.step.drafts, board, refused)
+    first = sample = 0
+    for seat, count in zip(plan.seat.tolist(), plan.drafts.tolist(), strict=True):
+        guesses, found = plan.tokens[first + 1 : first + 1 + count].tolist(), chosen[sample : sample + count + 1]
+        right = next((place for place, guess in enumerate(guesses) if guess != found[place]), count)
+        wanted = (found[right], count - right) if count else (-1, -1)
+        assert (int(board[seat]), int(refused[seat])) == wanted, (seat, guesses, found)
+        first, sample = first + count + 1, sample + count + 1
+
+
+def test_rows_of_any_length_in_one_step_are_moved_and_verified_as_on_the_host(monkeypatch):
+    check_mixed_rows(range(60))
+    # The accepted length of the neighbour row, planted.
+    original = Filling._write_drafts
+
+    def shifted(self, host):
+        original(self, host)
+        line = host[self.inputs.first["drafts.sample"] :][: self.plan.rows]
+        line[1:] = line[:-1].copy()
+
+    monkeypatch.setattr(Filling, "_write_drafts", shifted)
+    with pytest.raises(AssertionError):
+        check_mixed_rows(range(60))
 
 
 def test_a_lone_row_with_fewer_tokens_than_guesses_is_placed():

@@ -314,6 +314,33 @@ def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
     patch.setattr(DraftModel, "launch", blind)
 
 
+@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
+def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) -> None:
+    original = HiddenStates.place
+
+    def shifted(self, plan):
+        lines = original(self, plan)
+        return np.roll(lines, 1) if len(plan.drafts) and not len(plan.guessed) else lines
+
+    patch.setattr(HiddenStates, "place", shifted)
+
+
+@plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, 0))
+def guesses_land_behind_a_flight(patch: Patch) -> None:
+    original = draft_rows.DraftRows._decode
+    patch.setattr(draft_rows.DraftRows, "_decode", lambda self, chosen, rows, idle: original(self, chosen, rows, True))
+
+
+@plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, None))
+def guesses_land_while_prompts_wait(patch: Patch) -> None:
+    original = draft_rows.DraftRows.choose
+
+    def eager(self, rows, count, room, number, idle, prompts, fits):
+        return original(self, rows, count, room, number, idle, False, fits)
+
+    patch.setattr(draft_rows.DraftRows, "choose", eager)
+
+
 @plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)
 def hidden_states_stay_when_their_sequence_leaves(patch: Patch) -> None:
     patch.setattr(DraftHead, "leave", DraftModel.leave)

@@ -132,7 +132,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more():
             served.process.send_signal(signal.SIGTERM)
 
         async def watch() -> int:
-            running = asyncio.create_task(follow(served.url, LONG | {"max_tokens": 1500}, stop))
+            running = asyncio.create_task(follow(served.url, LONG | {"max_tokens": 400}, stop))
             await asyncio.to_thread(served.wait_for, "draining")
             # Balancers and new clients get an answer: the port stays open while running requests finish.
             for work in (Client(served.url).get("/health"), Client(served.url).post("/v1/completions", LONG)):
@@ -141,7 +141,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more():
             os.kill(engine, signal.SIGCONT)
             return await running
 
-        assert asyncio.run(watch()) == 1500
+        assert asyncio.run(watch()) == 400
         assert served.process.wait(SECONDS) == 0
         assert "Traceback" not in served.errors.read_text()
 

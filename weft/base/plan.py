@@ -8,6 +8,7 @@ token (decodes) come first. A missing checkpoint is known from the position alon
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +81,9 @@ class Sampling(Frozen):
         return replace(self, mask_row=rows[order], mask_bits=bits[order], late=np.zeros(0, np.int32))
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def greedy(cls, count: int) -> Sampling:
-        """Return the sampling of `count` samples that take the most likely token."""
+        """Return the sampling of `count` samples that take the most likely token. Plans share it."""
         none, zeros, ones = np.zeros(0, np.int32), np.zeros(count, np.float32), np.ones(count, np.float32)
         return cls(
             temperature=zeros, top_k=np.zeros(count, np.int32), top_p=ones, min_p=zeros, uniform=zeros,

@@ -92,13 +92,14 @@ class DraftRows:
         count: int,
         room: int,
         number: int,
-        landed: int,
+        idle: bool,
+        prompts: bool,
         fits: Callable[[int, int], bool],
     ) -> tuple[dict[int, Proposal], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
-        `number` and `landed` are those of the last plan that was made, and that has landed. `fits` tells of some rows
-        and their number of drafts whether the device can supply what the host does not know.
+        `number` is that of the last plan, `idle`: nothing is in flight, `prompts`: the step may have some.
+        `fits` tells of some rows and their number of drafts whether the device can compute them if they follow others.
         `rows` are the seats that are awake, of `count` that decode. A row whose token is in flight, and which cannot
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
@@ -115,9 +116,10 @@ class DraftRows:
         together = len(wanted) >= LAND_FIRST_SHARE * count
         late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not self._follows(rows[s], p)}
         held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
-        if len(held) < count:
-            # The others are in flight then, and guesses that the host must know would wait for them.
-            held = {s for s in held if not self._needs_landing(s, wanted[s])}
+        late_guesses = {s for s in held if self._needs_landing(s, wanted[s])}
+        if prompts or len(late_guesses) < count:
+            # Other rows would wait while these guesses land.
+            held -= late_guesses
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         for seat in offered.keys() - chosen.keys() - held:
@@ -125,7 +127,7 @@ class DraftRows:
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
             chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
-        return self._decode(chosen, rows, fitting, number == landed), held
+        return self._decode(chosen, rows, idle and not prompts), held
 
     def _follows(self, row: Candidate, proposal: Proposal) -> bool:
         """Return whether a row may have these drafts while others are in flight. Besides a head, only the head's."""
@@ -137,13 +139,11 @@ class DraftRows:
         stays = self.model is not None and self.model.stays
         return stays and not proposal.tokens and bool(self.sampling.looks_back[seat])
 
-    def _decode(
-        self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], fitting: bool, idle: bool
-    ) -> dict[int, Proposal]:
+    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], idle: bool) -> dict[int, Proposal]:
         """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out.
 
-        If the device can supply them, they need not land before the step is launched. Those that must land all the same
-        are left to an `idle` device: otherwise all rows would wait for the flight before them.
+        Guesses that stay on the device need not land before the step is launched. Where the host must know them, they
+        land only if no other row waits for them: the device is `idle`, and no row has guesses that stay.
         """
         model = self.model
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
@@ -151,21 +151,20 @@ class DraftRows:
             return chosen
         flying = {seat: flies for seat in wanted if (flies := rows[seat].flying) is not None}
         known = {seat: row for seat, row in wanted.items() if seat not in flying}
-        stay = fitting and model.stays
-        landing = {seat for seat in known if stay and self._needs_landing(seat, chosen[seat])}
-        if idle:
-            stay = stay and not landing
+        staying = {seat: row for seat, row in known.items() if not self._needs_landing(seat, chosen[seat])}
+        if not model.stays or (idle and not staying and not flying):
+            landing, staying = known, {}
         else:
-            known = {seat: row for seat, row in known.items() if seat not in landing}
+            landing = {}
         found = dict.fromkeys(wanted, 0)
         calls = [model.begin({seat: wanted[seat] for seat in flying}, flying)] if flying else []
-        calls += [model.begin(known)] if known and stay else []
+        calls += [model.begin(staying)] if staying else []
         for guesses in filter(None, calls):
             for seat, count in guesses.counts.items():
                 chosen[seat], found[seat] = chosen[seat].on_device(count, partial(tokens_of, guesses, seat)), count
-        if known and not stay:
-            for seat, tokens in model.draft(known).items():
-                constraint = known[seat][0].constraint
+        if landing:
+            for seat, tokens in model.draft(landing).items():
+                constraint = landing[seat][0].constraint
                 if constraint is not None:
                     tokens = tokens[: len(constraint.masks_along(tokens))]
                 chosen[seat], found[seat] = chosen[seat].with_tokens(tokens), len(tokens)

@@ -166,10 +166,14 @@ class Planner:
     # drafts ---------------------------------------------------------------------------------------------------------
 
     @property
+    def _has_prompts(self) -> bool:
+        """Return whether the next step may have prompts."""
+        return bool(self.prefilling or (len(self.queue) and self._free_seats))
+
+    @property
     def follows(self) -> bool:
         """Return whether rows of the next step may follow drafts in flight. Not beside prompts."""
-        has_prompts = bool(self.prefilling or (len(self.queue) and self._free_seats))
-        return self.following is not None and not has_prompts and self.drafts.follow
+        return self.following is not None and not self._has_prompts and self.drafts.follow
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seats with drafts in flight that may be followed by a row with drafts."""
@@ -200,8 +204,8 @@ class Planner:
             for seat, left, flies, drafts, can in facts
             if (sequence := self.by_seat[seat]) is not None
         }
-        fits = partial(self._fits_device, count)
-        chosen, held = self.drafts.choose(found, count, room, self.number, self.landed, fits)
+        fits, idle = partial(self._fits_device, count), self.number == self.landed
+        chosen, held = self.drafts.choose(found, count, room, self.number, idle, self._has_prompts, fits)
         if not chosen and not held:
             return chosen, seats
         rows.following = {seat: flying for seat in chosen if (flying := found[seat].flying) is not None}

@@ -7,7 +7,6 @@ same text whatever the batch, the chunking or the number of preemptions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +130,7 @@ class SeatSampling:
             index += ahead.before
         if not self._special[seats].any():
             self.sampled[seats] = index + 1
-            return _greedy(len(seats))
+            return Sampling.greedy(len(seats))
         history = self.token_history(seats, sequences, starts, boarded, ahead)
         biases = self._biases(seats, sequences, index, boarded, ahead)
         bans = self.bans_by_input(seats, sequences, starts, boarded)
@@ -263,12 +262,6 @@ class SeatSampling:
                 recent = sequence.generated[max(0, known - words.longest) : known]
                 found += [(row, token, newest) for newest, token in words.banned_after(recent)]
         return np.array(found, np.int32).reshape(-1, 3)
-
-
-@lru_cache(maxsize=256)
-def _greedy(count: int) -> Sampling:
-    """Return the sampling of samples that take the most likely token. Its arrays are read-only, so plans share them."""
-    return Sampling.greedy(count)
 
 
 def _bits(tokens: tuple[int, ...]) -> Ints:

@@ -58,6 +58,13 @@ class GuessBoard:
         ids.copy_(torch.where(place < 0, ids, self.tokens.view(-1)[place.clamp(min=0)].to(ids.dtype)))
 
 
+def guess_places(plan: Plan) -> Longs:
+    """Return the place of each token of a plan on the board of guesses; negative, if the host knows the token."""
+    length = (plan.end - plan.start).astype(np.int64)
+    place, owners = ranges(plan.guessed - length, length)
+    return np.where(place < 0, -1, plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1) + place)
+
+
 class HiddenStates:
     """A seat keeps one interval of positions, [first, end).
 

@@ -26,6 +26,7 @@ from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations, OrderedDecodes
 from weft.kernels.marks import LayerMarks
+from weft.kernels.rows import Longs
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
@@ -36,7 +37,7 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
 from weft.runner.drafts import rows_of_one
-from weft.runner.hidden_states import StateUse
+from weft.runner.hidden_states import StateUse, guess_places
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
@@ -150,7 +151,7 @@ class Runner:
             self.store.poison(kind, index)
         self._planned = plan
         plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan
-        if len(plan.guessed):
+        if len(plan.guessed) and self.store.is_host_memory:
             assert self.use is not None, "guesses are where hidden states are"
             board = self.use.states.board
             plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
@@ -188,7 +189,15 @@ class Runner:
             if hidden is not None:
                 return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = build_step(plan, *where)
+        self.read_guesses(plan, batch.token_ids)
         return ComputedStep(batch, sampling, batch.token_ids, self.compute(batch))
+
+    def read_guesses(self, plan: Plan, ids: Int[Tensor, " n"], places: Longs | slice = slice(None)) -> None:
+        """Replace those of a plan's tokens at these places that only the device knows."""
+        if len(plan.guessed):
+            assert self.use is not None, "guesses are where hidden states are"
+            sent = upload({"place": guess_places(plan)[places]}, self.device, widen=False)
+            self.use.states.board.read(ids, sent["place"])
 
     def keep_hidden(self, plan: Plan, hidden: Float[Tensor, "tokens hidden"]) -> None:
         """Keep the final hidden states of a step, if an MTP head reads them."""

@@ -42,6 +42,7 @@ class ExactCudaRunner(CudaRunner):
         for places, batch in (self._turns(plan, decodes), self._longer(plan, others)):
             if batch is None:
                 continue
+            self.read_guesses(plan, batch.token_ids, places)
             found: Float[Tensor, "tokens hidden"] = self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])

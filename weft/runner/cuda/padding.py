@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.base.config import MOST_DRAFTS
 from weft.base.plan import Captures, Ints, Plan, Sampling
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
@@ -25,6 +24,7 @@ from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import stage_batch, write_captures
+from weft.runner.hidden_states import guess_places
 
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
@@ -264,10 +264,7 @@ class Filling:
         """Write where tokens that only the device knows are, and which rows end where it knows."""
         plan = self.plan
         if len(plan.guessed):
-            length = self.end - self.start
-            place, owners = ranges(plan.guessed - length, length)
-            line = plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1)
-            self._put(host, "guess", np.where(place < 0, -1, line + place))
+            self._put(host, "guess", guess_places(plan))
         if len(plan.ahead):
             host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.ahead[plan.sampled] > 0
 

@@ -92,7 +92,7 @@ class CudaRunner(Runner):
         output = self._replay(plan)
         if output is None:
             assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
-            assert not len(plan.guessed), "only recorded steps have tokens that the host does not know"
+            assert not len(plan.ahead), "only recorded steps have rows that end where drafts in flight do"
             return self.run(plan)
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
