@@ -19,7 +19,7 @@ from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
+from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.interface import Operations
@@ -191,14 +191,15 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     assert error_of(out, scene.reference()) < 2e-6
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_rows_of_drafts_have_blocks_of_their_size_and_longer_padding_is_finite(window):
-    scene = Scene([(60, 64), (46, 51), (0, 30)], window, heads=3, kv_heads=1)
-    batch, view = replace(scene.batch(), longest=5, host=None), scene.view()
+@pytest.mark.parametrize("sharing", [DecodeSharing(1, 1), DecodeSharing(3, 2), DecodeSharing(40, 1)])
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_rows_of_drafts_read_a_cell_together_and_longer_padding_is_finite(sharing, window):
+    scene = Scene([(60, 64), (46, 51), (8, 9), (100, 102), (0, 30)], window, heads=3, kv_heads=1, spare=30)
+    batch, view = replace(scene.batch(), decodes=0, longest=5, host=None), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
-    attend_pieces(scene.q, out, batch, view, scene.scale, None, None)
-    assert error_of(out[:9], scene.reference()[:9]) < 2e-6
+    attend_drafts(scene.q, out, batch, view, scene.scale, None, scene.sinks, sharing)
+    assert error_of(out[:12], scene.reference(sinks=True)[:12]) < 2e-6
     assert out.isfinite().all()
 
 

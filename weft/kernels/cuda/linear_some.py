@@ -6,6 +6,8 @@ ended. The hardware's copy unit loads tiles of weights and rows (tensor descript
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton.language as tl
 from jaxtyping import Float
@@ -14,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import jit, named
+from weft.kernels.cuda.linear_few import share_of
 from weft.kernels.cuda.moe_activation import between
 from weft.kernels.cuda.overlap import early, is_able, wait
 
@@ -99,3 +102,55 @@ def some_rows_kernel(
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(dtype)
     tl.store(y + row[:, None] * results + output[None, :], activated, mask=(row < rows)[:, None] & is_output[None, :])
+
+
+class Shares(NamedTuple):
+    """Division of a matmul whose sums are left in parts: outputs of a program, programs that split their inputs."""
+
+    width: int
+    shares: int
+    inputs: int
+    warps: int
+    stages: int
+
+
+def rows_in_parts(
+    x: Float[Tensor, "rows inputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    bias: Float[Tensor, " outputs"] | None,
+    by: Shares,
+) -> Float[Tensor, "shares rows outputs"]:
+    """Return the matmul as float32 parts that are still to be added up."""
+    (rows, inputs), outputs = x.shape, len(weight)
+    assert rows < ROWS.stop, rows
+    found = torch.empty(by.shares, rows, outputs, dtype=torch.float32, device=x.device)
+    compiled = 64 if rows <= 64 else 128
+    parts_kernel[(-(-outputs // by.width), by.shares)](
+        named(
+            x=TensorDescriptor.from_tensor(x, [compiled, by.inputs]),
+            weight=TensorDescriptor.from_tensor(weight, [by.width, by.inputs]),
+            bias=bias, found=found, rows=rows, outputs=outputs, inputs=inputs,
+            share=share_of(inputs, by.shares, by.inputs),
+        ),
+        ROWS=compiled, OUTPUTS=by.width, INPUTS=by.inputs, num_warps=by.warps, num_stages=by.stages, **early(x),
+    )  # fmt: skip
+    return found
+
+
+@jit(remember=False, do_not_specialize=["rows"])
+def parts_kernel(
+    x, weight, bias, found, rows, outputs, inputs, share,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    first, part = tl.program_id(0) * OUTPUTS, tl.program_id(1)
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    wait(EARLY)
+    for column in range(part * share, tl.minimum(inputs, (part + 1) * share), INPUTS):
+        # Values outside are zero.
+        total = tl.dot(x.load([0, column]), weight.load([first, column]).T, total)
+    row, output = tl.arange(0, ROWS), first + tl.arange(0, OUTPUTS)
+    is_output = output < outputs
+    if bias is not None:
+        total += tl.load(bias + output, mask=is_output & (part == 0), other=0.0).to(tl.float32)[None, :]
+    at = found + part.to(tl.int64) * rows * outputs + row[:, None] * outputs + output[None, :]
+    tl.store(at, total, mask=(row < rows)[:, None] & is_output[None, :])
