@@ -424,12 +424,13 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     size = block_dim * (4 if half == "*fp32" else 2)
     same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
-    launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
-    kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(HEADS=32, BLOCK_HEADS=16, EARLY=True,
-          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
-    kernel = attention_decode._merge_parts
-    build(kernel, pointers(kernel, half), dict(HEADS=32, EARLY=True, **same), 1)
+    for tokens, lines, launches in ((1, 16, attention_decode.LAUNCHES), (8, 32, attention_decode.DRAFT_LAUNCHES)):
+        launch = launches.get(size, attention_decode.PLAIN_LAUNCH)
+        kernel = attention_decode._attend_share
+        build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
+              KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
+        kernel = attention_decode._merge_parts
+        build(kernel, pointers(kernel, half), dict(HEADS=32, TOKENS=tokens, EARLY=True, **same), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

@@ -52,6 +52,26 @@ def test_every_number_of_rows_with_three_drafts_has_a_recorded_size(most):
     assert not any(size.holds(0, 1, 4, 4) for size in prompt_sizes(most) if not size.decodes), "one sample a row"
 
 
+@pytest.mark.parametrize("drafter", [False, True])
+@pytest.mark.parametrize(("most", "room"), [(1, 7), (2, 1), (3, 7), (130, 3), (256, 7)])
+def test_every_recorded_size_has_inputs_and_holds_the_plans_that_fill_it(most, room, drafter):
+    spec, scratch = replace(SPEC, draft_room=room), Store(SPEC, 1 << 16, scratch=True).scratch
+    for size in step_sizes(most, room, drafter):
+        inputs = StepInputs(size, most, 4, spec, scratch, "cpu", PLAIN)
+        rows = size.longer - 1
+        wanted = size.tokens if size.longest is not None else size.tokens - 1
+        lengths = [wanted // rows + (row < wanted % rows) for row in range(rows)]
+        if size.longest is not None:
+            lengths = [min(length, size.longest) for length in lengths]
+        if size.decodes or sum(lengths) > size.answers * (size.samples is not None) + 1024 * (size.samples is None):
+            continue
+        assert size.holds(0, rows, sum(lengths), 0, max(lengths))
+        plan = make_plan([Row(9, 9 + each, tokens=[0] * each, seat=0, pages=[1] * 99, window_pages=[1] * 99) for each in lengths])
+        inputs.fill(plan)
+        first = inputs.step.batch.first.tolist()
+        assert [*np.diff(first)] == [*lengths, size.tokens - sum(lengths)], "padding has what is left, if anything"
+
+
 class NamedInputs:
     """Inputs of a size that only say which one was filled."""
 

@@ -38,6 +38,9 @@ LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: Decod
 PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
 # Programs that fit on one multiprocessor.
 AT_ONCE = 3
+# For rows of a few tokens, where they differ. More lines leave less room: two programs per multiprocessor take turns.
+DRAFT_LAUNCHES = LAUNCHES | {512: DecodeLaunch(64, 4, 2)}
+DRAFTS_AT_ONCE = 2
 # Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out.
 MOST_TOKENS, MOST_LINES = 8, 64
 
@@ -49,13 +52,13 @@ class DecodeSharing(NamedTuple):
     least_cells: int
 
 
-def share_out(multiprocessors: int, kv_heads: int) -> DecodeSharing:
+def share_out(multiprocessors: int, kv_heads: int, at_once: int = AT_ONCE) -> DecodeSharing:
     """Return as many shares as can be read concurrently.
 
     >>> share_out(multiprocessors=132, kv_heads=8)
     DecodeSharing(shares=49, least_cells=1)
     """
-    return DecodeSharing(max(1, multiprocessors * AT_ONCE // kv_heads), 1)
+    return DecodeSharing(max(1, multiprocessors * at_once // kv_heads), 1)
 
 
 def multiprocessors_of(device: torch.device) -> int:
@@ -117,8 +120,9 @@ def attend_rows(
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
-    sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads)
-    launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
+    sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
+    launch = launch or launches.get(block_dim * q.element_size(), PLAIN_LAUNCH)
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)

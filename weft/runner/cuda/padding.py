@@ -41,6 +41,9 @@ class Size:
     samples: int | None = None  # None: one for each real row
     longest: int | None = None  # real row; None: any
 
+    def __post_init__(self) -> None:
+        assert self.tokens > self.longer, "without a plan, one of the longer rows has two tokens and every other one"
+
     @property
     def rows(self) -> int:
         return self.decodes + self.longer
