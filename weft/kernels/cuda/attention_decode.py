@@ -41,6 +41,8 @@ AT_ONCE = 3
 # For rows of a few tokens, where they differ. More lines leave less room: two programs per multiprocessor take turns.
 DRAFT_LAUNCHES = LAUNCHES | {512: DecodeLaunch(64, 4, 2)}
 DRAFTS_AT_ONCE = 2
+# Sums that four warps hold in registers, in values of heads. Of more, the warps are twice as many.
+MOST_SUMS = 32 * 256
 # Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out.
 MOST_TOKENS, MOST_LINES = 8, 64
 
@@ -122,7 +124,10 @@ def attend_rows(
     block_dim = max(16, power_of_two(head_dim))
     launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
-    launch = launch or launches.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    lines = max(16, power_of_two(tokens * (heads // kv_heads)))
+    if launch is None:
+        launch = launches.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+        launch = launch._replace(warps=launch.warps * (2 if lines * block_dim > MOST_SUMS else 1))
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
@@ -142,7 +147,7 @@ def attend_rows(
     _attend_share[(kv_heads, sharing.shares)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
-        LINES=max(16, power_of_two(tokens * (heads // kv_heads))), CELL=cell, KEYS=min(launch.keys, cell),
+        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip

@@ -118,15 +118,6 @@ def some_rows_kernel(
     tl.store(y + row[:, None] * results + output[None, :], activated, mask=(row < rows)[:, None] & is_output[None, :])
 
 
-def are_parted(x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
-    """Return whether `rows_in_parts` is faster. Needs nothing from the device."""
-    half = weight.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    gpu, programs = gpu_of(x.device), -(-len(weight) // PARTED_WIDTH) * SHARES
-    parted = x.ndim == 2 and len(x) in PARTED_ROWS and LEAST_PROGRAMS <= programs <= gpu.multiprocessors
-    able = is_able(x.device) and gpu.is_roomy
-    return half and parted and able and can_describe(x, weight)
-
-
 def rows_in_parts(
     x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None
 ) -> Float[Tensor, "shares rows outputs"]:
