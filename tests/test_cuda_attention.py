@@ -19,7 +19,7 @@ from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
+from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.interface import Operations
@@ -191,14 +191,15 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     assert error_of(out, scene.reference()) < 2e-6
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_rows_of_drafts_have_blocks_of_their_size_and_longer_padding_is_finite(window):
-    scene = Scene([(60, 64), (46, 51), (0, 30)], window, heads=3, kv_heads=1)
-    batch, view = replace(scene.batch(), longest=5, host=None), scene.view()
+@pytest.mark.parametrize("sharing", [DecodeSharing(1, 1), DecodeSharing(3, 2), DecodeSharing(40, 1)])
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_rows_of_drafts_read_a_cell_together_and_longer_padding_is_finite(sharing, window):
+    scene = Scene([(60, 64), (46, 51), (8, 9), (100, 102), (0, 30)], window, heads=3, kv_heads=1, spare=30)
+    batch, view = replace(scene.batch(), decodes=0, longest=5, host=None), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
     out = torch.full(scene.q.shape, torch.nan, device=scene.device)
-    attend_pieces(scene.q, out, batch, view, scene.scale, None, None)
-    assert error_of(out[:9], scene.reference()[:9]) < 2e-6
+    attend_drafts(scene.q, out, batch, view, scene.scale, None, scene.sinks, sharing)
+    assert error_of(out[:12], scene.reference(sinks=True)[:12]) < 2e-6
     assert out.isfinite().all()
 
 
@@ -423,12 +424,13 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     size = block_dim * (4 if half == "*fp32" else 2)
     same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
-    launch = attention_decode.LAUNCHES.get(size, attention_decode.PLAIN_LAUNCH)
-    kernel = attention_decode._attend_share
-    build(kernel, pointers(kernel, half), dict(HEADS=32, BLOCK_HEADS=16, EARLY=True,
-          KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
-    kernel = attention_decode._merge_parts
-    build(kernel, pointers(kernel, half), dict(HEADS=32, EARLY=True, **same), 1)
+    for tokens, lines, launches in ((1, 16, attention_decode.LAUNCHES), (8, 32, attention_decode.DRAFT_LAUNCHES)):
+        launch = launches.get(size, attention_decode.PLAIN_LAUNCH)
+        kernel = attention_decode._attend_share
+        build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
+              KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
+        kernel = attention_decode._merge_parts
+        build(kernel, pointers(kernel, half), dict(HEADS=32, TOKENS=tokens, EARLY=True, **same), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

@@ -52,6 +52,26 @@ def test_every_number_of_rows_with_three_drafts_has_a_recorded_size(most):
     assert not any(size.holds(0, 1, 4, 4) for size in prompt_sizes(most) if not size.decodes), "one sample a row"
 
 
+@pytest.mark.parametrize(("most", "room"), [(1, 7), (2, 1), (3, 7), (130, 3), (256, 7)])
+def test_every_recorded_size_holds_the_drafts_that_fill_it(most, room):
+    spec, scratch = replace(SPEC, draft_room=room), Store(SPEC, 1 << 16, scratch=True).scratch
+    for size in step_sizes(most, room, drafter=True):
+        StepInputs(size, most, 4, spec, scratch, "cpu", PLAIN)
+    for size in draft_sizes(most, room):
+        inputs, rows = StepInputs(size, most, 4, spec, scratch, "cpu", PLAIN), size.longer - 1
+        length = min(size.samples // rows, room + 1)
+        assert size.holds(0, rows, rows * length, rows * length, length)
+        row = Row(0, length, tokens=[0] * length, pages=[3], window_pages=[5])
+        plan = make_plan([row._replace(seat=seat) for seat in range(rows)])
+        sampled, drafts = np.arange(rows, dtype=np.int32), np.full(rows, length - 1, np.int32)
+        inputs.fill(replace(plan, sampled=sampled, drafts=drafts))
+        lengths, rest = inputs.step.batch.first.diff().tolist(), size.tokens - rows * length
+        assert lengths == [length] * rows + [rest], "padding has the tokens that are left, if any"
+        assert inputs.step.answer.tolist()[: rows * length] == list(range(rows * length))
+    with pytest.raises(AssertionError, match="without a plan"):
+        Size(0, 2, 2, longest=room + 1)
+
+
 class NamedInputs:
     """Inputs of a size that only say which one was filled."""
 

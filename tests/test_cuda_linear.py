@@ -18,7 +18,7 @@ from weft.kernels.cuda.gpus import H200, described, gpu_of
 from weft.kernels.cuda.linear import matmul, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
-from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
+from weft.kernels.cuda.linear_some import are_parted, are_some, can_describe, rows_in_parts, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
 from weft.kernels.cuda.vectors import LOADS, Vectors
 from weft.kernels.weight import Weight
@@ -204,10 +204,37 @@ def test_some_rows_of_a_real_model_are_the_plain_product(rows, sizes):
     check_some(rows, *sizes, torch.bfloat16, "cuda")
 
 
+def check_parts(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(rows + inputs)
+    x = torch.randn(rows, inputs + 8, device=device).to(dtype)[:, :inputs]
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    for bias in (None, torch.randn(outputs, device=device).to(dtype)):
+        parts = rows_in_parts(x, weight, bias)
+        assert parts.dtype == torch.float32
+        assert parts.shape == (2, rows, outputs)
+        wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        torch.testing.assert_close(parts.sum(0), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(65, 1160, 100), (128, 64, 128)])
+def test_parts_of_some_rows_add_up_to_the_plain_product(device, rows, inputs, outputs):
+    check_parts(rows, inputs, outputs, torch.float16, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("inputs", [4096, 12288])
+@pytest.mark.parametrize("rows", [80, 128])
+def test_parts_of_a_real_model_add_up_to_the_plain_product(rows, inputs):
+    check_parts(rows, inputs, 4096, torch.bfloat16, "cuda")
+
+
 def test_more_rows_than_a_program_has_are_refused():
     x, weight = torch.zeros(129, 64).half(), torch.zeros(128, 64).half()
     with pytest.raises(AssertionError):
         some_rows(x, weight, None, "silu", 2)
+    with pytest.raises(AssertionError):
+        rows_in_parts(x, weight, None)
 
 
 def test_one_row_suits_more_outputs_than_several():
@@ -243,6 +270,19 @@ def test_some_rows_suit_where_most_multiprocessors_have_a_program(monkeypatch):
     assert not are_some(torch.zeros(64, 128, dtype=torch.bfloat16).t(), weight), "lines lie across"
     monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
     assert not are_some(x, weight)
+
+
+def test_parts_suit_where_most_multiprocessors_have_a_program(monkeypatch):
+    x, weight = (torch.zeros(rows, 64, dtype=torch.bfloat16) for rows in (128, 4096))
+    assert not are_parted(x, weight), "there is no such unit on a CPU"
+    monkeypatch.setattr(linear_some, "is_able", lambda device: True)
+    assert are_parted(x, weight)
+    assert not are_parted(x[:64], weight)
+    assert not are_parted(torch.cat((x, x)), weight)
+    assert not are_parted(x, weight[:3072])
+    assert not are_parted(x, torch.zeros(4480, 64, dtype=torch.bfloat16)), "some multiprocessors would run two"
+    monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
+    assert not are_parted(x, weight)
 
 
 # All ------------------------------------------------------------------------------------------------------------------
@@ -290,6 +330,9 @@ def launch_some_rows() -> None:
             x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (rows, outputs))
             some_rows(x, weight, None, "silu", 2)
             some_rows(x, weight, torch.empty(outputs, dtype=torch.bfloat16), "relu2", 1)
+    for inputs in (4096, 12288):
+        x, weight = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (128, 4096))
+        rows_in_parts(x, weight, None)
 
 
 def launch_few_rows_of_all_sizes() -> None:

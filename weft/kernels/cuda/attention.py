@@ -36,7 +36,7 @@ from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
-from weft.kernels.cuda.attention_decode import attend_decodes
+from weft.kernels.cuda.attention_decode import attend_decodes, attend_drafts, attends_drafts
 from weft.kernels.cuda.attention_prefill import attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.cuda.launching import jit, named, power_of_two
@@ -108,7 +108,9 @@ def read_pages(
     assert out.stride()[1:] == (q.shape[2], 1)
     if batch.decodes:
         attend_decodes(q, out, batch, view, scale, softcap, sinks)
-    if batch.pieces:
+    if batch.pieces and attends_drafts(q, batch, view):
+        attend_drafts(q, out, batch, view, scale, softcap, sinks)
+    elif batch.pieces:
         shape = shape_of(q, view, scale, softcap)
         seen = batch.farthest if view.window is None else min(batch.farthest, view.window + batch.longest)
         if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape, q.device):

@@ -1,10 +1,10 @@
-"""Paged attention for rows of one token, in Triton: the cells of all rows, cut into equal shares.
+"""Paged attention for rows of one token, or of a few such as drafts, in Triton: the cells of all rows, in equal shares.
 
 The list of pages is one line of cells, row after row. A fixed number of programs per head divides it evenly,
 regardless of row boundaries, so all finish together whether the rows are many, few, long or of very different
-lengths. Each program finds its cells on the device, so a CUDA graph can be replayed with other rows. A row that lies
-within one share is finished there; a second kernel merges the parts of the others, always in the same order. Neither
-writes pages.
+lengths. Each program finds its cells on the device, so a CUDA graph can be replayed with other rows. All tokens of a
+row and all heads of a group read a cell together. A row that lies within one share is finished there; a second kernel
+merges the parts of the others, always in the same order. Neither writes pages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, rows_of
+from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
@@ -38,6 +38,13 @@ LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: Decod
 PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
 # Programs that fit on one multiprocessor.
 AT_ONCE = 3
+# For rows of a few tokens, where they differ. More lines leave less room: two programs per multiprocessor take turns.
+DRAFT_LAUNCHES = LAUNCHES | {512: DecodeLaunch(64, 4, 2)}
+DRAFTS_AT_ONCE = 2
+# Sums that four warps hold in registers, in values of heads. Of more, the warps are twice as many.
+MOST_SUMS = 32 * 256
+# Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out.
+MOST_TOKENS, MOST_LINES = 8, 64
 
 
 class DecodeSharing(NamedTuple):
@@ -47,13 +54,13 @@ class DecodeSharing(NamedTuple):
     least_cells: int
 
 
-def share_out(multiprocessors: int, kv_heads: int) -> DecodeSharing:
+def share_out(multiprocessors: int, kv_heads: int, at_once: int = AT_ONCE) -> DecodeSharing:
     """Return as many shares as can be read concurrently.
 
     >>> share_out(multiprocessors=132, kv_heads=8)
     DecodeSharing(shares=49, least_cells=1)
     """
-    return DecodeSharing(max(1, multiprocessors * AT_ONCE // kv_heads), 1)
+    return DecodeSharing(max(1, multiprocessors * at_once // kv_heads), 1)
 
 
 def multiprocessors_of(device: torch.device) -> int:
@@ -74,14 +81,56 @@ def attend_decodes(
     launch: DecodeLaunch | None = None,
 ) -> None:
     """Attend for the leading `batch.decodes` tokens of `q` [tokens, heads, head_dim] into those of `out`."""
-    rows, heads, head_dim = batch.decodes, q.shape[1], q.shape[2]
+    attend_rows(q, out, batch, view, scale, softcap, sinks, batch.decodes, 1, sharing, launch)
+
+
+def attends_drafts(q: Tensor, batch: Batch, view: AttentionView) -> bool:
+    """Return whether `attend_drafts` is for this step: recorded for rows of a few tokens, and nothing else."""
+    lines = batch.longest * (q.shape[1] // view.keys.shape[2])
+    return batch.decodes == 0 and records_drafts(batch, MOST_TOKENS) and power_of_two(lines) <= MOST_LINES
+
+
+def attend_drafts(
+    q: Tensor,
+    out: Tensor,
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    sharing: DecodeSharing | None = None,
+    launch: DecodeLaunch | None = None,
+) -> None:
+    """Attend for all rows, of at most `batch.longest` tokens. Only padding is longer: what is left of it is zeros."""
+    attend_rows(q, out, batch, view, scale, softcap, sinks, batch.rows, batch.longest, sharing, launch)
+
+
+def attend_rows(
+    q: Tensor,
+    out: Tensor,
+    batch: Batch,
+    view: AttentionView,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    rows: int,
+    tokens: int,
+    sharing: DecodeSharing | None,
+    launch: DecodeLaunch | None,
+) -> None:
+    """Attend for the leading `rows` rows of at most `tokens` tokens each."""
+    heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
-    sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads)
-    launch = launch or LAUNCHES.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+    launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
+    sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
+    lines = max(16, power_of_two(tokens * (heads // kv_heads)))
+    if launch is None:
+        launch = launches.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+        launch = launch._replace(warps=launch.warps * (2 if lines * block_dim > MOST_SUMS else 1))
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
-    parts = torch.empty(sharing.shares * 2 * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
+    parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
     found = named(
         out_ptr=out, out_token_stride=out.stride(0), parts_ptr=parts, sinks_ptr=out if sinks is None else sinks,
         rows=rows, shares=sharing.shares, least_cells=sharing.least_cells,
@@ -91,18 +140,19 @@ def attend_decodes(
         "KV_HEADS": kv_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_DIM": block_dim,
+        "TOKENS": tokens,
         "HAS_SINKS": sinks is not None,
         **early(q),
     }
     _attend_share[(kv_heads, sharing.shares)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
-        BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), CELL=cell, KEYS=min(launch.keys, cell),
+        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
-    _merge_parts[(heads, rows)](
-        found, pages_of(batch, view),
+    _merge_parts[(heads, rows * tokens)](
+        found, pages_of(batch, view), rows_of(batch),
         **common, num_warps=1 if block_dim < 256 else 2,
     )  # fmt: skip
 
@@ -124,18 +174,27 @@ def _row_of(cell, page_bounds, rows):
     return row
 
 
+@triton.jit
+def _tokens_of(row, row_first, TOKENS: tl.constexpr):
+    """Return a row's first token in the pack, and how many it has. Decodes lead the pack, one token each."""
+    if TOKENS == 1:
+        return row, 1
+    first = tl.load(row_first + row)
+    return first, tl.load(row_first + row + 1) - first
+
+
 @jit(**STEP)
 def _attend_share(
     q_ptr, q_token_stride, q_head_stride, scale,
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
     key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute one share of the line, for the heads of one group, row by row."""
+    """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP."""
     kv_head, share = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
     share_begin = share * size
@@ -147,47 +206,58 @@ def _attend_share(
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = CELL // KEYS
-    member = tl.arange(0, BLOCK_HEADS)
-    head = kv_head * GROUP + member
+    line = tl.arange(0, LINES)
+    token, head = line // GROUP, kv_head * GROUP + line % GROUP
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
-    is_query = (member < GROUP)[:, None] & is_feature[None, :]
     index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     for row in range(first_row, last_row + 1):
         row_begin, row_end = tl.load(page_bounds + row), tl.load(page_bounds + row + 1)
-        position, first_position = tl.load(row_start + row), tl.load(page_first + row)
-        low = tl.maximum(first_position, position - WINDOW + 1) if WINDOW else first_position
-        query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
+        start, first_position = tl.load(row_start + row), tl.load(page_first + row)
+        first, length = _tokens_of(row, row_first, TOKENS)
+        length = tl.minimum(length, TOKENS)
+        position, last = start + token, start + length - 1
+        low = tl.maximum(first_position, start - WINDOW + 1) if WINDOW else first_position
+        is_line = token < length
+        is_query = is_line[:, None] & is_feature[None, :]
+        packed = tl.cast(first, tl.int64) + token
+        query_at = packed[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
         # Convert cells of the line to positions of the row, and back.
         origin = row_begin - first_position // CELL
         begin, end = tl.maximum(share_begin, row_begin), tl.minimum(share_end, row_end)
         first_block = tl.maximum((begin - origin) * BLOCKS, low // KEYS)
-        last_block = tl.minimum((end - origin) * BLOCKS - 1, position // KEYS)
-        peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_HEADS], tl.float32)
-        mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
+        last_block = tl.minimum((end - origin) * BLOCKS - 1, last // KEYS)
+        peak = tl.full([LINES], float("-inf"), tl.float32)
+        total = tl.zeros([LINES], tl.float32)
+        mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         next_page = tl.load(page_list + origin + tl.minimum(first_block, last_block) // BLOCKS)
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
             next_page = tl.load(page_list + origin + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
-            seen = key_position <= position
+            there = key_position <= last
             if WINDOW:
-                seen &= key_position >= low
-            # Memory that is not seen may hold NaN, so it is not even loaded.
-            loaded = seen[:, None] & is_feature[None, :]
+                there &= key_position >= low
+            # Memory that no token sees may hold NaN, so it is not even loaded.
+            loaded = there[:, None] & is_feature[None, :]
             keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
-            scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
-            # Every block has a visible key, so the maximum is finite.
+            seen = there[None, :]
+            if TOKENS > 1:
+                seen = seen & (key_position[None, :] <= position[:, None])
+                if WINDOW:
+                    seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
+            scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 1))
-            weights = tl.exp2(scores - new_peak[:, None])
-            fading = tl.exp2(peak - new_peak)
+            # One token sees a key of every block. Of several, one may see nothing yet: any finite number works.
+            reference = new_peak if TOKENS == 1 else tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            weights = tl.exp2(scores - reference[:, None])
+            fading = tl.exp2(peak - reference)
             total = total * fading + tl.sum(weights, 1)
             values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
             mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
@@ -195,51 +265,61 @@ def _attend_share(
 
         if (begin == row_begin) & (end == row_end):
             if HAS_SINKS:
-                sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
+                sink = tl.load(sinks_ptr + head, mask=is_line, other=0.0).to(tl.float32)
                 total += tl.exp2(sink * LOG2_E - peak)
-            out_at = tl.cast(row, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+            out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
             tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
         else:
-            which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * GROUP + member
+            which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * (TOKENS * GROUP) + line
             # Cells that no query sees any more leave nothing to divide.
             inverse = tl.where(total > 0, 1 / total, 0.0)
             part_at = which[:, None] * HEAD_DIM + feature[None, :]
             tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
-            tl.store(parts_ptr + shares * (2 * HEADS * HEAD_DIM) + which, peak + tl.log2(total), mask=member < GROUP)
+            sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
+            tl.store(parts_ptr + sums_at, peak + tl.log2(total), mask=is_line)
 
 
 @jit(**STEP)
 def _merge_parts(
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
     positions, write_page, page_first, page_bounds, page_list,
+    row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head of one row, each weighted by the sum that it was divided by."""
-    head, row = tl.program_id(0), tl.program_id(1)
+    """Merge the parts of one head of one token, each weighted by the sum that it was divided by."""
+    head, row, token = tl.program_id(0), tl.program_id(1) // TOKENS, tl.program_id(1) % TOKENS
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
     first_share = tl.load(page_bounds + row) // size
     last_share = (tl.load(page_bounds + row + 1) - 1) // size
+    first, length = _tokens_of(row, row_first, TOKENS)
     # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
     wait(EARLY)
-    if first_share == last_share:
-        return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK: tl.constexpr = 16
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
+    out_ptr += (tl.cast(first, tl.int64) + token) * out_token_stride + head * HEAD_DIM + feature
+    if TOKENS > 1:
+        # Padding has finite outputs.
+        for later in range(token + TOKENS, length, TOKENS):
+            at = out_ptr + (later - token).to(tl.int64) * out_token_stride
+            tl.store(at, tl.zeros([BLOCK_DIM], out_ptr.dtype.element_ty), mask=is_feature)
+    if (first_share == last_share) | (token >= length):
+        return
     # A sink is a part of its own, without values.
     peak = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else tl.full([], float("-inf"), tl.float32)
     total = tl.full([], 1.0 if HAS_SINKS else 0.0, tl.float32)
     mixed = tl.zeros([BLOCK_DIM], tl.float32)
-    for first in range(first_share, last_share + 1, BLOCK):
-        share = first + tl.arange(0, BLOCK)
+    line = token * GROUP + head % GROUP
+    for first_of_block in range(first_share, last_share + 1, BLOCK):
+        share = first_of_block + tl.arange(0, BLOCK)
         is_share = share <= last_share
         begins = (share == first_share).to(tl.int32)
-        which = ((head // GROUP * shares + share) * 2 + begins) * GROUP + head % GROUP
+        which = ((head // GROUP * shares + share) * 2 + begins) * (TOKENS * GROUP) + line
         part_at = which[:, None] * HEAD_DIM + feature[None, :]
         parts = tl.load(parts_ptr + part_at, mask=is_share[:, None] & is_feature[None, :], other=0.0)
-        sums_at = shares * (2 * HEADS * HEAD_DIM) + which
+        sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
         sums = tl.load(parts_ptr + sums_at, mask=is_share, other=float("-inf"))
         new_peak = tl.maximum(peak, tl.max(sums, 0))
         # Nothing seen yet: any finite number works.
@@ -249,5 +329,4 @@ def _merge_parts(
         mixed = mixed * fading + tl.sum(weights[:, None] * parts, 0)
         total = total * fading + tl.sum(weights, 0)
         peak = new_peak
-    out_at = row.to(tl.int64) * out_token_stride + head * HEAD_DIM + feature
-    tl.store(out_ptr + out_at, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)
+    tl.store(out_ptr, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)

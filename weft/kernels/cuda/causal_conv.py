@@ -27,13 +27,12 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
 
-# Channels per program and its warps, measured on an H200: for few decodes (total number of values), for many, and for
-# longer rows, where several programs split a block.
+# Channels per program and its warps, measured on an H200: for few decodes (total number of values), for many, for
+# longer rows, where several programs split a block, and for rows of up to `FEW_TOKENS`, which are not split.
 FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
 MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
-# Rows of up to this number of tokens are not split.
-FEW_TOKENS = 16
+FEW_TOKENS, SHORT_CHANNELS, SHORT_WARPS = 16, 1024, 4
 # The widest filter of published models; up to it, longer rows keep their inputs in registers.
 UNROLLED = tl.constexpr(4)
 
@@ -73,10 +72,12 @@ def causal_conv(
         )  # fmt: skip
     if batch.pieces:
         # The first program of a row must hold all tokens that read inputs from before the row.
-        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and not records_drafts(batch, FEW_TOKENS) else 1
-        extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
+        short = records_drafts(batch, FEW_TOKENS)
+        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and not short else 1
+        block, warps = (SHORT_CHANNELS, SHORT_WARPS) if short else (CHANNELS, WARPS)
+        extend_kernel[(batch.pieces, -(-channels // block), splits)](
             given, window_of(view), rows_of(batch), pieces_of(batch),
-            WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
+            WIDTH=width, SILU=activation, CHANNELS=block, SPLITS=splits, num_warps=warps,
         )  # fmt: skip
     return y
 

@@ -152,7 +152,8 @@ def cut_kernel(
     if tl.max(tl.load(behind + row, real, 0), 0) > 0:
         start = tl.load(row_start + row, real, 0)
         end = start + tl.load(row_first + row + 1, real, 0) - tl.load(row_first + row, real, 0)
-        count = tl.where(real, (end - 1) // CELL - start // CELL + 1, 0)
+        # The last row may have no token, and then has no piece.
+        count = tl.where(real, (end + CELL - 1) // CELL - start // CELL, 0)
         ends = tl.cumsum(count, 0)
         begin = ends - count
         tl.store(first_piece + own, begin, real)

@@ -52,7 +52,7 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
 # For rows of a few tokens: how they are weighed, and how they read states.
-WEIGH_SHORT, SHORT = Weighing(64, 4), GatedDeltaLaunch(32, 2, 1)
+WEIGH_SHORT, SHORT = Weighing(16, 1), GatedDeltaLaunch(64, 4, 1)
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 

@@ -17,7 +17,7 @@ from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear_one import one_row
-from weft.kernels.cuda.linear_some import are_some, some_rows
+from weft.kernels.cuda.linear_some import are_parted, are_some, rows_in_parts, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
 from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.stream import Addend, Normed
@@ -57,6 +57,8 @@ def is_uneven(x: Float[Tensor, "*n inputs"], weight: Float[Tensor, "outputs inpu
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     if suits(x, weight.matrix):
         return matmul(x, weight.matrix, weight.bias, summed=False)
+    if are_parted(x, weight.matrix):
+        return rows_in_parts(x, weight.matrix, weight.bias)
     return linear(x, weight)
 
 

@@ -31,8 +31,8 @@ class CellsChoice(NamedTuple):
     warps: int
 
 
-# For rows of a few tokens, and the heads that are weighed together: chosen by registers, not measured.
-SHORT, SHORT_WIDE, SHORT_HEADS = CellsChoice(32, 1, 2), CellsChoice(32, 1, 4), 4
+# For rows of a few tokens, and the heads that are weighed together. That of wide states was chosen by registers.
+SHORT, SHORT_WIDE, SHORT_HEADS = CellsChoice(32, 1, 2), CellsChoice(32, 1, 4), 8
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype, gpu: Gpu) -> CellsChoice:

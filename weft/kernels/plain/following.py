@@ -63,7 +63,7 @@ def cut_again(batch: Batch, rows: FollowingRows) -> None:
     """Cut moved rows at the grid. If any row follows, there are no prompts: rows are shorter than a cell."""
     cell, long = batch.cell, slice(batch.decodes, None)
     start, end = batch.start[long], batch.start[long] + batch.first.diff()[long]
-    ends = ((end - 1) // cell - start // cell + 1).cumsum(0)
+    ends = ((end + cell - 1) // cell - start // cell).cumsum(0)
     begins = torch.cat([ends.new_zeros(1), ends])
     number = torch.arange(batch.pieces, device=start.device)
     # Pieces that are left lie beyond the end of the last row, which is padding.

@@ -75,11 +75,11 @@ def largest_steps(tokens: int, rows: int) -> list[list[int]]:
 def draft_lengths(size: Size) -> list[int]:
     """Return the rows' lengths in a step with drafts that fills its size.
 
-    >>> draft_lengths(Size(2, 3, 9))
+    >>> draft_lengths(Size(2, 3, 8))
     [1, 1, 4, 4]
     """
     rows = size.longer - 1
-    return [1] * size.decodes + [(size.tokens - 1) // rows] * rows
+    return [1] * size.decodes + [size.tokens // rows] * rows
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """Plans of a few short prompts, and decodes beside them, padded to a size: the inputs of a recorded step.
 
-Padding is rows on scratch units. Every row then has tokens, and every token has a row, so no kernel needs to know
-what is not real. Unused pieces lie beyond the last row's end, where there is nothing to do.
+Padding is rows on scratch units. Every token then has a row, so no kernel needs to know what is not real. The last row
+is always padding and has all tokens that are left; if all rows are short, that may be none. Unused pieces lie beyond
+its end, where there is nothing to do.
 """
 
 from __future__ import annotations
@@ -35,10 +36,13 @@ class Size:
     """Size of a recorded step. Where it has no decodes, rows of one token are like the longer ones."""
 
     decodes: int
-    longer: int  # rows, at least one of which is padding
+    longer: int  # rows, the last of which is padding
     tokens: int  # total of the longer rows
     samples: int | None = None  # None: one for each real row
     longest: int | None = None  # real row; None: any
+
+    def __post_init__(self) -> None:
+        assert self.tokens > self.longer, "without a plan, one of the longer rows has two tokens and every other one"
 
     @property
     def rows(self) -> int:
@@ -58,13 +62,17 @@ class Size:
         return self.tokens // cell + 2 * self.longer
 
     def holds(self, decodes: int, longer: int, tokens: int, samples: int = 0, longest: int = 1) -> bool:
-        """Return whether a plan of these sizes fits and leaves a token for every row of padding."""
+        """Return whether a plan of these sizes fits and leaves a token for every row of padding.
+
+        Only kernels of short rows know that the last one may have none.
+        """
         if self.longest is not None and longest > self.longest:
             return False
         if not self.decodes:
             decodes, longer, tokens = 0, longer + decodes, tokens + decodes
         fits = decodes <= self.decodes and longer < self.longer and samples <= self.answers
-        return fits and tokens + self.longer - longer <= self.tokens
+        padding = self.longer - longer if self.longest is None else self.longer - longer - 1
+        return fits and tokens + padding <= self.tokens
 
 
 def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
@@ -221,7 +229,7 @@ class Filling:
         # Rows of padding before the last one, and the tokens of that one.
         self.single = size.longer - self.longer - 1
         self.rest = size.tokens - (len(plan.tokens) - self.decodes) - self.single
-        assert self.single >= 0 < self.rest, f"a plan of {plan.rows} rows does not fit into {size}"
+        assert self.single >= 0 <= self.rest, f"a plan of {plan.rows} rows does not fit into {size}"
         # Pages of padding after the longer rows, and of each row.
         self.rest_pages = -(-self.rest // cell)
         self.pages = {paging: -(-self.end // cell) - self.first_cell(paging) for paging in inputs.pagings}

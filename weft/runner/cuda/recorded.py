@@ -66,14 +66,15 @@ def draft_sizes(most: int, room: int) -> list[Size]:
     Its rows may have any number of drafts, or none: only their sum counts.
 
     >>> [(size.longer, size.tokens) for size in draft_sizes(2, 7)]
-    [(2, 3), (2, 5), (3, 5), (2, 9), (3, 9), (3, 17)]
+    [(2, 3), (2, 4), (3, 4), (2, 8), (3, 8), (3, 16)]
     """
     if not room:
         return []
     rows = {min(each, most) for each in DRAFTING}
     shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
-    # At least one longer row is padding, and has a token.
-    sizes = (Size(0, each + 1, each * width + 1, each * width, longest=room + 1) for each, width in shapes)
+    # Without a plan, one row has two tokens and every other one.
+    tokens = {(each, width): max(each * width, each + 2) for each, width in shapes}
+    sizes = (Size(0, each + 1, tokens[each, width], each * width, longest=room + 1) for each, width in shapes)
     return sorted(sizes, key=lambda size: (size.tokens, size.longer))
 
 
@@ -85,7 +86,7 @@ def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:
     """
     drafts = draft_sizes(most, room)
     if drafter:
-        drafts = [replace(size, samples=None, longest=None) for size in drafts]
+        drafts = [replace(size, tokens=size.tokens + 1, samples=None, longest=None) for size in drafts]
     sizes = [*prompt_sizes(most), *drafts]
     return sorted(sizes, key=lambda size: (size.all_tokens, size.tokens))
 
@@ -206,8 +207,9 @@ class RecordedSteps:
         batch, boards = replace(step.batch, derived={}), self.boards
         if step.following is not None:
             batch.operations.move_rows(batch, step.following, step.seat, boards.refused, boards.moved)
-        ids, first = batch.token_ids, batch.first[:-1]
-        ids[first] = batch.operations.read_board(boards.token, step.seat, step.from_board, ids[first])
+        # The last row is padding, and may have no token.
+        ids, first = batch.token_ids, batch.first[:-2]
+        ids[first] = batch.operations.read_board(boards.token, step.seat[:-1], step.from_board[:-1], ids[first])
         answer, board = step.answer, None if self.use is None else self.use.states.board
         if board is not None and step.guess is not None and step.ahead is not None:
             board.read(ids, step.guess)
