@@ -159,14 +159,10 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
         return Cut(64, shares, 64, 4, 6)
     if outputs >= ENOUGH_OUTPUTS or shares > 1:
         return usual
-    if outputs <= gpu.multiprocessors * 17:
-        deep = Cut(16, 1, 512, 2, 4) if few else Cut(16, 1, 256, 4, 5)
-        return Cut(16, 1, 1024, 4, 3) if few and inputs <= 2048 else deep
-    if outputs <= gpu.multiprocessors * 33:
-        return Cut(32, 1, 256, 4, 6 if few else 4)
-    if few and inputs < 8192:
-        return Cut(64, 1, 64, 4, 12)
-    return Cut(64, 1, 128, 4, 6 if few else 4)
+    # A tile of 64 lines has the faster instruction, even if most are zeros; programs divide the outputs evenly.
+    # An even width serves two parts too.
+    width = -(-outputs // (2 * gpu.multiprocessors)) * 2
+    return Cut(width, 1, 128, 4, 8, lines=OUTPUTS)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ FIRST, NARROW_FIRST, SECOND = (
 )
 # More blocks of outputs of a step's tokens than there can be.
 COUNTERS = 1 << 16
+AHEADS: list[dict] = [{"AHEAD": 0}]
 
 
 def few_experts(
@@ -63,7 +64,7 @@ def few_experts(
             inputs=inputs, weights=weights, chosen=chosen, second=layer.second, bias=layer.second_bias, found=found,
             come=counters(x.device, on_branch()), out=out,
         ),
-        shared_second(shared), **common, **sizes_of(second), **early(x),
+        shared_second(shared), **common, **sizes_of(second), **early(x), **AHEADS[-1],
     )  # fmt: skip
     return out
 
@@ -158,6 +159,7 @@ def few_sums_kernel(
     K: tl.constexpr, SUMMANDS: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr = 0,
 ):  # fmt: skip
     """Program (block of outputs, summand of a token): multiply for one choice, or for the shared expert."""
     block, slot = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -167,11 +169,15 @@ def few_sums_kernel(
     real = output < HIDDEN
     # Choices are older than the previous kernel: all its programs had waited for them before this one could start.
     expert = tl.load(chosen + token * K + tl.minimum(choice, K - 1)).to(tl.int64)
-    wait(EARLY)
     matrix, stride, size = second + expert * (HIDDEN * INNER), INNER, INNER
     if SHARED > 0:  # noqa: SIM102  # a constant
         if choice == K:
             matrix, stride, size = shared_matrix, matrix_stride, SHARED
+    if EARLY and AHEAD > 0:
+        line = tl.arange(0, AHEAD) * 64
+        place = matrix + tl.minimum(output, HIDDEN - 1)[:, None].to(tl.int64) * stride + line[None, :]
+        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1)
+    wait(EARLY)
     total = product_of_row(
         inputs + slot * WIDTH, matrix + output[:, None].to(tl.int64) * stride, real, size,
         ROWS, BLOCK, STEP, WEIGHTS_FIRST,

@@ -33,6 +33,9 @@ WIDE, LEAST_WIDE = 128, 100 * 128
 COUNTERS = 1 << 16
 
 
+PEELS: list[dict] = [{"PEEL": "first", "AHEAD": 16}]
+
+
 class Cut(NamedTuple):
     """Division of a matmul into programs."""
 
@@ -41,6 +44,9 @@ class Cut(NamedTuple):
     inputs: int  # multiplied at a time by a program
     warps: int
     stages: int
+    # Lines of weights in a tile, if more than `width`: the others are zeros. Tensor cores have a faster instruction for
+    # 64 lines, and a width that is no power of two may divide a layer evenly.
+    lines: int = 0
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
@@ -94,7 +100,7 @@ def few_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, gpu_of(x.device))
+    width, shares, step, warps, stages, lines = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
     share = share_of(inputs, shares, step)
     summed = summed or shares == 1
@@ -105,8 +111,10 @@ def few_rows(
             x=x, weight=weight, bias=bias, y=y, found=found, come=counters(x.device, on_branch()), rows=rows,
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),
-        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
+        ROWS=rows_compiled(rows), OUTPUTS=lines or width, WIDTH=width, INPUTS=step, SHARES=shares,
+        EVEN=inputs == shares * share or (shares == 1 and inputs % step == 0),
         NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
+        **PEELS[-1],
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
@@ -156,21 +164,22 @@ def counters(device: torch.device, branch: bool = False) -> Tensor:
 @jit
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr,
+    EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    PEEL: tl.constexpr = "first", AHEAD: tl.constexpr = 16,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
     results = outputs // PARTS
     number = tl.arange(0, OUTPUTS)
-    output = block * (OUTPUTS // PARTS) + number // PARTS
+    output = block * (WIDTH // PARTS) + number // PARTS
     row = tl.arange(0, ROWS)
-    is_output, is_row = output < results, row < rows
+    is_output, is_row = (output < results) & (number < WIDTH), row < rows
     output += number % PARTS * results
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
         x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
-        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY, PEEL, AHEAD,
     )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
@@ -189,47 +198,69 @@ def few_rows_kernel(
                 total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
             tl.store(come + block, 0)
     if y is not None:
-        finish(total, bias, y, row, rows, output, outputs, block, NAME, PARTS, OUTPUTS, ROWS)
+        finish(total, bias, y, row, rows, output, is_output, outputs, block, NAME, PARTS, OUTPUTS, WIDTH, ROWS)
 
 
 @triton.jit
 def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    PEEL: tl.constexpr = "first", AHEAD: tl.constexpr = 16,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
-    column = begin + tl.arange(0, INPUTS)
+    column = tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Weights are older than any step: load the first ones while previous kernels still run.
-    is_input = column < end
-    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-    wait(EARLY)
-    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-    for first in range(begin + INPUTS, end, INPUTS):
-        weights += INPUTS
-        values += INPUTS
-        is_input = first + tl.arange(0, INPUTS) < end
+    if PEEL == "first":
+        is_input = begin + column < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        # Weights are read once, values by every program: the cache should keep the values.
-        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+        w = tl.load(weights + begin, mask=seen, other=0.0, eviction_policy="evict_first")
+        wait(EARLY)
+        total = tl.dot(w, tl.load(values + begin, mask=there, other=0.0), total)
+        for first in range(begin + INPUTS, end, INPUTS):
+            is_input = first + tl.arange(0, INPUTS) < end
+            seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+            there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+            w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
+            total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
+    elif PEEL == "last":
+        last = tl.maximum(begin, begin + (tl.cdiv(end - begin, INPUTS) - 1) * INPUTS)
+        is_input = last + column < end
+        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+        last_weights = tl.load(weights + last, mask=seen, other=0.0, eviction_policy="evict_first")
+        wait(EARLY)
+        for first in range(begin, last, INPUTS):
+            w = tl.load(weights + first, mask=is_output[:, None], other=0.0, eviction_policy="evict_first")
+            total = tl.dot(w, tl.load(values + first, mask=is_row[None, :], other=0.0), total)
+        total = tl.dot(last_weights, tl.load(values + last, mask=there, other=0.0), total)
+    else:
+        if PEEL == "lines" and EARLY:
+            # 128 bytes each.
+            line = begin + tl.arange(0, AHEAD) * 64
+            place = weight + output[:, None].to(tl.int64) * inputs + tl.minimum(line, inputs - 64)[None, :]
+            place = tl.where(is_output[:, None], place.to(tl.int64), weight.to(tl.int64))
+            tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
+        wait(EARLY)
+        for first in range(begin, end, INPUTS):
+            is_input = first + tl.arange(0, INPUTS) < end
+            seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
+            there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
+            w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
+            total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
     return total
 
 
 @triton.jit
 def finish(
-    total, bias, y, row, rows, output, outputs, block,
-    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    total, bias, y, row, rows, output, is_output, outputs, block,
+    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Apply bias and activation to a block of outputs whose sums are complete."""
     results = outputs // PARTS
     is_row = row < rows
-    is_output = output < outputs
     if bias is not None:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
     if NAME == "":
@@ -242,7 +273,8 @@ def finish(
             gate, up = tl.split(tl.permute(tl.reshape(total, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1)))
         else:
             gate, up = total, total
-        result = block * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
+        number = tl.arange(0, OUTPUTS // PARTS)
+        result = block * (WIDTH // PARTS) + number
         activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(y.dtype.element_ty)
-        real = is_row[None, :] & (result < results)[:, None]
+        real = is_row[None, :] & ((result < results) & (number < WIDTH // PARTS))[:, None]
         tl.store(y + row[None, :] * results + result[:, None], activated, mask=real)
