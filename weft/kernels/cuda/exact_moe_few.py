@@ -32,7 +32,6 @@ FIRST, NARROW_FIRST, SECOND = (
 )
 # More blocks of outputs of a step's tokens than there can be.
 COUNTERS = 1 << 16
-AHEADS: list[dict] = [{"AHEAD": 0}]
 
 
 def few_experts(
@@ -64,7 +63,7 @@ def few_experts(
             inputs=inputs, weights=weights, chosen=chosen, second=layer.second, bias=layer.second_bias, found=found,
             come=counters(x.device, on_branch()), out=out,
         ),
-        shared_second(shared), **common, **sizes_of(second), **early(x), **AHEADS[-1],
+        shared_second(shared), **common, **sizes_of(second), **early(x),
     )  # fmt: skip
     return out
 
@@ -159,7 +158,6 @@ def few_sums_kernel(
     K: tl.constexpr, SUMMANDS: tl.constexpr, HIDDEN: tl.constexpr, INNER: tl.constexpr, SHARED: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, WEIGHTS_FIRST: tl.constexpr, EARLY: tl.constexpr,
-    AHEAD: tl.constexpr = 0,
 ):  # fmt: skip
     """Program (block of outputs, summand of a token): multiply for one choice, or for the shared expert."""
     block, slot = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -173,10 +171,6 @@ def few_sums_kernel(
     if SHARED > 0:  # noqa: SIM102  # a constant
         if choice == K:
             matrix, stride, size = shared_matrix, matrix_stride, SHARED
-    if EARLY and AHEAD > 0:
-        line = tl.arange(0, AHEAD) * 64
-        place = matrix + tl.minimum(output, HIDDEN - 1)[:, None].to(tl.int64) * stride + line[None, :]
-        tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place.to(tl.int64)], tl.int32, False, 1)
     wait(EARLY)
     total = product_of_row(
         inputs + slot * WIDTH, matrix + output[:, None].to(tl.int64) * stride, real, size,

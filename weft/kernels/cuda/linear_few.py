@@ -33,9 +33,6 @@ WIDE, LEAST_WIDE = 128, 100 * 128
 COUNTERS = 1 << 16
 
 
-PEELS: list[dict] = [{"PEEL": "first", "AHEAD": 16}]
-
-
 class Cut(NamedTuple):
     """Division of a matmul into programs."""
 
@@ -44,20 +41,21 @@ class Cut(NamedTuple):
     inputs: int  # multiplied at a time by a program
     warps: int
     stages: int
-    # Lines of weights in a tile, if more than `width`: the others are zeros. Tensor cores have a faster instruction for
-    # 64 lines, and a width that is no power of two may divide a layer evenly.
-    lines: int = 0
+    # Lines of weights in a tile, if more than `width`; those beyond are zeros. So a width need not be a power of two and
+    # may divide a layer evenly.
+    lines: int | None = None
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """Return the fastest division measured in whole steps; matmuls timed alone would favour others.
+    r"""Return the fastest division measured in whole steps; matmuls timed alone would favour others.
 
-    >>> cut(2, 8728, 3072), cut(2, 24576, 3072)
-    (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
-    >>> cut(32, 3072, 12288), cut(32, 8728, 3072)
-    (Cut(width=64, shares=2, inputs=128, warps=4, stages=5), Cut(width=64, shares=1, inputs=64, warps=4, stages=5))
-    >>> cut(32, 15680, 4480)
-    Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
+    >>> print(cut(2, 8728, 3072), cut(2, 24576, 3072), sep="\n")
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=4, lines=None)
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=3, lines=None)
+    >>> print(cut(32, 3072, 12288), cut(32, 8728, 3072), cut(32, 15680, 4480), sep="\n")
+    Cut(width=64, shares=2, inputs=128, warps=4, stages=5, lines=None)
+    Cut(width=64, shares=1, inputs=64, warps=4, stages=5, lines=None)
+    Cut(width=128, shares=1, inputs=128, warps=8, stages=4, lines=None)
     """
     if is_wide(rows, outputs, gpu):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
@@ -114,7 +112,6 @@ def few_rows(
         ROWS=rows_compiled(rows), OUTPUTS=lines or width, WIDTH=width, INPUTS=step, SHARES=shares,
         EVEN=inputs == shares * share or (shares == 1 and inputs % step == 0),
         NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
-        **PEELS[-1],
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
@@ -166,7 +163,6 @@ def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr,
     EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
-    PEEL: tl.constexpr = "first", AHEAD: tl.constexpr = 16,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
@@ -179,7 +175,7 @@ def few_rows_kernel(
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
         x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
-        ROWS, OUTPUTS, INPUTS, EVEN, EARLY, PEEL, AHEAD,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
     )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
@@ -205,51 +201,22 @@ def few_rows_kernel(
 def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
-    PEEL: tl.constexpr = "first", AHEAD: tl.constexpr = 16,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    if PEEL == "first":
-        is_input = begin + column < end
+    # Weights are older than any step and could be loaded before the wait, but only outside of the loop, whose own loads
+    # would then begin after the first product: slower on an H200.
+    wait(EARLY)
+    for first in range(begin, end, INPUTS):
+        is_input = first + column < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        w = tl.load(weights + begin, mask=seen, other=0.0, eviction_policy="evict_first")
-        wait(EARLY)
-        total = tl.dot(w, tl.load(values + begin, mask=there, other=0.0), total)
-        for first in range(begin + INPUTS, end, INPUTS):
-            is_input = first + tl.arange(0, INPUTS) < end
-            seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-            there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-            w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
-            total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
-    elif PEEL == "last":
-        last = tl.maximum(begin, begin + (tl.cdiv(end - begin, INPUTS) - 1) * INPUTS)
-        is_input = last + column < end
-        seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-        there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        last_weights = tl.load(weights + last, mask=seen, other=0.0, eviction_policy="evict_first")
-        wait(EARLY)
-        for first in range(begin, last, INPUTS):
-            w = tl.load(weights + first, mask=is_output[:, None], other=0.0, eviction_policy="evict_first")
-            total = tl.dot(w, tl.load(values + first, mask=is_row[None, :], other=0.0), total)
-        total = tl.dot(last_weights, tl.load(values + last, mask=there, other=0.0), total)
-    else:
-        if PEEL == "lines" and EARLY:
-            # 128 bytes each.
-            line = begin + tl.arange(0, AHEAD) * 64
-            place = weight + output[:, None].to(tl.int64) * inputs + tl.minimum(line, inputs - 64)[None, :]
-            place = tl.where(is_output[:, None], place.to(tl.int64), weight.to(tl.int64))
-            tl.inline_asm_elementwise("prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [place], tl.int32, False, 1)
-        wait(EARLY)
-        for first in range(begin, end, INPUTS):
-            is_input = first + tl.arange(0, INPUTS) < end
-            seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-            there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-            w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
-            total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
+        # Weights are read once, values by every program: the cache should keep the values.
+        w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
+        total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
     return total
 
 

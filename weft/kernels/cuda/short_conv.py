@@ -18,7 +18,7 @@ from weft.kernels.cuda.arguments import STEP, rows_of, window_of
 from weft.kernels.cuda.causal_conv import Gates, causal_conv, earlier_of, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.linear import for_matmul, linear
-from weft.kernels.cuda.linear_few import INPUTS, PEELS, are_few, rows_compiled, summed_products
+from weft.kernels.cuda.linear_few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.stream import LazyNorm
 from weft.kernels.cuda.tails import place_of
@@ -86,7 +86,7 @@ def projected_short_conv(
         window_of(view), rows_of(batch),
         ROWS=1 if alone else rows_compiled(rows), CHANNELS=at_once, SIZE=inputs, WIDTH=width,
         COLUMNS=Vectors(1, WARPS).columns if alone else INPUTS,
-        num_warps=WARPS, num_stages=STAGES, **early(row), **PEELS[-1],
+        num_warps=WARPS, num_stages=STAGES, **early(row),
     )  # fmt: skip
     return y
 
@@ -106,7 +106,7 @@ def short_conv_kernel(
     weight, weight_channel, weight_tap, bias, y, rows, channels, ring, cell,
     state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    EARLY: tl.constexpr, PEEL: tl.constexpr = "first", AHEAD: tl.constexpr = 16,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     dtype: tl.constexpr = y.dtype.element_ty
     first = tl.program_id(0) * CHANNELS
@@ -129,7 +129,7 @@ def short_conv_kernel(
     else:
         before, after, value = project(
             x, projection, projection_bias, first, channels, row, is_row, x_stride, dtype,
-            ROWS, CHANNELS, SIZE, COLUMNS, EARLY, PEEL, AHEAD,
+            ROWS, CHANNELS, SIZE, COLUMNS, EARLY,
         )  # fmt: skip
     new = (value.to(tl.float32) * before.to(tl.float32)).to(dtype)
     total += new.to(tl.float32) * taps
@@ -148,7 +148,6 @@ def short_conv_kernel(
 def project(
     x, projection, bias, first, channels, row, is_row, x_stride, dtype: tl.constexpr,
     ROWS: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr,
-    PEEL: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return the channels' input gates, output gates and values, rounded where a separate matmul would be."""
     # A channel's outputs lie beside each other, padded with a fourth.
@@ -159,7 +158,7 @@ def project(
     output += part * channels
     products = summed_products(
         x, projection, output, is_output, row, is_row, 0, SIZE, SIZE, x_stride,
-        ROWS, 4 * CHANNELS, COLUMNS, SIZE % COLUMNS == 0, EARLY, PEEL, AHEAD,
+        ROWS, 4 * CHANNELS, COLUMNS, SIZE % COLUMNS == 0, EARLY,
     )  # fmt: skip
     if bias is not None:
         products += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
