@@ -1,10 +1,10 @@
 """Compare the traffic of the slow test in `tests/test_exact.py` in several processes, and continue where a run ended.
 
-    python -m tests.exact_fuzz PROCESSES SECONDS [--results FILE] [--tokens 1000000] [--dtype float32] [--families NAME ...]
+    python -m tests.exact_fuzz PROCESSES SECONDS [--results FILE] [--tokens N] [--dtype float32] [--families NAME ...]
 
-Every process takes the next seed of the family that has served the fewest tokens, until each has as many as asked for or
-the time is over; no seed begins after that. Each seed adds a line to the file, which the next run reads. The last lines
-are the sums. A seed that fails is printed with its error and counted; the exit status is 1 then.
+Every process takes the next seed of the family that has served the fewest tokens, until each has N tokens (a million)
+or the time is over; no seed begins after that. Each seed adds a line to the file, which the next run reads. The last
+lines printed are the sums. A seed that fails is printed with its error and counted; the exit status is 1 then.
 """
 
 from __future__ import annotations

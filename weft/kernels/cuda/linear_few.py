@@ -41,8 +41,8 @@ class Cut(NamedTuple):
     inputs: int  # multiplied at a time by a program
     warps: int
     stages: int
-    # Lines of weights in a tile, if more than `width`; those beyond are zeros. So a width need not be a power of two and
-    # may divide a layer evenly.
+    # Lines of weights in a tile, if more than `width`; those beyond are zeros. So a width that is no power of two may
+    # divide a layer evenly.
     lines: int | None = None
 
 
