@@ -113,6 +113,11 @@ def check_traffic(family: str, dtype: torch.dtype, seed: int, count: int, thread
     return compare_traffic(found, family, seed, count, seed % 2 == 1, engines, threads=threads)
 
 
+def check_long_traffic(family: str, dtype: torch.dtype, seed: int, threads: int = 1) -> Served:
+    """Serve about 20,000 tokens. Of few requests or engines, most of the time would go to lone runs."""
+    return check_traffic(family, dtype, seed, count=24, threads=threads, engines=8)
+
+
 def compare_traffic(
     found: ExactSource, family: str, seed: int, count: int, drafts: bool, engines: int = 1, **settings: Any
 ) -> Served:

@@ -93,7 +93,10 @@ def test_activated_layers_of_real_models_are_the_plain_product(rows, sizes, part
     check_activated(rows, *sizes, parts, torch.bfloat16, "cuda")
 
 
-CUTS = [Cut(128, 1, 64, 4, 3), Cut(256, 1, 128, 8, 3), Cut(64, 2, 64, 4, 5), Cut(128, 4, 128, 8, 4)]
+CUTS = [
+    Cut(128, 1, 64, 4, 3), Cut(256, 1, 128, 8, 3), Cut(64, 2, 64, 4, 5), Cut(128, 4, 128, 8, 4),
+    Cut(22, 1, 128, 4, 3, lines=64), Cut(58, 2, 64, 4, 3, lines=64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("by", CUTS)

@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny_model
 from tests.engines import FAMILIES, Ask, greedy, serve, tokens
-from tests.exact_traffic import Served, alone, check_traffic, exact_engine, exact_model
+from tests.exact_traffic import Served, alone, check_long_traffic, check_traffic, exact_engine, exact_model
 from tests.http_server import serving
 from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
@@ -23,8 +23,8 @@ from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# Tokens of traffic per family and data type in the slow test, and the first seed: processes with seeds apart compare
-# different traffic, so that a million tokens can be spread over cores.
+# Tokens of traffic per family and data type in the slow test, and the first seed. `tests/exact_fuzz.py` spreads the
+# seeds over processes.
 TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "20000"))
 FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "2"))
 # 0: one or two, in turns.
@@ -42,9 +42,10 @@ def test_every_digest_is_that_of_a_lone_cold_run(family: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype: str) -> None:
+    """At least two seeds: without drafts and with them."""
     served, seed = Served(), FIRST_SEED
-    while served.tokens < TOKENS:
-        served = served.more(check_traffic(family, DTYPES[dtype], seed, 8, THREADS or 1 + seed % 2, engines=4))
+    while served.tokens < TOKENS or seed < FIRST_SEED + 2:
+        served = served.more(check_long_traffic(family, DTYPES[dtype], seed, THREADS or 1 + seed % 2))
         seed += 1
     print(f"{family} in {dtype}: {served}, seeds {FIRST_SEED} to {seed - 1}")
 

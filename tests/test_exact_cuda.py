@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.exact import MODELS
 from tests.compiled import assert_compiles
+from tests.cuda_engines import packaged
 from tests.exact_steps import EXACT
 from tests.test_cuda_attention import Scene
 from tests.test_exact_latent_attention import launch_by_head
@@ -33,6 +35,10 @@ from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
 from weft.kernels.weight import Weight
 from weft.memory.device.store import AttentionView
+from weft.models.config import text_part
+from weft.models.layers.embedding import VocabularyHead
+from weft.models.layers.linear import Linear
+from weft.models.weights import build
 
 HALVES = (torch.bfloat16, torch.float16)
 AMPERE = replace(H200, shared_memory=163 << 10, starts_early=False, capability=(8, 0))
@@ -152,6 +158,20 @@ def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
     assert many.eq(3).all()
 
 
+@pytest.mark.parametrize("by", [Cut(22, 1, 128, 4, 2, lines=64), Cut(16, 1, 128, 2, 2), Tile(64, 32, 128, 4, 2)])
+def test_unshared_sums_are_in_the_order_of_the_inputs(by):
+    """As above, without shares: a program's steps of 128 inputs are the parts."""
+    x = torch.zeros(20, 512, dtype=torch.float16)
+    weight = torch.zeros(50, 512, dtype=torch.float16)
+    x[:, 0], x[:, 128], x[:, 256], x[:, 384] = 2.0**12, 1, 1, -(2.0**12)
+    weight[:, 0] = weight[:, 384] = 2.0**12
+    weight[:, 128] = weight[:, 256] = 1
+    multiply = few_rows if isinstance(by, Cut) else tiled
+    assert multiply(x, weight, by=by).eq(0).all()
+    shared = multiply(x, weight, by=by._replace(shares=2)) if isinstance(by, Cut) else tiled(x, weight, by=by, shares=2)
+    assert shared.ne(0).all(), "another order would be seen"
+
+
 def test_an_unordered_merge_would_be_seen():
     """Planted bug: whichever program is last adds the shares as they came."""
     x = random(1, 2048, dtype=torch.float16, device="cpu")
@@ -168,11 +188,22 @@ def test_scores_of_experts_are_float32_products():
 
 
 ROWS = (1, 2, 7, 16, 17, 32, 33, 64, 100, 129, 256, 300, 511, 512, 700, 2048)
+# The layers of the models whose cost is measured. Output heads have the form of the first size.
 SIZES = [
-    (2048, 8192), (4480, 15680), (4096, 12288), (4480, 10240), (2880, 4096), (5120, 2880), (1089, 2048), (2048, 4096),
-    (2048, 2048),
-    (6144, 2048), (15680, 4480), (100, 24), (64, 64), (65536, 2048), (2048, 512), (32, 2880),
+    (65536, 2048), (100, 24), (64, 64),
+    (6144, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (3072, 2048),
+    (22656, 4480), (4480, 10240), (15680, 4480), (4480, 15680), (7168, 4480), (4480, 5120),
+    (12352, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (10240, 4096),
+    (12352, 2048), (2048, 4096), (1089, 2048), (2048, 512), (9216, 2048),
+    (5120, 2880), (2880, 4096), (32, 2880),
 ]  # fmt: skip
+
+
+def test_bits_are_compared_for_every_matmul_of_the_measured_models():
+    for name in MODELS:
+        model = build(text_part(packaged(name)), torch.bfloat16, "meta")
+        layers = [each for each in model.modules() if isinstance(each, Linear) and not isinstance(each, VocabularyHead)]
+        assert {tuple(each.weight.shape) for each in layers} <= {*SIZES}, name
 
 
 @gpu
@@ -363,11 +394,11 @@ def test_attention_of_a_row_has_the_same_bits_beside_others(window):
 @gpu
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("window", [None, 200])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_attention_of_real_sizes_has_the_same_bits_beside_others(head_dim, window, dtype):
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(64, 8), (128, 8), (256, 2)])
+def test_attention_of_real_sizes_has_the_same_bits_beside_others(head_dim, kv_heads, window, dtype):
     rows = [(position, position + 1) for position in (0, 63, 64, 255, 256, 700, 1023, 1024, 2500, *range(5, 400, 13))]
     rows += [(0, 64), (128, 300), (1024, 1500), (0, 7)]
-    assert differing(Scene(rows, window, 8, 2, head_dim, 64, dtype, "cuda", head_dim**-0.5)) == []
+    assert differing(Scene(rows, window, 4 * kv_heads, kv_heads, head_dim, 64, dtype, "cuda", head_dim**-0.5)) == []
 
 
 def test_shares_cut_from_the_batch_would_be_seen():
@@ -403,8 +434,8 @@ def test_no_number_of_rows_changes_how_tails_are_weighed(monkeypatch):
 
 
 def launch_exact_products() -> None:
-    deep = ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32), (4096, 12288, 1))
-    for outputs, inputs, rows in (*deep, (1089, 2048, 1), (2048, 4096, 1), (5120, 2880, 1), (24576, 4096, 1)):
+    deep = ((2048, 8192, 1), (4480, 15680, 1), (2048, 8192, 32), (10240, 4096, 1))
+    for outputs, inputs, rows in (*deep, (1089, 2048, 1), (2048, 4096, 1), (2048, 4096, 32), (24576, 4096, 1)):
         weight, x = (torch.empty(size, inputs, dtype=torch.bfloat16) for size in (outputs, rows))
         few_rows(x, weight, by=cut(rows, outputs, inputs))
     weight, x = (torch.empty(size, 2048, dtype=torch.bfloat16) for size in (1089, 40))

@@ -36,13 +36,14 @@ class Cost:
         }
 
 
-# By GPU, as its driver names it, and by the model_type of config.json. In bfloat16.
+# By GPU, as its driver names it, and by the model_type of config.json. In bfloat16. Each cell is from the last run that
+# measured it.
 COSTS: dict[tuple[str, str], Cost] = {
     ("NVIDIA H200", "lfm2"): Cost("lfm2-1.2b", "2026-11-17", 0.146, 0.100, 0.080, 0.060),
-    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.037, -0.057, -0.016, -0.006),
+    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.036, -0.055, -0.018, 0.006),
     ("NVIDIA H200", "qwen3_5_text"): Cost("qwen3.5-9b", "2026-11-17", 0.050, 0.004, 0.013, 0.003),
-    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.143, -0.009, 0.090, -0.048),
-    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.121, 0.015, 0.015, 0.011),
+    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.114, -0.034, 0.041, -0.060),
+    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.108, 0.010, 0.015, 0.011),
 }
 
 

@@ -46,6 +46,11 @@ def sharing_of(kv_heads: int) -> RowSharing:
     return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), least)
 
 
+def programs_of(kv_heads: int, multiprocessors: int) -> int:
+    """Return the number of programs per key head: as many as run at the same time, so that none starts late."""
+    return max(1, multiprocessors * AT_ONCE // kv_heads)
+
+
 def attend_decodes(
     q: Tensor,
     out: Tensor,
@@ -80,7 +85,7 @@ def attend_decodes(
         "HAS_SINKS": sinks is not None,
         **early(q),
     }
-    programs = max(rows, multiprocessors_of(q.device) * AT_ONCE // kv_heads)
+    programs = programs_of(kv_heads, multiprocessors_of(q.device))
     _attend_shares[(kv_heads, programs)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
@@ -141,6 +146,10 @@ def _attend_shares(
     """Compute some shares, for the heads of one group."""
     kv_head, number = tl.program_id(0), tl.program_id(1)
     row, before, shares = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+    # A step's rows and pages are older than the previous kernel.
+    position, first_cell, size, count, cell_pages, first_page = _place(
+        row, number - before, rows, row_start, page_first, page_bounds, page_list, CELL, WINDOW, MOST, LEAST_CELLS
+    )
     wait(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     member = tl.arange(0, BLOCK_HEADS)
@@ -148,14 +157,11 @@ def _attend_shares(
     feature = tl.arange(0, BLOCK_DIM)
     is_query = (member < GROUP)[:, None] & (feature < HEAD_DIM)[None, :]
     while number < shares:
-        position = tl.load(row_start + row)
-        first_cell, size, count = _cut(position, CELL, WINDOW, MOST, LEAST_CELLS)
         share = number - before
         query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
         peak, total, mixed = _mix_share(
-            q, first_cell + share * size, size, position, scale, kv_head, key_pages, value_pages, page_stride,
-            page_list + tl.load(page_bounds + row) - tl.load(page_first + row) // CELL,
+            q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages, first_page,
             KV_HEADS, BLOCK_HEADS, HEAD_DIM, BLOCK_DIM, CELL, KEYS, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         if count == 1:
@@ -173,15 +179,39 @@ def _attend_shares(
         number += tl.num_programs(1)
         if number < shares:
             row, before, _ = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+            position, first_cell, size, count, cell_pages, first_page = _place(
+                row, number - before, rows, row_start, page_first, page_bounds, page_list,
+                CELL, WINDOW, MOST, LEAST_CELLS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _place(
+    row, share, rows, row_start, page_first, page_bounds, page_list,
+    CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
+):  # fmt: skip
+    """Return a row's position, a share's first cell and size, the row's number of shares, and where its pages are.
+
+    A row beyond the last is taken for the last: there is nothing to compute, but the loads must be of a step's memory.
+    """
+    row = tl.minimum(row, rows - 1)
+    position = tl.load(row_start + row)
+    first_cell, size, count = _cut(position, CELL, WINDOW, MOST, LEAST_CELLS)
+    cell_pages = page_list + tl.load(page_bounds + row) - tl.load(page_first + row) // CELL
+    first_cell += tl.minimum(share, count - 1) * size
+    return position, first_cell, size, count, cell_pages, tl.load(cell_pages + first_cell)
 
 
 @triton.jit
 def _mix_share(
-    q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages,
+    q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages, first_page,
     KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CELL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the running softmax over the visible cells of a share. `cell_pages` points to the page of cell 0."""
+    """Return the running softmax over the visible cells of a share.
+
+    `cell_pages` points to the page of cell 0, and `first_page` is the page of the share's first cell.
+    """
     BLOCKS: tl.constexpr = CELL // KEYS
     feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
@@ -192,7 +222,7 @@ def _mix_share(
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
     # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
-    next_page = tl.load(cell_pages + first_block // BLOCKS)
+    next_page = first_page
     for block in tl.range(first_block, last_block + 1):
         block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
         next_page = tl.load(cell_pages + tl.minimum(block + 1, last_block) // BLOCKS)

@@ -23,7 +23,7 @@ from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.exact_norm import rows_of
 from weft.kernels.cuda.gpus import H200, HOPPER, Gpu, gpu_of
 from weft.kernels.cuda.linear import prepare
-from weft.kernels.cuda.linear_few import MOST_ROWS, OUTPUTS, Cut, are_few, few_rows, rows_compiled
+from weft.kernels.cuda.linear_few import INPUTS, MOST_ROWS, OUTPUTS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear_few import cut as usual_cut
 from weft.kernels.cuda.linear_some import are_some, can_describe, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
@@ -45,7 +45,7 @@ REDUCTIONS = {
     torch.bfloat16: "allow_bf16_reduced_precision_reduction",
     torch.float16: "allow_fp16_reduced_precision_reduction",
 }
-# From this number of outputs the usual programs are enough without splitting sums.
+# From this number of outputs a multiprocessor has several programs, without splitting sums.
 ENOUGH_OUTPUTS = 6144
 # Up to this number of outputs, sums are split into up to MOST_SHARES shares of at least LEAST_SHARE inputs, for about
 # PROGRAMS programs: unsplit, a tensor core takes longer to add one after another than the memory to deliver. Layers
@@ -138,35 +138,41 @@ def library_rows(outputs: int, inputs: int) -> int:
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """Return a division into programs, the fastest measured for one row. Only its shares change a bit.
+    r"""Return a division into programs, the fastest measured for one row. Only its shares change a bit.
 
     Most programs that are fewer than multiprocessors read far ahead, into more than half of a multiprocessor's shared
     memory. Otherwise two could start on one and share its bandwidth, while the previous kernel still occupies others.
 
-    >>> cut(1, 2048, 8192), cut(1, 4096, 4096)
-    (Cut(width=64, shares=4, inputs=128, warps=4, stages=4), Cut(width=32, shares=1, inputs=256, warps=4, stages=6))
-    >>> cut(1, 24576, 4096), cut(1, 1089, 2048)
-    (Cut(width=64, shares=1, inputs=64, warps=4, stages=6), Cut(width=16, shares=4, inputs=128, warps=2, stages=4))
+    >>> print(cut(1, 2048, 8192), cut(1, 2048, 4096), cut(1, 2880, 4096), cut(1, 22656, 4480), sep="\n")
+    Cut(width=64, shares=4, inputs=128, warps=4, stages=4, lines=None)
+    Cut(width=16, shares=1, inputs=512, warps=2, stages=4, lines=None)
+    Cut(width=22, shares=1, inputs=128, warps=4, stages=8, lines=64)
+    Cut(width=58, shares=1, inputs=64, warps=4, stages=6, lines=64)
     """
     shares, few = shares_of(outputs, inputs), rows_compiled(rows) == 16
     usual = usual_cut(rows, outputs, inputs, gpu)._replace(shares=shares)
     if not gpu.is_roomy:
         return usual
-    if few and shares > 1 and outputs < LEAST_OUTPUTS:
-        return Cut(16, shares, 128, 2, 4)
-    if few and 2 * gpu.multiprocessors < -(-outputs // OUTPUTS) <= 3 * gpu.multiprocessors:
-        # Three fit on a multiprocessor at the same time.
-        return Cut(64, shares, 64, 4, 6)
-    if outputs >= ENOUGH_OUTPUTS or shares > 1:
-        return usual
-    if outputs <= gpu.multiprocessors * 17:
-        deep = Cut(16, 1, 512, 2, 4) if few else Cut(16, 1, 256, 4, 5)
-        return Cut(16, 1, 1024, 4, 3) if few and inputs <= 2048 else deep
-    if outputs <= gpu.multiprocessors * 33:
-        return Cut(32, 1, 256, 4, 6 if few else 4)
-    if few and inputs < 8192:
-        return Cut(64, 1, 64, 4, 12)
-    return Cut(64, 1, 128, 4, 6 if few else 4)
+    if shares > 1:
+        return Cut(16, shares, INPUTS, 2, 4) if few and outputs < LEAST_OUTPUTS else usual
+    if few and outputs <= gpu.multiprocessors * 17:
+        return Cut(16, 1, 1024, 4, 3) if inputs <= 2048 else Cut(16, 1, 512, 2, 4)
+    # One, two or three programs run on a multiprocessor at the same time.
+    if outputs < ENOUGH_OUTPUTS:
+        return evenly(outputs, gpu.multiprocessors, INPUTS, 8)
+    if few and outputs <= 2 * gpu.multiprocessors * OUTPUTS:
+        return evenly(outputs, 2 * gpu.multiprocessors, INPUTS, 4)
+    if few and outputs <= 3 * gpu.multiprocessors * OUTPUTS:
+        return evenly(outputs, 3 * gpu.multiprocessors, INPUTS // 2, 6)
+    return usual
+
+
+def evenly(outputs: int, programs: int, inputs: int, stages: int) -> Cut:
+    """Return a division into equal programs, in tiles of 64 lines, for which tensor cores have a faster instruction.
+
+    An even width also serves two parts.
+    """
+    return Cut(max(16, -(-outputs // (2 * programs)) * 2), 1, inputs, 4, stages, OUTPUTS)
 
 
 @contextmanager

@@ -167,11 +167,11 @@ def few_sums_kernel(
     real = output < HIDDEN
     # Choices are older than the previous kernel: all its programs had waited for them before this one could start.
     expert = tl.load(chosen + token * K + tl.minimum(choice, K - 1)).to(tl.int64)
-    wait(EARLY)
     matrix, stride, size = second + expert * (HIDDEN * INNER), INNER, INNER
     if SHARED > 0:  # noqa: SIM102  # a constant
         if choice == K:
             matrix, stride, size = shared_matrix, matrix_stride, SHARED
+    wait(EARLY)
     total = product_of_row(
         inputs + slot * WIDTH, matrix + output[:, None].to(tl.int64) * stride, real, size,
         ROWS, BLOCK, STEP, WEIGHTS_FIRST,

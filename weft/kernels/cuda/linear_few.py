@@ -41,17 +41,21 @@ class Cut(NamedTuple):
     inputs: int  # multiplied at a time by a program
     warps: int
     stages: int
+    # Lines of weights in a tile, if more than `width`; those beyond are zeros. So a width that is no power of two may
+    # divide a layer evenly.
+    lines: int | None = None
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
-    """Return the fastest division measured in whole steps; matmuls timed alone would favour others.
+    r"""Return the fastest division measured in whole steps; matmuls timed alone would favour others.
 
-    >>> cut(2, 8728, 3072), cut(2, 24576, 3072)
-    (Cut(width=64, shares=1, inputs=128, warps=4, stages=4), Cut(width=64, shares=1, inputs=128, warps=4, stages=3))
-    >>> cut(32, 3072, 12288), cut(32, 8728, 3072)
-    (Cut(width=64, shares=2, inputs=128, warps=4, stages=5), Cut(width=64, shares=1, inputs=64, warps=4, stages=5))
-    >>> cut(32, 15680, 4480)
-    Cut(width=128, shares=1, inputs=128, warps=8, stages=4)
+    >>> print(cut(2, 8728, 3072), cut(2, 24576, 3072), sep="\n")
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=4, lines=None)
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=3, lines=None)
+    >>> print(cut(32, 3072, 12288), cut(32, 8728, 3072), cut(32, 15680, 4480), sep="\n")
+    Cut(width=64, shares=2, inputs=128, warps=4, stages=5, lines=None)
+    Cut(width=64, shares=1, inputs=64, warps=4, stages=5, lines=None)
+    Cut(width=128, shares=1, inputs=128, warps=8, stages=4, lines=None)
     """
     if is_wide(rows, outputs, gpu):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
@@ -94,7 +98,7 @@ def few_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    width, shares, step, warps, stages = by or cut(rows, outputs, inputs, gpu_of(x.device))
+    width, shares, step, warps, stages, lines = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
     share = share_of(inputs, shares, step)
     summed = summed or shares == 1
@@ -105,7 +109,8 @@ def few_rows(
             x=x, weight=weight, bias=bias, y=y, found=found, come=counters(x.device, on_branch()), rows=rows,
             outputs=outputs, inputs=inputs, share=share, x_stride=x.stride(0),
         ),
-        ROWS=rows_compiled(rows), OUTPUTS=width, INPUTS=step, SHARES=shares, EVEN=inputs == shares * share,
+        ROWS=rows_compiled(rows), OUTPUTS=lines or width, WIDTH=width, INPUTS=step, SHARES=shares,
+        EVEN=inputs == shares * share or (shares == 1 and inputs % step == 0),
         NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
@@ -156,16 +161,16 @@ def counters(device: torch.device, branch: bool = False) -> Tensor:
 @jit
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
-    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr, EVEN: tl.constexpr,
-    NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr,
+    EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
     results = outputs // PARTS
     number = tl.arange(0, OUTPUTS)
-    output = block * (OUTPUTS // PARTS) + number // PARTS
+    output = block * (WIDTH // PARTS) + number // PARTS
     row = tl.arange(0, ROWS)
-    is_output, is_row = output < results, row < rows
+    is_output, is_row = (output < results) & (number < WIDTH), row < rows
     output += number % PARTS * results
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
@@ -189,7 +194,7 @@ def few_rows_kernel(
                 total += tl.load(found + other * rows * outputs + place, mask=real, other=0.0, cache_modifier=".cg")
             tl.store(come + block, 0)
     if y is not None:
-        finish(total, bias, y, row, rows, output, outputs, block, NAME, PARTS, OUTPUTS, ROWS)
+        finish(total, bias, y, row, rows, output, is_output, outputs, block, NAME, PARTS, OUTPUTS, WIDTH, ROWS)
 
 
 @triton.jit
@@ -198,38 +203,31 @@ def summed_products(
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
-    column = begin + tl.arange(0, INPUTS)
+    column = tl.arange(0, INPUTS)
     weights = weight + output[:, None].to(tl.int64) * inputs + column[None, :]
     values = x + row[None, :] * x_stride + column[:, None]
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
-    # Weights are older than any step: load the first ones while previous kernels still run.
-    is_input = column < end
-    seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
-    there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-    w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
+    # Weights are older than any step and could be loaded before the wait, but only outside of the loop, whose own loads
+    # would then begin after the first product: slower on an H200.
     wait(EARLY)
-    total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
-    for first in range(begin + INPUTS, end, INPUTS):
-        weights += INPUTS
-        values += INPUTS
-        is_input = first + tl.arange(0, INPUTS) < end
+    for first in range(begin, end, INPUTS):
+        is_input = first + column < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
         # Weights are read once, values by every program: the cache should keep the values.
-        w = tl.load(weights, mask=seen, other=0.0, eviction_policy="evict_first")
-        total = tl.dot(w, tl.load(values, mask=there, other=0.0), total)
+        w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
+        total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
     return total
 
 
 @triton.jit
 def finish(
-    total, bias, y, row, rows, output, outputs, block,
-    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr,
+    total, bias, y, row, rows, output, is_output, outputs, block,
+    NAME: tl.constexpr, PARTS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Apply bias and activation to a block of outputs whose sums are complete."""
     results = outputs // PARTS
     is_row = row < rows
-    is_output = output < outputs
     if bias is not None:
         total += tl.load(bias + output, mask=is_output, other=0.0).to(tl.float32)[:, None]
     if NAME == "":
@@ -242,7 +240,8 @@ def finish(
             gate, up = tl.split(tl.permute(tl.reshape(total, (OUTPUTS // 2, 2, ROWS)), (0, 2, 1)))
         else:
             gate, up = total, total
-        result = block * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
+        number = tl.arange(0, OUTPUTS // PARTS)
+        result = block * (WIDTH // PARTS) + number
         activated = between(gate, up, 0.0, 0.0, NAME, PARTS).to(y.dtype.element_ty)
-        real = is_row[None, :] & (result < results)[:, None]
+        real = is_row[None, :] & ((result < results) & (number < WIDTH // PARTS))[:, None]
         tl.store(y + row[None, :] * results + result[:, None], activated, mask=real)
