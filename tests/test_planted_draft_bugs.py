@@ -325,10 +325,14 @@ def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) ->
     patch.setattr(HiddenStates, "place", shifted)
 
 
-@plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, 0))
+@plant(partial(test_head_following.run_head, 96))
 def guesses_land_behind_a_flight(patch: Patch) -> None:
-    original = draft_rows.DraftRows._decode
-    patch.setattr(draft_rows.DraftRows, "_decode", lambda self, chosen, rows, idle: original(self, chosen, rows, True))
+    original = draft_rows.DraftRows.choose
+
+    def hasty(self, rows, count, room, number, idle, prompts, fits):
+        return original(self, rows, count, room, number, True, prompts, fits)
+
+    patch.setattr(draft_rows.DraftRows, "choose", hasty)
 
 
 @plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, None))

@@ -107,6 +107,9 @@ class DraftRows:
         if not rows or self.drafting is None:
             return {}, set()
         offered = self._offers(rows)
+        if not offered:
+            self._waiting = set()
+            return {}, set()
         proposals = list(offered.values())
         lengths = self.drafting.choose(proposals, count, room)
         probing = set() if any(lengths) else self._probe(offered, number)
