@@ -55,7 +55,7 @@ def tile_of(rows: int, outputs: int, gpu: Gpu = H200) -> Tile:
 
 
 def tile_of_shares(rows: int, gpu: Gpu = H200) -> Tile:
-    """Return a tile of matmuls in shares: the fastest of 128 rows, and a wide one of many, as shares make up for few."""
+    """Return a tile of matmuls in shares: the fastest of 128 rows, and a wide one of many."""
     if not gpu.is_roomy:
         return Tile(64, 64, 64, 4, 3)
     if rows > 256:
