@@ -55,10 +55,12 @@ def tile_of(rows: int, outputs: int, gpu: Gpu = H200) -> Tile:
 
 
 def tile_of_shares(rows: int, gpu: Gpu = H200) -> Tile:
-    """Return a tile of matmuls in shares. Of many rows it is wide, because shares make up for having few."""
+    """Return a tile of matmuls in shares: the fastest of 128 rows, and a wide one of many."""
     if not gpu.is_roomy:
         return Tile(64, 64, 64, 4, 3)
-    return Tile(64, 32, 128, 4, 4) if rows <= 256 else Tile(128, 128, 64, 8, 4)
+    if rows > 256:
+        return Tile(128, 128, 64, 8, 4)
+    return Tile(64, 64 if rows <= 64 else 32, 128, 4, 4)
 
 
 def tiled(
