@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -115,12 +117,13 @@ def test_windows_are_the_inputs_to_the_bit():
     rig.run([1, 3, 8, 20])
 
 
-def launch(dtype: torch.dtype, gated: bool, width: int = 4) -> None:
+def launch(dtype: torch.dtype, gated: bool, width: int = 4, drafts: bool = False) -> None:
     channels = 128
     spec = MemorySpec((short_conv_memory(channels, width, str(dtype).removeprefix("torch.")),))
     store = Store(spec, 1 << 20)
     rows = [Row(70, 71, 1, 0), Row(64, 200, 2, 1)]
     batch = build_batch(make_plan(rows, [Capture(1, 128, 3)]), spec, torch.zeros(9, dtype=torch.int64), "cpu", GPU_ROWS)
+    batch = replace(batch, longest=4, host=None) if drafts else batch
     weight = torch.empty(width, channels).t()
     x = torch.empty(137, 3 * channels, dtype=dtype)
     if gated:
@@ -133,6 +136,7 @@ def launch_plain() -> None:
     launch(torch.bfloat16, gated=False)
     launch(torch.float32, gated=False)
     launch(torch.bfloat16, gated=False, width=5)
+    launch(torch.bfloat16, gated=False, drafts=True)
 
 
 def launch_gated() -> None:
