@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from weft import LLM
 from weft.models.weights import has_head
 
 from weft_training import answers, export_head, head
-from weft_training.answers import joined
+from weft_training.answers import Text, answer, joined
 from weft_training.head import GUESSES, Head, Texts, acceptance, loss_of, shifted, states_of, train
-from weft_training.template import START
+from weft_training.template import END, START, written
 
 CONFIG = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -47,13 +48,19 @@ def drawn(model):
     return found.requires_grad_(False)
 
 
+def text_of(tokens: list[int], prompt: int, held: bool = False, turn: int = 1000) -> Text:
+    """A text with a prompt and an answer; from `turn` on with another prompt and answer."""
+    said = [n % turn >= prompt for n in range(len(tokens))]
+    return Text([], 0.0, held, list(tokens), said)
+
+
 def counting(texts: int) -> answers.Answers:
     """Texts in which every token is one more than the token before."""
     found = []
     for number in range(texts):
         first, length = number * 7 % 50, 9 + number % 5
         text = [(first + n) % 60 for n in range(length)]
-        found.append({"text": text, "prompt": 2 + number % 3, "greedy": number % 2 == 0, "held": number % 4 == 0})
+        found.append(text_of(text, 2 + number % 3, held=number % 4 == 0))
     return joined(found)
 
 
@@ -89,26 +96,29 @@ def test_entries_guess_the_tokens_of_an_answer_after_its_first(model):
     [(first, end)] = texts.batches(1000)
     batch = texts.batch(first, end)
     assert (batch.targets == (batch.following + 1) % 60)[batch.asked[0]].all()
-    for row, (start, length, prompt) in enumerate(texts.parts.T.tolist()):
-        text = some.tokens[start : start + length]
+    for row, (start, length) in enumerate(texts.parts.T.tolist()):
+        text, states = some.tokens[start : start + length], texts.states[start : start + length]
+        prompt = int((~some.said[start : start + length]).sum())
         for guess in range(GUESSES):
             asked = batch.asked[guess][row]
             assert batch.targets[row][asked].tolist() == text[prompt + 1 + guess :].tolist()
-            assert batch.hidden[row][asked].equal(texts.states[start : start + length][prompt - 1 + guess : -2])
+            assert batch.hidden[row][asked].equal(states[prompt - 1 + guess : -2])
 
 
 def test_acceptance_counts_a_guess_only_after_right_ones(drawn):
     """With three tokens, a third of the guesses is right by luck."""
     random, states, embedding = Random(2), torch.randn(400, 32), torch.randn(3, 32)
-    found = [{"text": [random.randrange(3) for _ in range(5 + n % 9)], "prompt": 3} for n in range(30)]
-    some = joined([each | {"greedy": True, "held": True} for each in found])
+    drawn_texts = [[random.randrange(3) for _ in range(5 + n % 9)] for n in range(30)]
+    some = joined([text_of(tokens, 3, held=True, turn=9) for tokens in drawn_texts])
     texts = Texts(some, states, some.held, "cpu")
     right, possible = [0] * GUESSES, [0] * GUESSES
-    for start, length, prompt in texts.parts.T.tolist():
-        text = some.tokens[start : start + length].long()
-        for entry in range(prompt - 1, length - 2):
+    for start, length in texts.parts.T.tolist():
+        text, said = some.tokens[start : start + length].long(), some.said[start : start + length].tolist()
+        for entry in range(length - 2):
             guesses = one_by_one(drawn, embedding[text[None, 1:]], states[None, start : start + length], entry)
             for guess, expected, out in zip(range(GUESSES), text[entry + 2 :].tolist(), guesses):
+                if not all(said[entry + 1 : entry + 3 + guess]):
+                    break
                 possible[guess] += 1
                 if int((out @ embedding.mT).argmax()) != expected:
                     break
@@ -124,8 +134,7 @@ def test_a_head_learns_what_its_model_says(model):
     texts = torch.randint(64, (96, 4), generator=torch.Generator().manual_seed(3))
     for _ in range(12):
         texts = torch.cat([texts, model(input_ids=texts, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-    told = {"prompt": 4, "greedy": True}
-    some = joined([told | {"text": text, "held": n % 6 == 0} for n, text in enumerate(texts.tolist())])
+    some = joined([text_of(text, 4, held=n % 6 == 0) for n, text in enumerate(texts.tolist())])
     states, embedding = states_of(model, some, "cpu"), model.get_output_embeddings().weight
     torch.manual_seed(0)
     taught = Head(model.config)
@@ -150,13 +159,26 @@ def test_losses_are_computed_in_bfloat16_as_on_a_gpu(model, drawn):
         assert abs(a - b) < 0.05
 
 
-def test_prompts_end_where_the_model_answers():
-    random = Random(1)
-    kinds = [answers.prompt(random) for _ in range(60)]
-    chats = [text for text in kinds if START in text]
-    assert all(text.endswith(f"{START}assistant\n") for text in chats)
+def test_what_stands_before_an_answer_ends_where_the_model_answers():
+    drawn = [answers.pieces(random) for random in [Random(1)] for _ in range(60)]
+    assert drawn == [answers.pieces(random) for random in [Random(1)] for _ in range(60)]
+    chats = [each for each in drawn if START in each[0]]
+    assert all(piece.endswith(f"{START}assistant\n") for each in chats for piece in each)
+    assert all(piece.startswith(f"\n{START}user\n") for each in chats for piece in each[1:])
     assert 40 < len(chats) < 60
-    assert kinds == [answers.prompt(again) for again in [Random(1)] for _ in range(60)]
+    assert max(map(len, drawn)) > 1
+
+
+def test_texts_are_conversations_with_the_models_own_answers():
+    with LLM(dtype="float32", memory="64MiB", threads=1, progress=False) as llm:
+        [*texts] = (Text(answers.asked([("Hello", "?"), ("Count from 1 to 3.", "?")]), 0.0, False) for _ in range(2))
+        assert answer(llm, texts, Random(0)) == texts
+        assert answer(llm, texts, Random(0)) == []
+        whole = llm.tokenizer.decode(texts[0].tokens, skip_special=False)
+        spoken = llm.tokenizer.decode([t for t, said in zip(texts[0].tokens, texts[0].said) if said], skip_special=False)
+    assert spoken.count(END) == 2
+    first, second, _ = spoken.split(END)
+    assert whole == written([("Hello", first), ("Count from 1 to 3.", second)]).removesuffix("\n")
 
 
 def test_a_head_is_added_to_a_checkpoint_and_nothing_else_changes(model, drawn, tmp_path):

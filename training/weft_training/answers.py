@@ -1,19 +1,18 @@
 """The model's own answers, which its MTP head learns to guess: `python -m weft_training.answers ANSWERS --seconds 60`.
 
-Prompts are drawn by rule, as the dialogues of training are. Weft answers each of them twice, greedily and at a
-temperature. The file has whole texts, each with the length of its prompt. The hash of a prompt decides whether its
-texts are held out.
+What users say is drawn by rule, as in the dialogues of training. Weft answers turn by turn, each conversation once
+greedily and once at a temperature. The file has whole texts, and which of their tokens the model has said. A hash of
+what the user says decides whether a text is held out.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -25,15 +24,16 @@ from weft_training.dialogues import _template
 from weft_training.made import conversation, instructions
 from weft_training.made.stories import tale
 from weft_training.pack import SYSTEMS, WITH_SYSTEM, fraction_of
-from weft_training.template import START, written
+from weft_training.template import END, written
 
 if TYPE_CHECKING:
     from weft import LLM
 
-# How often each kind of prompt is drawn.
-CHATS, INSTRUCTED, CALLS = 0.72, 0.1, 0.1  # the rest: stories that begin without a question
+# How often each kind of text is drawn.
+CHATS, INSTRUCTED, CALLS = 0.78, 0.08, 0.04  # the rest: stories that begin without a question
 HELD_OUT = 0.04
 TEMPERATURES = (0.0, 0.7)
+TURNS = 4
 ANSWER_TOKENS = 256
 MOST_TOKENS = 1024
 AT_ONCE = 2048
@@ -41,11 +41,11 @@ AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Texts one after another: `tokens[starts[n] : starts[n] + lengths[n]]`, of which `prompts[n]` are the prompt."""
+    """Texts one after another: `tokens[starts[n] : starts[n] + lengths[n]]`. `said` are those of the model's answers."""
 
     tokens: Tensor
+    said: Tensor
     lengths: Tensor
-    prompts: Tensor
     greedy: Tensor
     held: Tensor
 
@@ -61,70 +61,90 @@ class Answers:
         return cls(**load_file(file))
 
 
-def prompt(random: Random) -> str:
-    """A text that ends where the model goes on: an answer is asked for, or a story has begun."""
+@dataclass(slots=True)
+class Text:
+    """A text that grows: what is still to be put in before each answer, and the tokens so far."""
+
+    pieces: list[str]
+    temperature: float
+    held: bool
+    tokens: list[int] = field(default_factory=list)
+    said: list[bool] = field(default_factory=list)
+
+    def put(self, tokens: list[int], said: bool) -> None:
+        self.tokens += tokens
+        self.said += [said] * len(tokens)
+
+
+def pieces(random: Random) -> list[str]:
+    """What stands before each answer of a text: something that a user says, or the beginning of a story."""
     chance = random.random()
     if chance < CHATS:
         system = random.choice(SYSTEMS) if random.random() < WITH_SYSTEM else None
-        return asked(conversation(random), system, random)
+        return asked(conversation(random), system)
     if chance < CHATS + INSTRUCTED:
         system, exchanges = instructions.conversation(random)
-        return asked(exchanges, system, random)
+        return asked(exchanges, system)
     if chance < CHATS + INSTRUCTED + CALLS:
         messages, tools = calls.conversation(random)
         ends = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        return _template().render(messages[: random.choice(ends)], tools=tools, add_generation_prompt=True)
+        return [_template().render(messages[: random.choice(ends)], tools=tools, add_generation_prompt=True)]
     words = " ".join(tale(random).parts.values()).split()
-    return " ".join(words[: random.randint(3, 16)])
+    return [" ".join(words[: random.randint(3, 16)])]
 
 
-def asked(exchanges: list[tuple[str, str]], system: str | None, random: Random) -> str:
-    """A conversation up to one of its questions.
-
-    >>> asked([("Hi", "Hello!")], None, Random(0))
-    '<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n'
+def asked(exchanges: list[tuple[str, str]], system: str | None = None) -> list[str]:
     """
-    last = random.randrange(len(exchanges))
-    return written([*exchanges[:last], (exchanges[last][0], "")], system).rsplit(START, 1)[0] + f"{START}assistant\n"
+    >>> asked([("Hi", "Hello!"), ("Why?", "So.")])[1]
+    '\\n<|im_start|>user\\nWhy?<|im_end|>\\n<|im_start|>assistant\\n'
+    """
+    whole = "".join(written([(said, "")], None if at else system) for at, (said, _) in enumerate(exchanges[:TURNS]))
+    parts = whole.split(f"assistant\n{END}")[:-1]
+    return [f"{part}assistant\n" for part in parts]
 
 
-def answered(llm: LLM, prompts: list[str], random: Random) -> Iterator[dict[str, Any]]:
-    """Every prompt with an answer at each temperature; without those that are too long to be computed."""
+def answer(llm: LLM, texts: list[Text], random: Random) -> list[Text]:
+    """Let every text go on by one piece and its answer; return those that have more to come."""
     from weft import SamplingParams
 
-    encoded = [tokens for tokens in map(llm.tokenizer.encode, prompts) if len(tokens) <= MOST_TOKENS - ANSWER_TOKENS]
-    requests = [(tokens, temperature) for tokens in encoded for temperature in TEMPERATURES]
+    for each in texts:
+        each.put(llm.tokenizer.encode(each.pieces.pop(0)), said=False)
+    fitting = [each for each in texts if len(each.tokens) + ANSWER_TOKENS <= MOST_TOKENS]
     params = [
-        SamplingParams(temperature=temperature, max_tokens=ANSWER_TOKENS, seed=random.getrandbits(60))
-        for _, temperature in requests
+        SamplingParams(temperature=each.temperature, max_tokens=ANSWER_TOKENS, seed=random.getrandbits(60))
+        for each in fitting
     ]
-    results = llm.generate([tokens for tokens, _ in requests], params, progress=False)
-    for (tokens, temperature), result in zip(requests, results):
-        held = fraction_of(llm.tokenizer.decode(tokens, skip_special=False)) < HELD_OUT
-        text = [*tokens, *result.token_ids]
-        yield {"text": text, "prompt": len(tokens), "greedy": temperature == 0, "held": held}
+    results = llm.generate([each.tokens for each in fitting], params, progress=False)
+    for each, result in zip(fitting, results):
+        each.put(result.token_ids, said=True)
+    return [each for each, result in zip(fitting, results) if each.pieces and result.finish_reason == "stop"]
 
 
 def gather(llm: LLM, seconds: float, seed: int, at_once: int = AT_ONCE) -> Answers:
-    """Answers to as many prompts as there is time for; at least once to `at_once` of them."""
+    """Texts for as long as there is time; `at_once` conversations at least."""
     random, began = Random(seed), time.monotonic()
-    found: list[dict[str, Any]] = []
+    found: list[Text] = []
     longest = 0.0
     while not found or time.monotonic() - began + longest < seconds:
         before = time.monotonic()
-        found += answered(llm, [prompt(random) for _ in range(at_once)], random)
+        drawn = [pieces(random) for _ in range(at_once)]
+        held = [fraction_of("".join(each)) < HELD_OUT for each in drawn]
+        going = [Text(list(each), t, own) for each, own in zip(drawn, held) for t in TEMPERATURES]
+        found += going
+        while going:
+            going = answer(llm, going, random)
         longest = max(longest, time.monotonic() - before)
         print(f"{len(found)} texts after {time.monotonic() - began:.1f} s", flush=True)
     return joined(found)
 
 
-def joined(found: list[dict[str, Any]]) -> Answers:
+def joined(found: list[Text]) -> Answers:
     return Answers(
-        tokens=torch.tensor([token for each in found for token in each["text"]], dtype=torch.int32),
-        lengths=torch.tensor([len(each["text"]) for each in found]),
-        prompts=torch.tensor([each["prompt"] for each in found]),
-        greedy=torch.tensor([each["greedy"] for each in found]),
-        held=torch.tensor([each["held"] for each in found]),
+        tokens=torch.tensor([token for each in found for token in each.tokens], dtype=torch.int32),
+        said=torch.tensor([said for each in found for said in each.said]),
+        lengths=torch.tensor([len(each.tokens) for each in found]),
+        greedy=torch.tensor([each.temperature == 0 for each in found]),
+        held=torch.tensor([each.held for each in found]),
     )
 
 
@@ -149,7 +169,7 @@ def main() -> None:
         left = asked_for.seconds - (time.monotonic() - began)
         answers = gather(llm, left, asked_for.seed, asked_for.at_once)
     answers.save(asked_for.answers)
-    made = int((answers.lengths - answers.prompts).sum())
+    made = int(answers.said.sum())
     print(f"{asked_for.answers}: {len(answers.lengths)} texts, {made} tokens of answers", flush=True)
 
 

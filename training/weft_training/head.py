@@ -187,10 +187,8 @@ class Texts:
     """Answers on a device with the model's final hidden states."""
 
     def __init__(self, answers: Answers, states: Tensor, chosen: Tensor, device: str) -> None:
-        self.tokens, self.states = answers.tokens.to(device).long(), states
-        # An answer of one token has nothing to guess.
-        some = chosen & (answers.lengths - answers.prompts >= 2)
-        self.parts = torch.stack([answers.starts, answers.lengths, answers.prompts])[:, some]
+        self.tokens, self.said, self.states = answers.tokens.to(device).long(), answers.said.to(device), states
+        self.parts = torch.stack([answers.starts, answers.lengths])[:, chosen]
         self.parts = self.parts[:, self.parts[1].argsort(stable=True)]
         self.device = device
 
@@ -204,15 +202,20 @@ class Texts:
                 first = at
         return [*found, (first, len(lengths))] if lengths else []
 
+    def places(self, first: int, end: int, multiple: int = 1) -> tuple[Tensor, Tensor]:
+        """Where the tokens of some texts are, of [texts, tokens], and which of them are no padding."""
+        starts, lengths = self.parts[:, first:end].to(self.device)[:, :, None]
+        longest = max(3, int(self.parts[1, end - 1]))
+        place = torch.arange(-(-longest // multiple) * multiple, device=self.device)
+        return starts + place.minimum(lengths - 1), place < lengths
+
     def batch(self, first: int, end: int) -> Batch:
-        starts, lengths, prompts = self.parts[:, first:end].to(self.device)[:, :, None]
-        longest = int(self.parts[1, end - 1])
-        place = torch.arange(longest, device=self.device)
-        at = starts + place.minimum(lengths - 1)
-        tokens, states, entry = self.tokens[at], self.states[at], place[:-2]
-        inside = entry <= lengths - 3
-        # Of an answer whose first token is n, guess 1 is first asked for token n + 1, at entry n - 1.
-        asked = [inside & (entry >= prompts - 1 + guess) for guess in range(GUESSES)]
+        at, known = self.places(first, end)
+        tokens, states, said = self.tokens[at], self.states[at], self.said[at] & known
+        # The first token of an answer is computed with the prompt; guesses follow it.
+        asked = [said[:, 2:] & said[:, 1:-1]]
+        for _ in range(GUESSES - 1):
+            asked.append(asked[0] & shifted(asked[-1], 1, dim=1))
         return Batch(tokens[:, 1:-1], states[:, :-2], states[:, 1:-1], tokens[:, 2:], asked)
 
 
@@ -222,11 +225,8 @@ def states_of(model: nn.Module, answers: Answers, device: str, most: int = 1 << 
     found = torch.empty(len(answers.tokens), model.config.hidden_size, dtype=model.dtype, device=device)
     texts = Texts(answers, found, torch.ones_like(answers.held), device)
     for first, end in texts.batches(most):
-        starts, lengths, _ = texts.parts[:, first:end].to(device)[:, :, None]
-        place = torch.arange(-(-int(texts.parts[1, end - 1]) // CHUNK) * CHUNK, device=device)
-        at = starts + place.minimum(lengths - 1)
+        at, known = texts.places(first, end, CHUNK)
         states = model.model(input_ids=texts.tokens[at], use_cache=False).last_hidden_state
-        known = place < lengths
         found[at[known]] = states[known]
     return found
 
@@ -343,7 +343,8 @@ def main() -> None:
     head.to(model.dtype)
     found: dict[str, Any] = {
         "texts": len(answers.lengths),
-        "answer_tokens": int((answers.lengths - answers.prompts).sum()),
+        "tokens": len(answers.tokens),
+        "answer_tokens": int(answers.said.sum()),
         "steps": steps,
         "batch_tokens": asked.batch_tokens,
     }
