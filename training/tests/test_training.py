@@ -113,15 +113,17 @@ def test_windows_are_drawn_from_seed_and_step_alone(tmp_path):
     assert (a[:, 0] % 50 == 0).all(), "every window begins with a text"
 
 
-def test_the_faster_delta_rule_is_that_of_transformers():
+@pytest.mark.parametrize("shared", [1, 2])
+def test_the_faster_delta_rule_is_that_of_transformers(shared):
     import torch
     from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
     from weft_training.delta import gated_delta_rule
 
     torch.manual_seed(0)
-    q, k, v = (torch.randn(2, 128, 3, 16, requires_grad=True) for _ in range(3))
-    g, beta = (-torch.rand(2, 128, 3) * torch.tensor([0.01, 0.2, 3.0])).requires_grad_(), torch.rand(2, 128, 3)
+    q, k, v = (torch.randn(2, 128, heads, 16, requires_grad=True) for heads in (3, 3, 3 * shared))
+    decay = torch.tensor([0.01, 0.2, 3.0]).repeat(shared)
+    g, beta = (-torch.rand(2, 128, len(decay)) * decay).requires_grad_(), torch.rand(2, 128, len(decay))
     expected, _ = modeling.torch_chunk_gated_delta_rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)
     found, _ = gated_delta_rule(q, k, v, g=g, beta=beta)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

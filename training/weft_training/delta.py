@@ -27,11 +27,13 @@ def gated_delta_rule(
 ) -> tuple[Tensor, None]:
     """Of [rows, tokens, heads, size], `g` (logarithms of decays) and `beta` of [rows, tokens, heads]; no state before.
 
-    Takes what transformers' function takes, and stands in for it. Products are of the inputs' kind, decays in float32.
+    Takes what transformers' function takes, and stands in for it. Several heads of values may share one of keys.
+    Products are of the inputs' kind, decays in float32.
     """
     rows, tokens, heads, size = value.shape
     assert tokens % CHUNK == 0
     assert use_qk_l2norm_in_kernel
+    query, key = (x.repeat_interleave(heads // x.shape[2], 2) for x in (query, key))
     with torch.autocast(value.device.type, enabled=False):
         q, k, v = (_chunks(x) for x in (unit(query, size**-0.5), unit(key), value))
         total = _chunks(g.float().unsqueeze(-1)).cumsum(1)

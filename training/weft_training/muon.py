@@ -51,13 +51,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """The nearest matrices whose singular values are about one, of [matrices, rows, columns], in bfloat16.
+    """The nearest matrices whose singular values are about one, of [matrices, rows, columns], on a GPU in bfloat16.
 
     >>> found = orthogonal(torch.randn(2, 8, 16, generator=torch.manual_seed(0)))
     >>> bool((torch.linalg.svdvals(found.float()) > 0.6).all())
     True
     """
-    x = matrices.bfloat16()
+    # Few processors without a GPU multiply in bfloat16.
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[1] > x.shape[2]
     if tall:
         x = x.mT
