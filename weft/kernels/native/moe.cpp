@@ -94,19 +94,6 @@ struct Inputs {
 };
 
 template <class Value>
-struct GatherBlock {
-    const Value* const* from;
-    long inputs;
-    float* to;
-    template <int ROWS>
-    void run() const {
-        for (long i = 0; i < inputs; i++)
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(from[row] + i);
-    }
-};
-
-template <class Value>
 void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Block block) {
     const Group& group = grouping.groups[block.group];
     Rows rows = to.of(group);
@@ -115,7 +102,7 @@ void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Blo
     for (long i = 0; i < count; i++)
         from[i] = static_cast<const Value*>(call.x) + grouping.pairs[group.first + first + i] / call.k * call.stride;
     if (Rows::are_packed(group.rows)) {
-        with_rows(count, GatherBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
+        with_rows(count, PackBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
         return;
     }
     for (long row = 0; row < count; row++)
@@ -161,10 +148,12 @@ struct Matrices {
 
     void multiply(const Rows& x, long from, long to, long expert, long panel, float* sums) const {
         long before = (expert * count() + panel) * x.inputs;
+        auto pairs = static_cast<const Pair*>(panels) + before * HALF;
+        auto floats = static_cast<const float*>(panels) + before * PANEL;
         if (kind)
-            weft::multiply(x, from, to, static_cast<const Pair*>(panels) + before * HALF, sums);
+            weft::multiply(x, from, to, &pairs, 1, sums);
         else
-            weft::multiply(x, from, to, static_cast<const float*>(panels) + before * PANEL, sums);
+            weft::multiply(x, from, to, &floats, 1, sums);
     }
 };
 

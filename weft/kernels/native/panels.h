@@ -9,48 +9,28 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#include "vector.h"
+#include "rows.h"
 
 namespace weft {
 
-constexpr long PANEL = 32, HALF = PANEL / 2;
-
-// WIDTH: floats of one register. MOST_ROWS: rows of a tile, as many as the sums of TILE outputs fit into registers.
-// IN_PLACE: up to this number of rows the sums of a whole panel do, and weights are widened in registers.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16, MOST_ROWS = 12, IN_PLACE = 12, TILE = PANEL;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
-#else
-constexpr int WIDTH = 4, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
-#endif
-// Up to this number of rows inputs are read where they lie; more are packed.
 #if defined(__aarch64__)
-constexpr int UNPACKED = 1;
-#else
-constexpr int UNPACKED = 3;
-#endif
-
-// Inputs of a block: its weights, widened, stay in the first-level cache.
-constexpr long INPUTS = 256;
-#if defined(__aarch64__)
-// The first rows to be multiplied widen weights, for all others: in panels of floats.
+// The first rows to be multiplied widen weights, for all others.
 constexpr bool WIDENS_IN_FIRST = true;
 constexpr int PAIRS_IN_PLACE = MOST_ROWS;
-constexpr long WIDE_STRIDE = PANEL, TILE_APART = TILE;
 #else
-// Widened weights lie tile by tile.
 constexpr bool WIDENS_IN_FIRST = false;
 constexpr int PAIRS_IN_PLACE = IN_PLACE;
-constexpr long WIDE_STRIDE = TILE, TILE_APART = INPUTS * TILE;
 #endif
 
 // Bytes of a cache line, and inputs by which weights are asked for ahead, in the first-level cache and in the second.
 constexpr long LINE = 64, AHEAD = 8, FAR_AHEAD = 32;
+// Lines of weights to ask for at once: a core has room for about ten requests.
+constexpr long MOST_LINES = 8;
 
 // Float32 weights to ask the memory for while others are multiplied. Processors fetch ahead by themselves what is read
 // line by line, but not the other half of a panel.
@@ -262,14 +242,6 @@ void add_widening(const float* x, const Pair* weights, long count, float* sums, 
 }
 #endif
 
-// Calls body.template run<rows>().
-template <int ROWS = MOST_ROWS, class Body>
-inline void with_rows(long rows, const Body& body) {
-    if constexpr (ROWS > 1)
-        if (rows < ROWS) return with_rows<ROWS - 1>(rows, body);
-    body.template run<ROWS>();
-}
-
 struct AddPairs {
     const float* x;
     long stride;
@@ -316,105 +288,148 @@ struct AddFloats {
     }
 };
 
-// Rows of inputs as tiles read them: in blocks of up to MOST_ROWS rows, of about the same number.
-struct Rows {
-    const float* values;
-    long rows, inputs;
-    long stride;  // of rows; 0: blocks are packed, each as [inputs, rows]
-
-    static bool are_packed(long rows) { return rows > UNPACKED; }
-    long blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-    long first(long block) const { return block * rows / blocks(); }
-    const float* at(long block, long input) const {
-        if (stride) return values + input;
-        long here = first(block);
-        return values + here * inputs + input * (first(block + 1) - here);
+#if defined(__aarch64__)
+// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights; sums are [rows, PANEL].
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, const Pair*, long i, long count,
+                            float* sums) {
+    alignas(64) float wide[INPUTS * PANEL];
+    constexpr long TILES = PANEL / TILE;
+    long row = x.first(from), next = from + 1;
+    with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
+    for (long piece = 0; piece < TILES * (to - next); piece++) {
+        // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
+        // cores, which have 64 kB of it.
+        long tile = piece % TILES, block = next + piece / TILES, first = x.first(block);
+        float* here = sums + (first - row) * PANEL + tile * TILE;
+        with_rows(x.first(block + 1) - first,
+                  AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * TILE, PANEL, count, here, i == 0, {}});
     }
-};
+}
+#else
+// Inputs between two requests for the next rows.
+constexpr int STEPS = 4;
 
-template <class Value>
-struct PackBlock {
-    const Value* x;
-    long stride, inputs;
-    float* to;
-    template <int ROWS>
-    void run() const {
-        for (long i = 0; i < inputs; i++)
+// Adds the products of one input; `total` stays in registers.
+template <int ROWS>
+inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][TILE / WIDTH], const float* x,
+                                                     const float* weights) {
+    constexpr int EACH = TILE / WIDTH;
+    Lane factor[EACH];
+#pragma GCC unroll 8
+    for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * WIDTH);
 #pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(x + row * stride + i);
-    }
-};
-
-template <class Value>
-void pack_block(const Value* x, long stride, const Rows& rows, long block, float* to) {
-    long here = rows.first(block);
-    with_rows(rows.first(block + 1) - here,
-              PackBlock<Value>{x + here * stride, stride, rows.inputs, to + here * rows.inputs});
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++) total[row][j] += factor[j] * x[row];
 }
 
-// Writes weights as floats, in tiles of TILE outputs.
-inline void widen(const Pair* weights, long count, float* wide) {
+// A block of rows, packed, with the widened weights of a tile. Inlined, it would run out of registers.
+template <int ROWS>
+__attribute__((noinline)) void add_tile(const float* x, const float* weights, long count, float* sums, bool begin,
+                                        const float* next) {
+    constexpr int EACH = TILE / WIDTH;
+    Lane total[ROWS][EACH];
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++) total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * WIDTH);
+    long i = 0;
+    for (; i + STEPS <= count; i += STEPS, x += STEPS * ROWS, next += STEPS * ROWS, weights += STEPS * TILE) {
+#pragma GCC unroll 4
+        for (long at = 0; at < STEPS * ROWS; at += LINE / 4) __builtin_prefetch(next + at);
+#pragma GCC unroll 4
+        for (int step = 0; step < STEPS; step++) add_input<ROWS>(total, x + step * ROWS, weights + step * TILE);
+    }
+    for (; i < count; i++, x += ROWS, weights += TILE) add_input<ROWS>(total, x, weights);
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++) store_lane(sums + row * PANEL + j * WIDTH, total[row][j]);
+}
+
+struct AddTile {
+    const float *x, *weights;
+    long count;
+    float* sums;
+    bool begin;
+    const float* next;  // rows to be multiplied after these
+    template <int ROWS>
+    void run() const {
+        add_tile<ROWS>(x, weights, count, sums, begin, next);
+    }
+};
+
+// Writes a tile's weights as floats, [count, TILE].
+inline void widen(const Pair* weights, long count, long tile, float* wide) {
     for (long k = 0; k < count; k++)
         for (int j = 0; j < HALF; j += WIDTH) {
             Lane low, high;
             load_pairs(weights + k * HALF + j, low, high);
-            store_lane(wide + k * TILE + j, low);
-            store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
+            store_lane(wide + k * TILE + j, tile == 0 ? low : high);
+            if (TILE == PANEL) store_lane(wide + k * TILE + HALF + j, high);
         }
 }
 
-// Products of blocks of rows with a panel of bfloat16 weights; sums are [rows, PANEL].
-inline void multiply(const Rows& x, long from, long to, const Pair* panel, float* sums) {
-    alignas(64) float wide[INPUTS * PANEL];
+// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights; sums are [rows, PANEL]. `later` are
+// the weights to be multiplied after these.
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, const Pair* later, long i,
+                            long count, float* sums) {
+    alignas(64) float wide[INPUTS * TILE];
+    long row = x.first(from), rows = x.first(to) - row;
+    if (to - from == 1 && rows <= PAIRS_IN_PLACE)
+        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
     constexpr long TILES = PANEL / TILE;
-    long row = x.first(from);
-    bool in_place = to - from == 1 && x.first(to) - row <= PAIRS_IN_PLACE;
-    for (long i = 0; i < x.inputs; i += INPUTS) {
-        long count = std::min(INPUTS, x.inputs - i), next = from;
-        const Pair* weights = panel + i * HALF;
-        if (in_place || WIDENS_IN_FIRST) {
-            next = from + 1;
-            with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
-        } else {
-            widen(weights, count, wide);
-        }
-        for (long piece = 0; piece < TILES * (to - next); piece++) {
-            // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
-            // cores, which have 64 kB of it; others often have 32.
-            long tile = WIDENS_IN_FIRST ? piece % TILES : piece / (to - next);
-            long block = next + (WIDENS_IN_FIRST ? piece / TILES : piece % (to - next)), first = x.first(block);
-            float* here = sums + (first - row) * PANEL + tile * TILE;
-            with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * TILE_APART,
-                                                                  WIDE_STRIDE, count, here, i == 0, {}});
+    // Lines to ask for beside each tile. With few rows there are too many, and the processor does it by itself.
+    long lines = (count + TILES * (to - from) - 1) / (TILES * (to - from));
+    if (lines > MOST_LINES) lines = 0;
+    for (long tile = 0; tile < TILES; tile++) {
+        widen(weights, count, tile, wide);
+        for (long block = from; block < to; block++) {
+            for (long line = 0; line < lines; line++, later += HALF) __builtin_prefetch(later, 0, 2);
+            long first = x.first(block);
+            const float* next = x.at(block + 1 < to ? block + 1 : from, i);
+            with_rows(x.first(block + 1) - first, AddTile{x.at(block, i), wide, count,
+                                                          sums + (first - row) * PANEL + tile * TILE, i == 0, next});
         }
     }
 }
+#endif
 
 // The same with float32 weights, [inputs, PANEL].
-inline void multiply(const Rows& x, long from, long to, const float* panel, float* sums) {
+inline void multiply_inputs(const Rows& x, long from, long to, const float* weights, const float*, long i, long count,
+                            float* sums) {
     long row = x.first(from);
-    bool whole = to - from == 1 && x.first(to) - row <= IN_PLACE;
-    for (long i = 0; i < x.inputs; i += INPUTS) {
-        long count = std::min(INPUTS, x.inputs - i);
-        const float* weights = panel + i * PANEL;
-        if (whole) {
-            with_rows(x.first(to) - row,
-                      AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0, {}});
-            continue;
-        }
-        for (long tile = 0; tile < PANEL / TILE; tile++)
-            for (long block = from; block < to; block++) {
-                long first = x.first(block), rows = x.first(block + 1) - first;
-                float* here = sums + (first - row) * PANEL + tile * TILE;
-                AddFloats<TILE> add{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0, {}};
-                if (tile > 0 || block > from) {
-                    with_rows(rows, add);
-                    continue;
-                }
-                Later later{(const char*)(weights + AHEAD * PANEL)};
-                with_rows(rows, AddFloats<TILE, Later>{add.x, x.stride, weights, PANEL, count, here, i == 0, later});
+    if (to - from == 1 && x.first(to) - row <= IN_PLACE)
+        return with_rows(x.first(to) - row,
+                         AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0, {}});
+    for (long tile = 0; tile < PANEL / TILE; tile++)
+        for (long block = from; block < to; block++) {
+            long first = x.first(block), rows = x.first(block + 1) - first;
+            float* here = sums + (first - row) * PANEL + tile * TILE;
+            AddFloats<TILE> add{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0, {}};
+            if (tile > 0 || block > from) {
+                with_rows(rows, add);
+                continue;
             }
-    }
+            Later later{(const char*)(weights + AHEAD * PANEL)};
+            with_rows(rows, AddFloats<TILE, Later>{add.x, x.stride, weights, PANEL, count, here, i == 0, later});
+        }
+}
+
+// Products of blocks of rows with a few panels: sums are [panels, rows, PANEL]. Inputs of the rows are read once for all
+// panels, as far as the second-level cache is concerned.
+template <class Weights>
+void multiply(const Rows& x, long from, long to, const Weights* const* panels, long count, float* sums) {
+    constexpr long EACH = std::is_same_v<Weights, Pair> ? HALF : PANEL;
+    long rows = x.first(to) - x.first(from);
+    long step = !WIDENS_IN_FIRST && to - from == 1 && rows <= IN_PLACE ? x.inputs : INPUTS;
+    for (long i = 0; i < x.inputs; i += step)
+        for (long panel = 0; panel < count; panel++) {
+            bool is_last = panel + 1 == count;
+            const Weights* later = is_last ? panels[0] + (i + step) * EACH : panels[panel + 1] + i * EACH;
+            multiply_inputs(x, from, to, panels[panel] + i * EACH, later, i, std::min(step, x.inputs - i),
+                            sums + panel * rows * PANEL);
+        }
 }
 
 }  // namespace weft
