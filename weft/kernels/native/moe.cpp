@@ -112,9 +112,9 @@ void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Blo
 }
 
 inline Vector clamped(Vector gate, Vector up, float alpha, float limit) {
-    gate = gate > limit ? all(limit) : gate;
-    up = up > limit ? all(limit) : up;
-    up = up < -limit ? all(-limit) : up;
+    gate = if_less(all(limit), gate, all(limit), gate);
+    up = if_less(all(limit), up, all(limit), up);
+    up = if_less(up, all(-limit), all(-limit), up);
     return (up + 1.0f) * (gate * sigmoid(gate * alpha));
 }
 

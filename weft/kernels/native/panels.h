@@ -48,8 +48,7 @@ struct Nothing {
     void advance() {}
 };
 
-using Lane = float __attribute__((vector_size(WIDTH * 4)));
-using Words = uint32_t __attribute__((vector_size(WIDTH * 4)));
+using Words = uint32_t __attribute__((vector_size(REGISTER * 4)));
 
 // Two bfloat16 weights.
 struct Pair {
@@ -79,12 +78,12 @@ struct Sums {
     Sums(const float* sums, bool begin) {
         for (int row = 0; row < ROWS; row++)
             for (int j = 0; j < VECTORS; j++)
-                total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * WIDTH);
+                total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
     }
 
     void store(float* sums) const {
         for (int row = 0; row < ROWS; row++)
-            for (int j = 0; j < VECTORS; j++) store_lane(sums + row * PANEL + j * WIDTH, total[row][j]);
+            for (int j = 0; j < VECTORS; j++) store_lane(sums + row * PANEL + j * REGISTER, total[row][j]);
     }
 };
 
@@ -104,13 +103,13 @@ struct UnpackedInputs {
 // Weights lie as [count, HALF] pairs.
 template <int ROWS, class Inputs>
 void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begin) {
-    constexpr int EACH = HALF / WIDTH;
+    constexpr int EACH = HALF / REGISTER;
     Sums<ROWS, 2 * EACH> found(sums, begin);
     for (long i = 0; i < count; i++, weights += HALF)
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) {
             Lane low, high;
-            load_pairs(weights + j * WIDTH, low, high);
+            load_pairs(weights + j * REGISTER, low, high);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
                 found.total[row][j] += low * x.at(i, row);
@@ -123,12 +122,12 @@ void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begi
 // Weights lie as [count, stride] floats, of which OUTPUTS are used.
 template <int ROWS, int OUTPUTS, class Inputs>
 void add_floats(Inputs x, const float* weights, long stride, long count, float* sums, bool begin) {
-    constexpr int EACH = OUTPUTS / WIDTH;
+    constexpr int EACH = OUTPUTS / REGISTER;
     Sums<ROWS, EACH> found(sums, begin);
     for (long i = 0; i < count; i++, weights += stride) {
         Lane factor[EACH];
 #pragma GCC unroll 8
-        for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * WIDTH);
+        for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * REGISTER);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -311,12 +310,12 @@ constexpr int STEPS = 4;
 
 // Adds the products of one input; `total` stays in registers.
 template <int ROWS>
-inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][TILE / WIDTH], const float* x,
+inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][TILE / REGISTER], const float* x,
                                                      const float* weights) {
-    constexpr int EACH = TILE / WIDTH;
+    constexpr int EACH = TILE / REGISTER;
     Lane factor[EACH];
 #pragma GCC unroll 8
-    for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * WIDTH);
+    for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * REGISTER);
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -327,12 +326,12 @@ inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][TILE / 
 template <int ROWS>
 __attribute__((noinline)) void add_tile(const float* x, const float* weights, long count, float* sums, bool begin,
                                         const float* next) {
-    constexpr int EACH = TILE / WIDTH;
+    constexpr int EACH = TILE / REGISTER;
     Lane total[ROWS][EACH];
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int j = 0; j < EACH; j++) total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * WIDTH);
+        for (int j = 0; j < EACH; j++) total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
     long i = 0;
     for (; i + STEPS <= count; i += STEPS, x += STEPS * ROWS, next += STEPS * ROWS, weights += STEPS * TILE) {
 #pragma GCC unroll 4
@@ -344,7 +343,7 @@ __attribute__((noinline)) void add_tile(const float* x, const float* weights, lo
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int j = 0; j < EACH; j++) store_lane(sums + row * PANEL + j * WIDTH, total[row][j]);
+        for (int j = 0; j < EACH; j++) store_lane(sums + row * PANEL + j * REGISTER, total[row][j]);
 }
 
 struct AddTile {
@@ -362,7 +361,7 @@ struct AddTile {
 // Writes a tile's weights as floats, [count, TILE].
 inline void widen(const Pair* weights, long count, long tile, float* wide) {
     for (long k = 0; k < count; k++)
-        for (int j = 0; j < HALF; j += WIDTH) {
+        for (int j = 0; j < HALF; j += REGISTER) {
             Lane low, high;
             load_pairs(weights + k * HALF + j, low, high);
             store_lane(wide + k * TILE + j, tile == 0 ? low : high);

@@ -12,17 +12,14 @@ namespace weft {
 
 constexpr long PANEL = 32, HALF = PANEL / 2;
 
-// WIDTH: floats of one register. MOST_ROWS: rows of a tile, as many as the sums of TILE outputs fit into registers.
+// MOST_ROWS: rows of a tile, as many as the sums of TILE outputs fit into registers.
 // IN_PLACE: up to this number of rows the sums of a whole panel do, and weights are widened in registers.
 // INPUTS: of a block; its weights for a tile, widened, and two blocks of rows stay in a first-level cache of 32 kB.
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16, MOST_ROWS = 12, IN_PLACE = 12, TILE = PANEL;
+constexpr int MOST_ROWS = 12, IN_PLACE = 12, TILE = PANEL;
 constexpr long INPUTS = 128;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
-constexpr long INPUTS = 256;
 #else
-constexpr int WIDTH = 4, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
+constexpr int MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
 constexpr long INPUTS = 256;
 #endif
 // Up to this number of rows inputs are read where they lie; more are packed.
