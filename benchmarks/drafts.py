@@ -10,7 +10,8 @@ read the same script. With 0.81, three drafts give 3.0 tokens a step on average,
 step is that of real drafts; the drafter costs nothing. Compared are: no drafts; 3 drafts in every row, where a step
 waits for the landing of the one before it, as drafts from the host need it, and where it follows before that, as drafts
 from the device could; up to 7 drafts chosen by the engine, whose acceptance falls from 0.7 to 0.1; and drafts that are
-never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two steps.
+never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two steps. Rates
+are those while all rows decode.
 
 With weft-small, drafts are the suffixes of real texts, in an engine that has learned nothing yet. "edit" repeats the
 prompt with a few words changed; the answer is a script, because the model is too small to repeat a text. "prose" are
@@ -272,9 +273,11 @@ def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
 
 
 def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, float]:
-    """Return the rate from the first decode on, and the share of time in which the GPU waits between steps.
+    """Return the rate while all rows decode, and the share of that time in which the GPU waits between steps.
 
-    From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts are worth.
+    It ends with the first answer that does: the others follow over a tenth of the steps, in ever smaller batches, which
+    a server would fill. From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts
+    are worth.
     """
     for round_, answer in enumerate((warm_answer, ANSWER)):
         for number in range(rows):
@@ -282,11 +285,15 @@ def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = AN
         while len(engine.planner.queue) or engine.planner.prefilling:
             engine.step()
         clock = IdleClock(engine._device)
-        began, tokens = time.perf_counter(), 0
-        while not engine.idle:
-            tokens += sum(output.token is not None for output in engine.step())
+        began, tokens, all_decode = time.perf_counter(), 0, True
+        while all_decode:
+            outputs = engine.step()
+            tokens += sum(output.token is not None for output in outputs)
+            all_decode = all(output.finish is None for output in outputs)
         seconds = time.perf_counter() - began
         idle = clock.share()
+        while not engine.idle:
+            engine.step()
     return tokens / seconds, idle
 
 

@@ -112,7 +112,13 @@ def write_checkpoint(folder: Path, layers: int) -> Path:
     if "full_attn_idxs" in values:
         values["full_attn_idxs"] = [each for each in values["full_attn_idxs"] if each < layers]
     config = AutoConfig.for_model(values.pop("model_type"), **values)
-    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder)
+    # Not initialised by transformers, which takes a minute.
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.to_empty(device="cpu").tie_weights()
+    for weight in model.parameters():
+        weight.data.uniform_(-0.02, 0.02)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -16,11 +16,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
 from tests.test_tensor_parallel import constrained_answers
-from weft import LLM, SamplingParams, rank_process
+from weft import LLM, SamplingParams, loading, rank_process
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
@@ -36,6 +37,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.memory.kinds import Kind
+from weft.runner.ranks import part
 from weft.runner.ranks.channel import (
     Channel,
     ChannelClosed,
@@ -101,6 +103,24 @@ def test_two_processes_answer_like_one_and_end_with_the_llm(expert_parallel, fol
     assert [each.token_ids for each in found] == [each.token_ids for each in alone]
     assert not any(map(is_alive, numbers))
     assert not meeting.exists()
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(0, 4), (3, 3)])
+def test_a_rank_loads_with_its_share_of_the_cores(asked, expected, folder, monkeypatch):
+    usual, found = torch.get_num_threads(), []
+
+    def load_model(*_, **__):
+        found.append(torch.get_num_threads())
+        raise ModelError("enough was seen")
+
+    monkeypatch.setattr(part, "available_cores", lambda: 8)
+    monkeypatch.setattr(loading, "load_model", load_model)
+    try:
+        with pytest.raises(ModelError, match="enough"):
+            loading.load_part(Options(model=str(folder), threads=asked), 1, 2)
+        assert found == [expected]
+    finally:
+        torch.set_num_threads(usual)
 
 
 def test_masks_that_follow_a_launch_reach_other_processes(folder):

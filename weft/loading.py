@@ -40,7 +40,7 @@ from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
 from weft.runner.hidden_states import KeepsStates
 from weft.runner.ranks.leading import LeadingRunner
-from weft.runner.ranks.part import LoadedPart
+from weft.runner.ranks.part import LoadedPart, rank_threads
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
@@ -172,7 +172,7 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
     """Load the part of a rank other than the first, which loads its own with `load`."""
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
-    use_gpu_of(rank, ranks, device)
+    use_share_of(rank, ranks, device, options.threads)
     shard = shard_of(options, rank)
     spare = spare_bytes(ranks)
     model, config = load_model(folder, dtype, device, False, options.weights, options.seed, spare, shard=shard)
@@ -189,9 +189,13 @@ def spare_bytes(ranks: int) -> int:
     return free_bytes() // ranks
 
 
-def use_gpu_of(rank: int, ranks: int, device: str) -> None:
-    """Use a rank's own GPU, if the device is one. Not tested: it needs several GPUs."""
+def use_share_of(rank: int, ranks: int, device: str, threads: int) -> None:
+    """Use a rank's own GPU, or its share of the cores: threads beyond it would wait for those of other ranks.
+
+    With several GPUs it was never tested.
+    """
     if device == "cpu":
+        torch.set_num_threads(rank_threads(ranks, threads))
         return
     if ranks > gpu_count():
         raise OptionError(f"tensor_parallel is {ranks} but needs a GPU for each rank, and there are {gpu_count()}")
@@ -243,7 +247,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     shard = shard_of(options, 0)
     if others is not None:
-        use_gpu_of(0, others.ranks, device)
+        use_share_of(0, others.ranks, device, options.threads)
     is_auto = options.exact == "auto"
     options = decided(options, folder, device, dtype)
     exact = options.exact is True

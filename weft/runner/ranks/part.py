@@ -16,6 +16,11 @@ from weft.runner.ranks.group import ProcessRanks
 from weft.runner.ranks.runner import RankRunner
 
 
+def rank_threads(ranks: int, threads: int) -> int:
+    """Return the threads of each rank on a CPU: as many as were asked for, or its share of the cores if 0 were."""
+    return threads or max(1, available_cores() // ranks)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedPart:
     """One rank's part of a model, and what executes plans with it."""
@@ -32,9 +37,8 @@ class LoadedPart:
         """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
         spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
         group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
-        threads = threads or max(1, available_cores() // self.ranks)
         sizes = (spec, config.memory_bytes, config.max_sequences)
-        on_cpu = threads if self.device == "cpu" else None
+        on_cpu = rank_threads(self.ranks, threads) if self.device == "cpu" else None
         runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
         runner.add_tiers(config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
         return runner
