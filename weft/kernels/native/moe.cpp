@@ -76,7 +76,7 @@ struct Grouping {
     }
 
     void add(Group group) {
-        long count = Rows{nullptr, group.rows, 0, 0}.blocks();
+        long count = Rows(nullptr, group.rows, 0, 0).blocks();
         for (long number = 0; number < count; number++) blocks[block_count++] = {group_count, number};
         groups[group_count++] = group;
     }
@@ -148,12 +148,10 @@ struct Matrices {
 
     void multiply(const Rows& x, long from, long to, long expert, long panel, float* sums) const {
         long before = (expert * count() + panel) * x.inputs;
-        auto pairs = static_cast<const Pair*>(panels) + before * HALF;
-        auto floats = static_cast<const float*>(panels) + before * PANEL;
         if (kind)
-            weft::multiply(x, from, to, &pairs, 1, sums);
+            weft::multiply(x, from, to, static_cast<const Pair*>(panels) + before * HALF, sums);
         else
-            weft::multiply(x, from, to, &floats, 1, sums);
+            weft::multiply(x, from, to, static_cast<const float*>(panels) + before * PANEL, sums);
     }
 };
 

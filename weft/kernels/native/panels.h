@@ -18,19 +18,8 @@
 
 namespace weft {
 
-#if defined(__aarch64__)
-// The first rows to be multiplied widen weights, for all others.
-constexpr bool WIDENS_IN_FIRST = true;
-constexpr int PAIRS_IN_PLACE = MOST_ROWS;
-#else
-constexpr bool WIDENS_IN_FIRST = false;
-constexpr int PAIRS_IN_PLACE = IN_PLACE;
-#endif
-
 // Bytes of a cache line, and inputs by which weights are asked for ahead, in the first-level cache and in the second.
 constexpr long LINE = 64, AHEAD = 8, FAR_AHEAD = 32;
-// Lines of weights to ask for at once: a core has room for about ten requests.
-constexpr long MOST_LINES = 8;
 
 // Float32 weights to ask the memory for while others are multiplied. Processors fetch ahead by themselves what is read
 // line by line, but not the other half of a panel.
@@ -289,8 +278,7 @@ struct AddFloats {
 
 #if defined(__aarch64__)
 // Products of blocks of rows with `count` inputs of a panel of bfloat16 weights; sums are [rows, PANEL].
-inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, const Pair*, long i, long count,
-                            float* sums) {
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums) {
     alignas(64) float wide[INPUTS * PANEL];
     constexpr long TILES = PANEL / TILE;
     long row = x.first(from), next = from + 1;
@@ -305,98 +293,122 @@ inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weigh
     }
 }
 #else
+// Registers of a tile's weights for one input. Widened, the halves of a panel lie apart, each as [INPUTS, HALF].
+constexpr int EACH = TILE / REGISTER;
+constexpr long widened_place(int j) { return j * REGISTER / HALF * INPUTS * HALF + j * REGISTER % HALF; }
+
+struct Widened {
+    const float* wide;
+    Lane at(long input, int j) const { return load_lane(wide + input * HALF + widened_place(j)); }
+};
+
+// The first rows to be multiplied widen the weights of a tile, for all others.
+template <int NUMBER>
+struct Widening {
+    const Pair* weights;
+    float* wide;
+    Lane at(long input, int j) const {
+        const Pair* from = weights + input * HALF + j * REGISTER % HALF;
+        if (j == 0) __builtin_prefetch(from + FAR_AHEAD * HALF);
+        Lane low, high;
+        load_pairs(from, low, high);
+        Lane value = NUMBER * TILE + j * REGISTER < HALF ? low : high;
+        store_lane(wide + input * HALF + widened_place(j), value);
+        return value;
+    }
+};
+
 // Inputs between two requests for the next rows.
 constexpr int STEPS = 4;
 
 // Adds the products of one input; `total` stays in registers.
-template <int ROWS>
-inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][TILE / REGISTER], const float* x,
-                                                     const float* weights) {
-    constexpr int EACH = TILE / REGISTER;
+template <int ROWS, class Weights>
+inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][EACH], const float* x, Weights weights,
+                                                     long input) {
     Lane factor[EACH];
 #pragma GCC unroll 8
-    for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * REGISTER);
+    for (int j = 0; j < EACH; j++) factor[j] = weights.at(input, j);
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) total[row][j] += factor[j] * x[row];
 }
 
-// A block of rows, packed, with the widened weights of a tile. Inlined, it would run out of registers.
-template <int ROWS>
-__attribute__((noinline)) void add_tile(const float* x, const float* weights, long count, float* sums, bool begin,
-                                        const float* next) {
-    constexpr int EACH = TILE / REGISTER;
+// A block of rows, packed.
+struct TileRows {
+    const float *x, *next;  // `next`: rows to be multiplied after these
+    long count;
+    float* sums;
+    bool begin;
+};
+
+// Inlined, it would run out of registers.
+template <int ROWS, class Weights>
+__attribute__((noinline)) void add_tile(const TileRows& rows, Weights weights) {
+    const float *x = rows.x, *next = rows.next;
+    float* sums = rows.sums;
     Lane total[ROWS][EACH];
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
-        for (int j = 0; j < EACH; j++) total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
-    long i = 0;
-    for (; i + STEPS <= count; i += STEPS, x += STEPS * ROWS, next += STEPS * ROWS, weights += STEPS * TILE) {
+        for (int j = 0; j < EACH; j++)
+            total[row][j] = rows.begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
+    long i = 0, count = rows.count;
+    for (; i + STEPS <= count; i += STEPS, x += STEPS * ROWS, next += STEPS * ROWS) {
 #pragma GCC unroll 4
         for (long at = 0; at < STEPS * ROWS; at += LINE / 4) __builtin_prefetch(next + at);
 #pragma GCC unroll 4
-        for (int step = 0; step < STEPS; step++) add_input<ROWS>(total, x + step * ROWS, weights + step * TILE);
+        for (int step = 0; step < STEPS; step++) add_input(total, x + step * ROWS, weights, i + step);
     }
-    for (; i < count; i++, x += ROWS, weights += TILE) add_input<ROWS>(total, x, weights);
+    for (; i < count; i++, x += ROWS) add_input(total, x, weights, i);
 #pragma GCC unroll 16
     for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) store_lane(sums + row * PANEL + j * REGISTER, total[row][j]);
 }
 
+template <class Weights>
 struct AddTile {
-    const float *x, *weights;
-    long count;
-    float* sums;
-    bool begin;
-    const float* next;  // rows to be multiplied after these
+    const TileRows& rows;
+    Weights weights;
     template <int ROWS>
     void run() const {
-        add_tile<ROWS>(x, weights, count, sums, begin, next);
+        add_tile<ROWS>(rows, weights);
     }
 };
 
-// Writes a tile's weights as floats, [count, TILE].
-inline void widen(const Pair* weights, long count, long tile, float* wide) {
-    for (long k = 0; k < count; k++)
-        for (int j = 0; j < HALF; j += REGISTER) {
-            Lane low, high;
-            load_pairs(weights + k * HALF + j, low, high);
-            store_lane(wide + k * TILE + j, tile == 0 ? low : high);
-            if (TILE == PANEL) store_lane(wide + k * TILE + HALF + j, high);
-        }
+// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights, from the tile NUMBER on; sums are
+// [rows, PANEL].
+template <int NUMBER>
+void multiply_tiles(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums,
+                    float* wide) {
+    for (long block = from; block < to; block++) {
+        long first = x.first(block), size = x.first(block + 1) - first;
+        float* here = sums + (first - x.first(from)) * PANEL + NUMBER * TILE;
+        TileRows rows{x.at(block, i), x.at(block + 1 < to ? block + 1 : from, i), count, here, i == 0};
+        if (block == from)
+            with_rows(size, AddTile<Widening<NUMBER>>{rows, {weights, wide}});
+        else
+            with_rows(size, AddTile<Widened>{rows, {wide}});
+    }
+    if constexpr ((NUMBER + 1) * TILE < PANEL) multiply_tiles<NUMBER + 1>(x, from, to, weights, i, count, sums, wide);
 }
 
-// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights; sums are [rows, PANEL]. `later` are
-// the weights to be multiplied after these.
-inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, const Pair* later, long i,
-                            long count, float* sums) {
-    alignas(64) float wide[INPUTS * TILE];
-    long row = x.first(from), rows = x.first(to) - row;
-    if (to - from == 1 && rows <= PAIRS_IN_PLACE)
-        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
-    constexpr long TILES = PANEL / TILE;
-    // Lines to ask for beside each tile. With few rows there are too many, and the processor does it by itself.
-    long lines = (count + TILES * (to - from) - 1) / (TILES * (to - from));
-    if (lines > MOST_LINES) lines = 0;
-    for (long tile = 0; tile < TILES; tile++) {
-        widen(weights, count, tile, wide);
-        for (long block = from; block < to; block++) {
-            for (long line = 0; line < lines; line++, later += HALF) __builtin_prefetch(later, 0, 2);
-            long first = x.first(block);
-            const float* next = x.at(block + 1 < to ? block + 1 : from, i);
-            with_rows(x.first(block + 1) - first, AddTile{x.at(block, i), wide, count,
-                                                          sums + (first - row) * PANEL + tile * TILE, i == 0, next});
-        }
-    }
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums) {
+    long rows = x.first(to) - x.first(from);
+    if (to - from == 1 && rows <= IN_PLACE)
+        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, nullptr});
+    // Widened weights have the same place in a page as the weights. Otherwise processors take a load of weights for one
+    // of what has just been stored, of which they compare the place in a page only, and wait.
+    constexpr long PAGE = 4096;
+    alignas(64) float room[INPUTS * TILE + PAGE / 4];
+    long ahead = (reinterpret_cast<uintptr_t>(weights) - reinterpret_cast<uintptr_t>(room)) % PAGE / 4;
+    multiply_tiles<0>(x, from, to, weights, i, count, sums, room + ahead);
 }
 #endif
 
 // The same with float32 weights, [inputs, PANEL].
-inline void multiply_inputs(const Rows& x, long from, long to, const float* weights, const float*, long i, long count,
-                            float* sums) {
+inline void multiply_inputs(const Rows& x, long from, long to, const float* weights, long i, long count, float* sums) {
     long row = x.first(from);
     if (to - from == 1 && x.first(to) - row <= IN_PLACE)
         return with_rows(x.first(to) - row,
@@ -415,20 +427,18 @@ inline void multiply_inputs(const Rows& x, long from, long to, const float* weig
         }
 }
 
-// Products of blocks of rows with a few panels: sums are [panels, rows, PANEL]. Inputs of the rows are read once for all
-// panels, as far as the second-level cache is concerned.
+// Products of blocks of rows with a panel.
 template <class Weights>
-void multiply(const Rows& x, long from, long to, const Weights* const* panels, long count, float* sums) {
-    constexpr long EACH = std::is_same_v<Weights, Pair> ? HALF : PANEL;
-    long rows = x.first(to) - x.first(from);
-    long step = !WIDENS_IN_FIRST && to - from == 1 && rows <= IN_PLACE ? x.inputs : INPUTS;
+void multiply(const Rows& x, long from, long to, const Weights* panel, float* sums) {
+    constexpr long EACH_INPUT = std::is_same_v<Weights, Pair> ? HALF : PANEL;
+#if defined(__aarch64__)
+    bool in_place = false;
+#else
+    bool in_place = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
+#endif
+    long step = in_place ? x.inputs : INPUTS;
     for (long i = 0; i < x.inputs; i += step)
-        for (long panel = 0; panel < count; panel++) {
-            bool is_last = panel + 1 == count;
-            const Weights* later = is_last ? panels[0] + (i + step) * EACH : panels[panel + 1] + i * EACH;
-            multiply_inputs(x, from, to, panels[panel] + i * EACH, later, i, std::min(step, x.inputs - i),
-                            sums + panel * rows * PANEL);
-        }
+        multiply_inputs(x, from, to, panel + i * EACH_INPUT, i, std::min(step, x.inputs - i), sums);
 }
 
 }  // namespace weft

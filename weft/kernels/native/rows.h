@@ -43,14 +43,24 @@ struct Rows {
     long rows, inputs;
     long stride;  // of rows; 0: blocks are packed, each as [inputs, rows]
 
+    Rows(const float* values, long rows, long inputs, long stride)
+        : values(values), rows(rows), inputs(inputs), stride(stride) {
+        each_ = rows ? rows / blocks() : 0;
+        longer_ = rows - each_ * blocks();
+    }
+
     static bool are_packed(long rows) { return rows > UNPACKED; }
     long blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-    long first(long block) const { return block * rows / blocks(); }
+    // Without a division, because every tile asks for it.
+    long first(long block) const { return block * each_ + (block < longer_ ? block : longer_); }
     const float* at(long block, long input) const {
         if (stride) return values + input;
         long here = first(block);
         return values + here * inputs + input * (first(block + 1) - here);
     }
+
+   private:
+    long each_, longer_;  // rows of a block, and how many blocks have one more
 };
 
 #if defined(__SSE2__)
