@@ -12,8 +12,13 @@ namespace weft {
 namespace {
 
 // Rows of a piece: each widening of its weights serves all of them, and their inputs stay in the second-level cache.
+#if defined(__aarch64__)
+constexpr long CHUNK = 192;
+#else
+constexpr long CHUNK = 384;
+#endif
 // There are fewer, but at least FEWEST, if threads would have less than SHARE pieces each.
-constexpr long CHUNK = 384, FEWEST = 96, SHARE = 8;
+constexpr long FEWEST = 96, SHARE = 8;
 
 // linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Bias and outputs have one kind.
 struct Product {
