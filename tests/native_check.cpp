@@ -51,7 +51,9 @@ static bool check(long rows, long inputs, long outputs, bool is_short) {
         }
     const void* packed = is_short ? (const void*)halves.data() : (const void*)floats.data();
     std::vector<float> y(rows * outputs), alone(outputs), room(rows * inputs);
-    Product all{x.data(), packed, nullptr, y.data(), room.data(), rows, inputs, inputs, outputs, 0, 1, 0, is_short, 0, 2};
+    // Many threads get pieces of fewer rows.
+    long threads = rows > 200 ? 6 : 2;
+    Product all{x.data(), packed, nullptr, y.data(), room.data(), rows, inputs, inputs, outputs, 0, 1, 0, is_short, 0, threads};
     weft_linear(&all);
     for (long row = 0; row < rows; row++) {
         Product one = all;
@@ -71,7 +73,7 @@ static bool check(long rows, long inputs, long outputs, bool is_short) {
 
 int main() {
     int compared = 0;
-    for (long rows : {1, 2, 3, 4, 6, 7, 13, 200})
+    for (long rows : {1, 2, 3, 4, 6, 7, 13, 200, 400})
         for (long inputs : {1, 37, 300})
             for (long outputs : {1, 31, 64, 70})
                 for (bool is_short : {false, true}) {

@@ -99,4 +99,4 @@ def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_pa
         flags = [flag for flag in library.FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"
-        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 192
+        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 216

@@ -17,8 +17,8 @@ inline Vector activated(Vector x, long kind) {
         case SILU: return x * sigmoid(x);
         case GELU: return 0.5f * x * (1.0f + error_function(x * 0.707106781f));
         case GELU_TANH: return 0.5f * x * (1.0f + tangent(0.797884561f * (x + 0.044715f * x * x * x)));
-        case RELU: return x < 0.0f ? Vector{} : x;
-        case SQUARED_RELU: return x < 0.0f ? Vector{} : x * x;
+        case RELU: return if_less(x, Vector{}, Vector{}, x);
+        case SQUARED_RELU: return if_less(x, Vector{}, Vector{}, x * x);
         case SIGMOID: return sigmoid(x);
         default: return x;
     }

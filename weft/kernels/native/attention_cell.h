@@ -93,7 +93,7 @@ inline Vector sums(const Vector* part) {
 template <int WIDTH>
 inline Vector greater_half(Vector value) {
     Vector near = pick<WIDTH, 0>(value, value, EveryLane{}), far = pick<WIDTH, WIDTH>(value, value, EveryLane{});
-    return near > far ? near : far;
+    return if_less(far, near, near, far);
 }
 
 inline float top_of(Vector value) {
@@ -131,7 +131,7 @@ inline void products_of(const Value* keys, long stride, const float* queries, lo
 template <class Value, long QUERIES>
 inline void score(const Tokens<Value>& tokens, long first, const float* queries, long padded, Scoring scoring,
                   Vector* scores) {
-    constexpr Integers lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    constexpr Vector lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     // Entries beyond the last token stay undefined: each ends in its own lane, which is ignored.
     Vector products[QUERIES][LANES];
     long token = 0, count = tokens.count - first, stride = tokens.stride, size = tokens.size;
@@ -146,7 +146,7 @@ inline void score(const Tokens<Value>& tokens, long first, const float* queries,
     for (long query = 0; query < QUERIES; query++) {
         Vector value = sums(products[query]) * scoring.scale;
         if (scoring.softcap != 0) value = scoring.softcap * tangent(value / scoring.softcap);
-        scores[query * (CHUNK / LANES)] = lane < int(count) ? value : all(-INFINITY);
+        scores[query * (CHUNK / LANES)] = if_less(lane, all(float(count)), value, all(-INFINITY));
     }
 }
 

@@ -12,7 +12,13 @@ namespace weft {
 namespace {
 
 // Rows of a piece: each widening of its weights serves all of them, and their inputs stay in the second-level cache.
+#if defined(__aarch64__)
 constexpr long CHUNK = 192;
+#else
+constexpr long CHUNK = 384;
+#endif
+// There are fewer, but at least FEWEST, if threads would have less than SHARE pieces each.
+constexpr long FEWEST = 96, SHARE = 8;
 
 // linear.py packs the same fields. Kinds: 0 float, 1 bfloat16. Bias and outputs have one kind.
 struct Product {
@@ -65,7 +71,7 @@ void compute_piece(const Product& product, const Rows& x, long panel, long from,
 template <class Value>
 Rows arrange(const Product& product, float* room) {
     auto x = static_cast<const Value*>(product.x);
-    Rows rows{room, product.rows, product.inputs, 0};
+    Rows rows(room, product.rows, product.inputs, 0);
     if (Rows::are_packed(product.rows)) {
         share(rows.blocks(), product.threads, [&](long block) { pack_block(x, product.stride, rows, block, room); });
         return rows;
@@ -81,10 +87,13 @@ void compute(const Product& product) {
     float* room = static_cast<float*>(product.room);
     Rows x = arrange<Value>(product, room);
     long blocks = x.blocks();
-    long chunks = (product.rows + CHUNK - 1) / CHUNK, panels = (product.outputs / product.parts + PANEL - 1) / PANEL;
+    long panels = (product.outputs / product.parts + PANEL - 1) / PANEL;
+    long least = (product.rows + CHUNK - 1) / CHUNK, most = std::max(least, product.rows / FEWEST);
+    long chunks = std::clamp((SHARE * product.threads + panels - 1) / panels, least, most);
+    // Pieces of the same rows follow each other: their inputs stay in the second-level cache.
     share(panels * chunks, product.threads, [&](long piece) {
-        long chunk = piece % chunks;
-        compute_piece<Weights, Result>(product, x, piece / chunks, chunk * blocks / chunks,
+        long chunk = piece / panels;
+        compute_piece<Weights, Result>(product, x, piece % panels, chunk * blocks / chunks,
                                        (chunk + 1) * blocks / chunks);
     });
 }

@@ -76,7 +76,7 @@ struct Grouping {
     }
 
     void add(Group group) {
-        long count = Rows{nullptr, group.rows, 0, 0}.blocks();
+        long count = Rows(nullptr, group.rows, 0, 0).blocks();
         for (long number = 0; number < count; number++) blocks[block_count++] = {group_count, number};
         groups[group_count++] = group;
     }
@@ -94,19 +94,6 @@ struct Inputs {
 };
 
 template <class Value>
-struct GatherBlock {
-    const Value* const* from;
-    long inputs;
-    float* to;
-    template <int ROWS>
-    void run() const {
-        for (long i = 0; i < inputs; i++)
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(from[row] + i);
-    }
-};
-
-template <class Value>
 void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Block block) {
     const Group& group = grouping.groups[block.group];
     Rows rows = to.of(group);
@@ -115,7 +102,7 @@ void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Blo
     for (long i = 0; i < count; i++)
         from[i] = static_cast<const Value*>(call.x) + grouping.pairs[group.first + first + i] / call.k * call.stride;
     if (Rows::are_packed(group.rows)) {
-        with_rows(count, GatherBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
+        with_rows(count, PackBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
         return;
     }
     for (long row = 0; row < count; row++)
@@ -125,9 +112,9 @@ void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Blo
 }
 
 inline Vector clamped(Vector gate, Vector up, float alpha, float limit) {
-    gate = gate > limit ? all(limit) : gate;
-    up = up > limit ? all(limit) : up;
-    up = up < -limit ? all(-limit) : up;
+    gate = if_less(all(limit), gate, all(limit), gate);
+    up = if_less(all(limit), up, all(limit), up);
+    up = if_less(up, all(-limit), all(-limit), up);
     return (up + 1.0f) * (gate * sigmoid(gate * alpha));
 }
 

@@ -9,45 +9,14 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
-#include "vector.h"
+#include "rows.h"
 
 namespace weft {
-
-constexpr long PANEL = 32, HALF = PANEL / 2;
-
-// WIDTH: floats of one register. MOST_ROWS: rows of a tile, as many as the sums of TILE outputs fit into registers.
-// IN_PLACE: up to this number of rows the sums of a whole panel do, and weights are widened in registers.
-#if defined(__AVX512F__)
-constexpr int WIDTH = 16, MOST_ROWS = 12, IN_PLACE = 12, TILE = PANEL;
-#elif defined(__AVX__)
-constexpr int WIDTH = 8, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
-#else
-constexpr int WIDTH = 4, MOST_ROWS = 6, IN_PLACE = 3, TILE = HALF;
-#endif
-// Up to this number of rows inputs are read where they lie; more are packed.
-#if defined(__aarch64__)
-constexpr int UNPACKED = 1;
-#else
-constexpr int UNPACKED = 3;
-#endif
-
-// Inputs of a block: its weights, widened, stay in the first-level cache.
-constexpr long INPUTS = 256;
-#if defined(__aarch64__)
-// The first rows to be multiplied widen weights, for all others: in panels of floats.
-constexpr bool WIDENS_IN_FIRST = true;
-constexpr int PAIRS_IN_PLACE = MOST_ROWS;
-constexpr long WIDE_STRIDE = PANEL, TILE_APART = TILE;
-#else
-// Widened weights lie tile by tile.
-constexpr bool WIDENS_IN_FIRST = false;
-constexpr int PAIRS_IN_PLACE = IN_PLACE;
-constexpr long WIDE_STRIDE = TILE, TILE_APART = INPUTS * TILE;
-#endif
 
 // Bytes of a cache line, and inputs by which weights are asked for ahead, in the first-level cache and in the second.
 constexpr long LINE = 64, AHEAD = 8, FAR_AHEAD = 32;
@@ -68,8 +37,7 @@ struct Nothing {
     void advance() {}
 };
 
-using Lane = float __attribute__((vector_size(WIDTH * 4)));
-using Words = uint32_t __attribute__((vector_size(WIDTH * 4)));
+using Words = uint32_t __attribute__((vector_size(REGISTER * 4)));
 
 // Two bfloat16 weights.
 struct Pair {
@@ -99,12 +67,12 @@ struct Sums {
     Sums(const float* sums, bool begin) {
         for (int row = 0; row < ROWS; row++)
             for (int j = 0; j < VECTORS; j++)
-                total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * WIDTH);
+                total[row][j] = begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
     }
 
     void store(float* sums) const {
         for (int row = 0; row < ROWS; row++)
-            for (int j = 0; j < VECTORS; j++) store_lane(sums + row * PANEL + j * WIDTH, total[row][j]);
+            for (int j = 0; j < VECTORS; j++) store_lane(sums + row * PANEL + j * REGISTER, total[row][j]);
     }
 };
 
@@ -124,13 +92,13 @@ struct UnpackedInputs {
 // Weights lie as [count, HALF] pairs.
 template <int ROWS, class Inputs>
 void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begin) {
-    constexpr int EACH = HALF / WIDTH;
+    constexpr int EACH = HALF / REGISTER;
     Sums<ROWS, 2 * EACH> found(sums, begin);
     for (long i = 0; i < count; i++, weights += HALF)
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) {
             Lane low, high;
-            load_pairs(weights + j * WIDTH, low, high);
+            load_pairs(weights + j * REGISTER, low, high);
 #pragma GCC unroll 16
             for (int row = 0; row < ROWS; row++) {
                 found.total[row][j] += low * x.at(i, row);
@@ -143,12 +111,12 @@ void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begi
 // Weights lie as [count, stride] floats, of which OUTPUTS are used.
 template <int ROWS, int OUTPUTS, class Inputs>
 void add_floats(Inputs x, const float* weights, long stride, long count, float* sums, bool begin) {
-    constexpr int EACH = OUTPUTS / WIDTH;
+    constexpr int EACH = OUTPUTS / REGISTER;
     Sums<ROWS, EACH> found(sums, begin);
     for (long i = 0; i < count; i++, weights += stride) {
         Lane factor[EACH];
 #pragma GCC unroll 8
-        for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * WIDTH);
+        for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * REGISTER);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 8
@@ -262,14 +230,6 @@ void add_widening(const float* x, const Pair* weights, long count, float* sums, 
 }
 #endif
 
-// Calls body.template run<rows>().
-template <int ROWS = MOST_ROWS, class Body>
-inline void with_rows(long rows, const Body& body) {
-    if constexpr (ROWS > 1)
-        if (rows < ROWS) return with_rows<ROWS - 1>(rows, body);
-    body.template run<ROWS>();
-}
-
 struct AddPairs {
     const float* x;
     long stride;
@@ -316,105 +276,169 @@ struct AddFloats {
     }
 };
 
-// Rows of inputs as tiles read them: in blocks of up to MOST_ROWS rows, of about the same number.
-struct Rows {
-    const float* values;
-    long rows, inputs;
-    long stride;  // of rows; 0: blocks are packed, each as [inputs, rows]
-
-    static bool are_packed(long rows) { return rows > UNPACKED; }
-    long blocks() const { return (rows + MOST_ROWS - 1) / MOST_ROWS; }
-    long first(long block) const { return block * rows / blocks(); }
-    const float* at(long block, long input) const {
-        if (stride) return values + input;
-        long here = first(block);
-        return values + here * inputs + input * (first(block + 1) - here);
-    }
-};
-
-template <class Value>
-struct PackBlock {
-    const Value* x;
-    long stride, inputs;
-    float* to;
-    template <int ROWS>
-    void run() const {
-        for (long i = 0; i < inputs; i++)
-#pragma GCC unroll 16
-            for (int row = 0; row < ROWS; row++) to[i * ROWS + row] = read(x + row * stride + i);
-    }
-};
-
-template <class Value>
-void pack_block(const Value* x, long stride, const Rows& rows, long block, float* to) {
-    long here = rows.first(block);
-    with_rows(rows.first(block + 1) - here,
-              PackBlock<Value>{x + here * stride, stride, rows.inputs, to + here * rows.inputs});
-}
-
-// Writes weights as floats, in tiles of TILE outputs.
-inline void widen(const Pair* weights, long count, float* wide) {
-    for (long k = 0; k < count; k++)
-        for (int j = 0; j < HALF; j += WIDTH) {
-            Lane low, high;
-            load_pairs(weights + k * HALF + j, low, high);
-            store_lane(wide + k * TILE + j, low);
-            store_lane(wide + (TILE == PANEL ? k * TILE + HALF : (INPUTS + k) * TILE) + j, high);
-        }
-}
-
-// Products of blocks of rows with a panel of bfloat16 weights; sums are [rows, PANEL].
-inline void multiply(const Rows& x, long from, long to, const Pair* panel, float* sums) {
+#if defined(__aarch64__)
+// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights; sums are [rows, PANEL].
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums) {
     alignas(64) float wide[INPUTS * PANEL];
     constexpr long TILES = PANEL / TILE;
-    long row = x.first(from);
-    bool in_place = to - from == 1 && x.first(to) - row <= PAIRS_IN_PLACE;
-    for (long i = 0; i < x.inputs; i += INPUTS) {
-        long count = std::min(INPUTS, x.inputs - i), next = from;
-        const Pair* weights = panel + i * HALF;
-        if (in_place || WIDENS_IN_FIRST) {
-            next = from + 1;
-            with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
-        } else {
-            widen(weights, count, wide);
-        }
-        for (long piece = 0; piece < TILES * (to - next); piece++) {
-            // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
-            // cores, which have 64 kB of it; others often have 32.
-            long tile = WIDENS_IN_FIRST ? piece % TILES : piece / (to - next);
-            long block = next + (WIDENS_IN_FIRST ? piece / TILES : piece % (to - next)), first = x.first(block);
-            float* here = sums + (first - row) * PANEL + tile * TILE;
-            with_rows(x.first(block + 1) - first, AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * TILE_APART,
-                                                                  WIDE_STRIDE, count, here, i == 0, {}});
-        }
+    long row = x.first(from), next = from + 1;
+    with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
+    for (long piece = 0; piece < TILES * (to - next); piece++) {
+        // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
+        // cores, which have 64 kB of it.
+        long tile = piece % TILES, block = next + piece / TILES, first = x.first(block);
+        float* here = sums + (first - row) * PANEL + tile * TILE;
+        with_rows(x.first(block + 1) - first,
+                  AddFloats<TILE>{x.at(block, i), x.stride, wide + tile * TILE, PANEL, count, here, i == 0, {}});
     }
 }
+#else
+// Registers of a tile's weights for one input. Widened, the halves of a panel lie apart, each as [INPUTS, HALF].
+constexpr int EACH = TILE / REGISTER;
+constexpr long widened_place(int j) { return j * REGISTER / HALF * INPUTS * HALF + j * REGISTER % HALF; }
+
+struct Widened {
+    const float* wide;
+    Lane at(long input, int j) const { return load_lane(wide + input * HALF + widened_place(j)); }
+};
+
+// The first rows to be multiplied widen the weights of a tile, for all others.
+template <int NUMBER>
+struct Widening {
+    const Pair* weights;
+    float* wide;
+    Lane at(long input, int j) const {
+        const Pair* from = weights + input * HALF + j * REGISTER % HALF;
+        if (j == 0) __builtin_prefetch(from + FAR_AHEAD * HALF);
+        Lane low, high;
+        load_pairs(from, low, high);
+        Lane value = NUMBER * TILE + j * REGISTER < HALF ? low : high;
+        store_lane(wide + input * HALF + widened_place(j), value);
+        return value;
+    }
+};
+
+// Inputs between two requests for the next rows.
+constexpr int STEPS = 4;
+
+// Adds the products of one input; `total` stays in registers.
+template <int ROWS, class Weights>
+inline __attribute__((always_inline)) void add_input(Lane (&total)[ROWS][EACH], const float* x, Weights weights,
+                                                     long input) {
+    Lane factor[EACH];
+#pragma GCC unroll 8
+    for (int j = 0; j < EACH; j++) factor[j] = weights.at(input, j);
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++) total[row][j] += factor[j] * x[row];
+}
+
+// A block of rows, packed.
+struct TileRows {
+    const float *x, *next;  // `next`: rows to be multiplied after these
+    long count;
+    float* sums;
+    bool begin;
+};
+
+// Inlined, it would run out of registers.
+template <int ROWS, class Weights>
+__attribute__((noinline)) void add_tile(const TileRows& rows, Weights weights) {
+    const float *x = rows.x, *next = rows.next;
+    float* sums = rows.sums;
+    Lane total[ROWS][EACH];
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++)
+            total[row][j] = rows.begin ? Lane{} : load_lane(sums + row * PANEL + j * REGISTER);
+    long i = 0, count = rows.count;
+    for (; i + STEPS <= count; i += STEPS, x += STEPS * ROWS, next += STEPS * ROWS) {
+#pragma GCC unroll 4
+        for (long at = 0; at < STEPS * ROWS; at += LINE / 4) __builtin_prefetch(next + at);
+#pragma GCC unroll 4
+        for (int step = 0; step < STEPS; step++) add_input(total, x + step * ROWS, weights, i + step);
+    }
+    for (; i < count; i++, x += ROWS) add_input(total, x, weights, i);
+#pragma GCC unroll 16
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 8
+        for (int j = 0; j < EACH; j++) store_lane(sums + row * PANEL + j * REGISTER, total[row][j]);
+}
+
+template <class Weights>
+struct AddTile {
+    const TileRows& rows;
+    Weights weights;
+    template <int ROWS>
+    void run() const {
+        add_tile<ROWS>(rows, weights);
+    }
+};
+
+// Products of blocks of rows with `count` inputs of a panel of bfloat16 weights, from the tile NUMBER on; sums are
+// [rows, PANEL].
+template <int NUMBER>
+void multiply_tiles(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums,
+                    float* wide) {
+    for (long block = from; block < to; block++) {
+        long first = x.first(block), size = x.first(block + 1) - first;
+        float* here = sums + (first - x.first(from)) * PANEL + NUMBER * TILE;
+        TileRows rows{x.at(block, i), x.at(block + 1 < to ? block + 1 : from, i), count, here, i == 0};
+        if (block == from)
+            with_rows(size, AddTile<Widening<NUMBER>>{rows, {weights, wide}});
+        else
+            with_rows(size, AddTile<Widened>{rows, {wide}});
+    }
+    if constexpr ((NUMBER + 1) * TILE < PANEL) multiply_tiles<NUMBER + 1>(x, from, to, weights, i, count, sums, wide);
+}
+
+inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums) {
+    long rows = x.first(to) - x.first(from);
+    if (to - from == 1 && rows <= IN_PLACE)
+        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, nullptr});
+    // Widened weights have the same place in a page as the weights. Otherwise processors take a load of weights for one
+    // of what has just been stored, of which they compare the place in a page only, and wait.
+    constexpr long PAGE = 4096;
+    alignas(64) float room[INPUTS * TILE + PAGE / 4];
+    long ahead = (reinterpret_cast<uintptr_t>(weights) - reinterpret_cast<uintptr_t>(room)) % PAGE / 4;
+    multiply_tiles<0>(x, from, to, weights, i, count, sums, room + ahead);
+}
+#endif
 
 // The same with float32 weights, [inputs, PANEL].
-inline void multiply(const Rows& x, long from, long to, const float* panel, float* sums) {
+inline void multiply_inputs(const Rows& x, long from, long to, const float* weights, long i, long count, float* sums) {
     long row = x.first(from);
-    bool whole = to - from == 1 && x.first(to) - row <= IN_PLACE;
-    for (long i = 0; i < x.inputs; i += INPUTS) {
-        long count = std::min(INPUTS, x.inputs - i);
-        const float* weights = panel + i * PANEL;
-        if (whole) {
-            with_rows(x.first(to) - row,
-                      AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0, {}});
-            continue;
-        }
-        for (long tile = 0; tile < PANEL / TILE; tile++)
-            for (long block = from; block < to; block++) {
-                long first = x.first(block), rows = x.first(block + 1) - first;
-                float* here = sums + (first - row) * PANEL + tile * TILE;
-                AddFloats<TILE> add{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0, {}};
-                if (tile > 0 || block > from) {
-                    with_rows(rows, add);
-                    continue;
-                }
-                Later later{(const char*)(weights + AHEAD * PANEL)};
-                with_rows(rows, AddFloats<TILE, Later>{add.x, x.stride, weights, PANEL, count, here, i == 0, later});
+    if (to - from == 1 && x.first(to) - row <= IN_PLACE)
+        return with_rows(x.first(to) - row,
+                         AddFloats<PANEL>{x.at(from, i), x.stride, weights, PANEL, count, sums, i == 0, {}});
+    for (long tile = 0; tile < PANEL / TILE; tile++)
+        for (long block = from; block < to; block++) {
+            long first = x.first(block), rows = x.first(block + 1) - first;
+            float* here = sums + (first - row) * PANEL + tile * TILE;
+            AddFloats<TILE> add{x.at(block, i), x.stride, weights + tile * TILE, PANEL, count, here, i == 0, {}};
+            if (tile > 0 || block > from) {
+                with_rows(rows, add);
+                continue;
             }
-    }
+            Later later{(const char*)(weights + AHEAD * PANEL)};
+            with_rows(rows, AddFloats<TILE, Later>{add.x, x.stride, weights, PANEL, count, here, i == 0, later});
+        }
+}
+
+// Products of blocks of rows with a panel.
+template <class Weights>
+void multiply(const Rows& x, long from, long to, const Weights* panel, float* sums) {
+    constexpr long EACH_INPUT = std::is_same_v<Weights, Pair> ? HALF : PANEL;
+#if defined(__aarch64__)
+    bool in_place = false;
+#else
+    bool in_place = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
+#endif
+    long step = in_place ? x.inputs : INPUTS;
+    for (long i = 0; i < x.inputs; i += step)
+        multiply_inputs(x, from, to, panel + i * EACH_INPUT, i, std::min(step, x.inputs - i), sums);
 }
 
 }  // namespace weft

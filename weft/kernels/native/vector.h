@@ -15,6 +15,18 @@ using Vector = float __attribute__((vector_size(64)));
 using Integers = int32_t __attribute__((vector_size(64)));
 using Halves = uint16_t __attribute__((vector_size(32)));
 
+// Floats of one register. GCC chooses between shorter vectors with one instruction, but between longer ones float by
+// float, so choices are made register by register.
+#if defined(__AVX512F__)
+constexpr int REGISTER = 16;
+#elif defined(__AVX__)
+constexpr int REGISTER = 8;
+#else
+constexpr int REGISTER = 4;
+#endif
+using Lane = float __attribute__((vector_size(REGISTER * 4)));
+using LaneIntegers = int32_t __attribute__((vector_size(REGISTER * 4)));
+
 // The upper half of a float32.
 struct Brain {
     uint16_t bits;
@@ -38,6 +50,44 @@ inline void write(Brain* to, float value) {
     to->bits = std::isnan(value) ? 0x7fc0 : uint16_t((wide + 0x7fff + ((wide >> 16) & 1)) >> 16);
 }
 
+// body(i) for the registers of a vector.
+template <class Body>
+inline void each_lane(const Body& body) {
+#pragma GCC unroll 4
+    for (int i = 0; i < LANES / REGISTER; i++) body(i);
+}
+
+struct Registers {
+    Lane lane[LANES / REGISTER];
+
+    template <class Long>
+    explicit Registers(Long value) {
+        static_assert(sizeof(value) == sizeof(lane));
+        std::memcpy(lane, &value, sizeof(lane));
+    }
+
+    Vector vector() const {
+        Vector value;
+        std::memcpy(&value, lane, sizeof(lane));
+        return value;
+    }
+};
+
+// low < high ? yes : no; `no` where one of them is NaN.
+inline Vector if_less(Vector low, Vector high, Vector yes, Vector no) {
+    Registers a(low), b(high), chosen(yes), other(no);
+    each_lane([&](int i) { chosen.lane[i] = a.lane[i] < b.lane[i] ? chosen.lane[i] : other.lane[i]; });
+    return chosen.vector();
+}
+
+// `yes` where x is a number, `no` where it is NaN.
+template <class Long>
+inline Long if_number(Vector x, Long yes, Long no) {
+    Registers tested(x), chosen(yes), other(no);
+    each_lane([&](int i) { chosen.lane[i] = tested.lane[i] == tested.lane[i] ? chosen.lane[i] : other.lane[i]; });
+    return (Long)chosen.vector();
+}
+
 inline Vector load(const float* from) {
     Vector value;
     std::memcpy(&value, from, sizeof(value));
@@ -53,11 +103,11 @@ inline Vector load(const Brain* from) {
 
 inline void store(float* to, Vector value) { std::memcpy(to, &value, sizeof(value)); }
 
-inline void store(Brain* to, Vector value) {
+inline __attribute__((always_inline)) void store(Brain* to, Vector value) {
     Integers wide = (Integers)value;
     Integers rounded = (wide + 0x7fff + ((wide >> 16) & 1)) >> 16;
     Integers quiet = {};
-    rounded = value == value ? rounded : quiet + 0x7fc0;
+    rounded = if_number(value, rounded, quiet + 0x7fc0);
     Halves halves = __builtin_convertvector(rounded, Halves);
     std::memcpy(to, &halves, sizeof(halves));
 }
@@ -98,14 +148,15 @@ inline float sum(Vector value) {
 }
 
 // e^x within two units in the last place; 0 below -87.3, infinity above 88.7, NaN stays NaN.
-inline Vector exponential(Vector x) {
-    Vector inside = x < 88.72f ? x : all(88.72f);
-    inside = inside > -87.33f ? inside : all(-87.33f);
+inline Lane exponential(Lane x) {
+    constexpr Lane zero = {};
+    Lane inside = x < 88.72f ? x : zero + 88.72f;
+    inside = inside > -87.33f ? inside : zero - 87.33f;
     // x = n ln 2 + r with |r| <= ln 2 / 2; adding and subtracting 1.5 * 2^23 rounds n to an integer.
-    Vector shifted = inside * 1.44269504f + 12582912.0f;
-    Vector n = shifted - 12582912.0f;
-    Vector r = inside - n * 0.693145752f - n * 1.42860677e-6f;
-    Vector power = all(1.98069280e-4f);
+    Lane shifted = inside * 1.44269504f + 12582912.0f;
+    Lane n = shifted - 12582912.0f;
+    Lane r = inside - n * 0.693145752f - n * 1.42860677e-6f;
+    Lane power = zero + 1.98069280e-4f;
     power = power * r + 1.39341105e-3f;
     power = power * r + 8.33345205e-3f;
     power = power * r + 4.16657962e-2f;
@@ -113,18 +164,26 @@ inline Vector exponential(Vector x) {
     power = power * r + 0.5f;
     power = power * r * r + r + 1.0f;
     // In two steps, because 2^128 is not a float but e^88.72 is.
-    Integers whole = __builtin_convertvector(n, Integers), half = whole >> 1;
-    power = power * (Vector)((half + 127) << 23) * (Vector)((whole - half + 127) << 23);
-    power = x > -87.33f ? power : Vector{};
-    power = x < 88.72f ? power : all(INFINITY);
+    LaneIntegers whole = __builtin_convertvector(n, LaneIntegers), half = whole >> 1;
+    power = power * (Lane)((half + 127) << 23) * (Lane)((whole - half + 127) << 23);
+    power = x > -87.33f ? power : zero;
+    power = x < 88.72f ? power : zero + INFINITY;
     return x == x ? power : x;
 }
+
+#if !defined(__AVX512F__)
+inline Vector exponential(Vector x) {
+    Registers result(x);
+    each_lane([&](int i) { result.lane[i] = exponential(result.lane[i]); });
+    return result.vector();
+}
+#endif
 
 // Near zero by its series, because there the exponentials cancel.
 inline Vector tangent(Vector x) {
     Vector square = x * x;
     Vector series = x * (1.0f - square * (1.0f / 3.0f - square * (2.0f / 15.0f)));
-    return square < 0.01f ? series : 1.0f - 2.0f / (1.0f + exponential(2.0f * x));
+    return if_less(square, all(0.01f), series, 1.0f - 2.0f / (1.0f + exponential(2.0f * x)));
 }
 
 inline Vector sigmoid(Vector x) { return 1.0f / (1.0f + exponential(-x)); }
