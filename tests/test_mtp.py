@@ -106,7 +106,11 @@ class Drafts(Drafting):
 
 
 def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **settings: object) -> Engine:
-    folder = checkpoint(family).folder
+    return engine_in(checkpoint(family).folder, memory, head_memory, **settings)
+
+
+def engine_in(folder: Path, memory: int = MEMORY, head_memory: int = MEMORY, **settings: object) -> Engine:
+    """Return an engine that drafts three tokens in every step, and records them."""
     model, _ = load_model(folder, torch.float32, progress=False)
     head = load_head(folder, model, torch.float32, "checkpoint", 0, CPU)
     options = {"max_sequences": 4, "max_tokens_per_step": 96, "max_length": 400, "paranoid": True} | settings
@@ -115,7 +119,7 @@ def engine_of(family: str, memory: int = MEMORY, head_memory: int = MEMORY, **se
     runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(4, 1000, head.width, torch.float32)
     runner.use = KeepsStates(hidden)
     ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
-    parts = (hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), 256, 96, True)
+    parts = (hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), model.vocab_size, 96, True)
     drafter = Recording(*parts, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
