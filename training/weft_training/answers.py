@@ -20,7 +20,7 @@ from torch import Tensor
 from weft import builtin
 
 from weft_training import calls
-from weft_training.dialogues import _template
+from weft_training.dialogues import chat_template
 from weft_training.made import conversation, instructions
 from weft_training.made.stories import tale
 from weft_training.pack import SYSTEMS, WITH_SYSTEM, fraction_of
@@ -41,7 +41,7 @@ AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Texts one after another: `tokens[starts[n] : starts[n] + lengths[n]]`. `said` are those of the model's answers."""
+    """Texts one after another: `tokens[starts[n] : starts[n] + lengths[n]]`. `said`: whether each is of an answer."""
 
     tokens: Tensor
     said: Tensor
@@ -88,7 +88,7 @@ def pieces(random: Random) -> list[str]:
     if chance < CHATS + INSTRUCTED + CALLS:
         messages, tools = calls.conversation(random)
         ends = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
-        return [_template().render(messages[: random.choice(ends)], tools=tools, add_generation_prompt=True)]
+        return [chat_template().render(messages[: random.choice(ends)], tools=tools, add_generation_prompt=True)]
     words = " ".join(tale(random).parts.values()).split()
     return [" ".join(words[: random.randint(3, 16)])]
 

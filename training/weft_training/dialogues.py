@@ -126,11 +126,11 @@ def is_good(answer: str, about: Sequence[str] = (), said: str = "") -> bool:
 
 
 def rendered(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    return _template().render(messages, tools=tools, add_generation_prompt=False)
+    return chat_template().render(messages, tools=tools, add_generation_prompt=False)
 
 
 @cache
-def _template() -> ChatTemplate:
+def chat_template() -> ChatTemplate:
     return ChatTemplate(JINJA, {})
 
 

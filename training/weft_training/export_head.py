@@ -26,7 +26,9 @@ INDEX = "model.safetensors.index.json"
 def export(head: Path, folder: Path) -> None:
     """Check the head's tensors, then write the file and list it. A head that the folder has already is replaced."""
     weights = load_file(head)
-    expected = {f"mtp.{name}": tuple(p.shape) for name, p in Head(AutoConfig.from_pretrained(folder)).named_parameters()}
+    expected = {
+        f"mtp.{name}": tuple(p.shape) for name, p in Head(AutoConfig.from_pretrained(folder)).named_parameters()
+    }
     found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     if wrong := [name for name in expected | found if expected.get(name) != found.get(name)]:
         raise SystemExit(f"{head}: not the head of {folder}: {', '.join(sorted(wrong))}")

@@ -278,7 +278,14 @@ def rate(share: float) -> float:
 
 
 def train(
-    head: Head, embedding: Tensor, texts: Texts, seconds: float, steps: int, batch_tokens: int, highest: float, seed: int
+    head: Head,
+    embedding: Tensor,
+    texts: Texts,
+    seconds: float,
+    steps: int,
+    batch_tokens: int,
+    highest: float,
+    seed: int,
 ) -> int:
     """For so many seconds or steps, whichever is over first; returns the steps taken."""
     optimisers = make_optimisers(head, highest)
