@@ -30,6 +30,7 @@ from weft.engine.request import Request
 from weft.memory.keys import chain, root_key
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk_file import DiskFile, open_existing
+from weft.memory.tiers.disk_tier import DiskCopies
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
 from weft.speculate.drafting import Drafting
@@ -143,6 +144,33 @@ def test_bytes_that_could_not_be_overwritten_are_reported_and_overwritten_by_the
     engine.close()
     engine = chained_engine("llama", tmp_path / "tier")
     assert serve(engine, [Ask(tokens(300, 1), salt=ONE)])[0].report.cached_tokens == 0
+    engine.close()
+
+
+def test_what_a_file_evicts_during_a_drop_is_overwritten_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tier"
+    engine = chained_engine("llama", path)
+    serve(engine, [Ask(tokens(300, 1), salt=ONE)])
+    save_all(engine)
+    writes, stage = threading.Event(), DiskCopies._stage
+    monkeypatch.setattr(DiskCopies, "_stage", lambda self, plan: stage(self, plan) if writes.wait(SECONDS) else None)
+    engine.begin_drop(0, tenant_digest(ONE))
+    while engine.dropping._waiting[0].tier < 2:
+        engine.step()
+    # The drop comes to the file after a plan that forgets these cells, and finds none of them.
+    engine.flush()
+    engine.copier.launch()
+    for _ in range(20):
+        engine.step()
+        assert not engine.take_dropped(), "the file still has the headers"
+    writes.set()
+    while not (found := engine.take_dropped()):
+        engine.step()
+    assert found[0]["erased"] is True
+    assert not any(path.read_bytes()[engine.copier._device.disk.layout.payload_offset :])
+    assert not any(link.saves.erasing.dropping for link in engine.ledger.tiers.links)
     engine.close()
 
 

@@ -94,6 +94,8 @@ class Dropping:
         if self._ledger.tiers is not None and self._ledger.tiers.arrivals is not None:
             self._ledger.tiers.arrivals.drop_incoming()
         self._waiting.append(drop)
+        if self._ledger.tiers is not None:
+            self._ledger.tiers.set_dropping(True)
         if len(self._waiting) == 1:
             self._come_to_tier(drop)
 
@@ -109,6 +111,8 @@ class Dropping:
             self._begin_erasing(drop)
             if self._waiting:
                 self._come_to_tier(self._waiting[0])
+            elif self._ledger.tiers is not None:
+                self._ledger.tiers.set_dropping(False)
         tiers = self._ledger.tiers
         for drop in list(self._erasing):
             if tiers is None:

@@ -26,7 +26,6 @@ from weft.kernels.download import Download
 from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations, OrderedDecodes
 from weft.kernels.marks import LayerMarks
-from weft.kernels.rows import Longs
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
@@ -192,11 +191,11 @@ class Runner:
         self.read_guesses(plan, batch.token_ids)
         return ComputedStep(batch, sampling, batch.token_ids, self.compute(batch))
 
-    def read_guesses(self, plan: Plan, ids: Int[Tensor, " n"], places: Longs | slice = slice(None)) -> None:
-        """Replace those of a plan's tokens at these places that only the device knows."""
+    def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
+        """Replace those of a plan's tokens that only the device knows."""
         if len(plan.guessed):
             assert self.use is not None, "guesses are where hidden states are"
-            sent = upload({"place": guess_places(plan)[places]}, self.device, widen=False)
+            sent = upload({"place": guess_places(plan)}, self.device, widen=False)
             self.use.states.board.read(ids, sent["place"])
 
     def keep_hidden(self, plan: Plan, hidden: Float[Tensor, "tokens hidden"]) -> None:

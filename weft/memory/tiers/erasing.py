@@ -55,6 +55,8 @@ class Erasing:
         self._known_bytes = 0
         # Whether units that were evicted shortly before, and still have headers, are to be overwritten too.
         self._evicted_too = False
+        # Whether a drop is under way: what is evicted meanwhile may be part of it.
+        self.dropping = False
         # Marking or overwriting has failed. The next drop tries it again, and so does the end of the process. The next
         # process continues what is marked; of what is not, it knows nothing.
         self.failed = False
@@ -94,6 +96,10 @@ class Erasing:
             yield
         finally:
             self._arena.withheld = None
+
+    def note_evicted(self) -> None:
+        """Let units that were evicted during a drop be overwritten; call it before a plan clears them."""
+        self._evicted_too = self._evicted_too or (self.dropping and bool(self._arena.freed))
 
     def take_when_freed(self, units: Iterable[tuple[Kind, int]]) -> None:
         """Erase these units as soon as copies that are under way free them."""

@@ -132,6 +132,7 @@ class Saves:
 
         `more` begins one more path, if there is one that should be saved now.
         """
+        self.erasing.note_evicted()
         full = self.in_flight_bytes >= self.most_bytes
         part = self.erasing.next_part(0 if full else self.chunk_bytes)
         if part is not None:
@@ -237,6 +238,7 @@ class Saves:
         units = tuple(unit for _, batch in flight.parts for unit in batch.units())
         if not self.labelled:
             return CopyPlan(self._number, Direction.SAVE, units, flight.size_bytes)
+        self.erasing.note_evicted()
         cleared = tuple(self.lower.arena.freed)
         self.lower.arena.freed.clear()
         self._forgetting = False

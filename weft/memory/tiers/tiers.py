@@ -307,6 +307,11 @@ class Tiers:
         if self.discovery is not None:
             self.discovery.ask_again()
 
+    def set_dropping(self, dropping: bool) -> None:
+        """Say whether a drop is under way: what a file evicts meanwhile is overwritten, as it may be part of it."""
+        for link in self.links:
+            link.saves.erasing.dropping = dropping and link.overwrites
+
     @contextmanager
     def erasing_freed(self) -> Iterator[None]:
         """Overwrite what is freed inside in tiers that outlive the process."""

@@ -35,6 +35,7 @@ class ExactCudaRunner(CudaRunner):
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         if not has_drafts(plan):
             return super().run_layers(plan, staged)
+        assert not len(plan.guessed), "with exact answers on a GPU there is no head"
         sampling = self.upload(staged)
         decodes, others = by_form(plan)
         hidden: Tensor | None = None
@@ -42,7 +43,6 @@ class ExactCudaRunner(CudaRunner):
         for places, batch in (self._turns(plan, decodes), self._longer(plan, others)):
             if batch is None:
                 continue
-            self.read_guesses(plan, batch.token_ids, places)
             found: Float[Tensor, "tokens hidden"] = self.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
