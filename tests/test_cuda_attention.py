@@ -9,17 +9,19 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain, pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts
+from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts, attends_drafts
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.interface import Operations
@@ -201,6 +203,39 @@ def test_rows_of_drafts_read_a_cell_together_and_longer_padding_is_finite(sharin
     attend_drafts(scene.q, out, batch, view, scene.scale, None, scene.sinks, sharing)
     assert error_of(out[:12], scene.reference(sinks=True)[:12]) < 2e-6
     assert out.isfinite().all()
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_a_last_row_without_tokens_and_pages_beyond_moved_rows_change_nothing(window):
+    """A step that its rows fill has no padding; rows that were moved see no longer what lies in their last pages."""
+    scene = Scene([(60, 64), (46, 51), (8, 9), (100, 102)], window, heads=7, kv_heads=1)
+    batch, view = scene.batch(), scene.view()
+    on_gpu.write_pages(scene.k, scene.v, batch, view)
+    listed, unseen = batch.pages(window), scene.pages[-1]
+    pages = [[*listed.pages[begin:end].tolist(), unseen] for begin, end in pairwise(listed.bounds.tolist())]
+    bounds = [0, *accumulate(map(len, pages))]
+    moved = replace(
+        listed,
+        pages=torch.tensor([*chain(*pages)], dtype=torch.int32, device=scene.device),
+        bounds=torch.tensor([*bounds, bounds[-1]], dtype=torch.int32, device=scene.device),
+        first_position=F.pad(listed.first_position, (0, 1)),
+    )
+    rows = {name: F.pad(getattr(batch, name), (0, 1)) for name in ("start", "slot", "tail", "closing")}
+    rows["first"] = torch.cat([batch.first, batch.first[-1:]])
+    paging = {"full" if window is None else "windowed": moved}
+    batch = replace(batch, rows=5, decodes=0, longest=5, host=None, derived={}, **rows, **paging)
+    for sharing in (DecodeSharing(1, 1), DecodeSharing(5, 1), DecodeSharing(40, 1)):
+        out = torch.full(scene.q.shape, torch.nan, device=scene.device)
+        attend_drafts(scene.q, out, batch, view, scene.scale, None, scene.sinks, sharing)
+        assert error_of(out, scene.reference(sinks=True)) < 2e-6
+
+
+def test_rows_of_drafts_are_read_together_if_their_queries_fit():
+    for heads, head_dim, longest, fits in ((8, 16, 8, True), (9, 16, 8, False), (8, 16, 9, False), (8, 512, 8, False)):
+        scene = Scene([(60, 64), (46, 51)], heads=heads, kv_heads=1, head_dim=head_dim)
+        batch = replace(scene.batch(), longest=longest, host=None)
+        assert attends_drafts(scene.q, batch, scene.view()) == fits
+        assert not attends_drafts(scene.q, scene.batch(), scene.view()), "only recorded steps"
 
 
 @pytest.mark.parametrize(

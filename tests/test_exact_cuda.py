@@ -81,6 +81,15 @@ def test_no_number_of_rows_changes_how_a_sum_is_split():
     assert {way_of(rows, 4096, 4096, AMPERE) for rows in range(1, 300)} == {"few", "tiles"}
 
 
+@pytest.mark.parametrize("multiprocessors", [16, 78, 95, 96, 114, 132, 148])
+def test_no_program_has_more_outputs_than_lines(multiprocessors):
+    """On GPUs of the same kind with fewer multiprocessors, too; the others would never be computed."""
+    gpu = replace(H200, multiprocessors=multiprocessors)
+    for outputs, inputs, rows in product(range(16, 30000, 240), (512, 2048, 8192), (1, 16, 17, 32)):
+        found = cut(rows, outputs, inputs, gpu)
+        assert found.lines is None or found.width <= found.lines, (outputs, inputs, rows, found)
+
+
 def test_a_row_is_shared_by_its_own_position():
     assert (sharing_of(8), sharing_of(2)) == (RowSharing(16, 4), RowSharing(32, 2))
     assert {sharing_of(heads).most for heads in (1, 2, 4, 8, 16, 64)} <= {8, 16, 32}

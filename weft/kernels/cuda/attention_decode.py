@@ -43,8 +43,9 @@ DRAFT_LAUNCHES = LAUNCHES | {512: DecodeLaunch(64, 4, 2)}
 DRAFTS_AT_ONCE = 2
 # Sums that four warps hold in registers, in values of heads. Of more, the warps are twice as many.
 MOST_SUMS = 32 * 256
-# Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out.
-MOST_TOKENS, MOST_LINES = 8, 64
+# Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out. Then
+# bytes of their queries: beyond, shared memory does (float32 heads of 512).
+MOST_TOKENS, MOST_LINES, MOST_QUERIES = 8, 64, 64 << 10
 
 
 class DecodeSharing(NamedTuple):
@@ -86,8 +87,9 @@ def attend_decodes(
 
 def attends_drafts(q: Tensor, batch: Batch, view: AttentionView) -> bool:
     """Return whether `attend_drafts` is for this step: recorded for rows of a few tokens, and nothing else."""
-    lines = batch.longest * (q.shape[1] // view.keys.shape[2])
-    return batch.decodes == 0 and records_drafts(batch, MOST_TOKENS) and power_of_two(lines) <= MOST_LINES
+    lines = power_of_two(batch.longest * (q.shape[1] // view.keys.shape[2]))
+    fits = lines <= MOST_LINES and lines * power_of_two(q.shape[2]) * q.element_size() <= MOST_QUERIES
+    return batch.decodes == 0 and records_drafts(batch, MOST_TOKENS) and fits
 
 
 def attend_drafts(

@@ -158,7 +158,7 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
     if few and outputs <= gpu.multiprocessors * 17:
         return Cut(16, 1, 1024, 4, 3) if inputs <= 2048 else Cut(16, 1, 512, 2, 4)
     # One, two or three programs run on a multiprocessor at the same time.
-    if outputs < ENOUGH_OUTPUTS:
+    if outputs < ENOUGH_OUTPUTS and outputs <= gpu.multiprocessors * OUTPUTS:
         return evenly(outputs, gpu.multiprocessors, INPUTS, 8)
     if few and outputs <= 2 * gpu.multiprocessors * OUTPUTS:
         return evenly(outputs, 2 * gpu.multiprocessors, INPUTS, 4)
