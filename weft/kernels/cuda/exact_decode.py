@@ -46,9 +46,12 @@ def sharing_of(kv_heads: int) -> RowSharing:
     return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), least)
 
 
-def programs_of(kv_heads: int, multiprocessors: int) -> int:
-    """Return the number of programs per key head: as many as run at the same time, so that none starts late."""
-    return max(1, multiprocessors * AT_ONCE // kv_heads)
+def programs_of(rows: int, kv_heads: int, multiprocessors: int) -> int:
+    """Return the number of programs per key head. With many rows they are more than run at the same time.
+
+    Which program computes a share changes no bit of it.
+    """
+    return max(rows, multiprocessors * AT_ONCE // kv_heads)
 
 
 def attend_decodes(
@@ -85,7 +88,7 @@ def attend_decodes(
         "HAS_SINKS": sinks is not None,
         **early(q),
     }
-    programs = programs_of(kv_heads, multiprocessors_of(q.device))
+    programs = programs_of(rows, kv_heads, multiprocessors_of(q.device))
     _attend_shares[(kv_heads, programs)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),

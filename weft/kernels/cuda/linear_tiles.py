@@ -60,7 +60,7 @@ def tile_of_shares(rows: int, gpu: Gpu = H200) -> Tile:
         return Tile(64, 64, 64, 4, 3)
     if rows > 256:
         return Tile(128, 128, 64, 8, 4)
-    return Tile(64, 64 if rows <= 64 else 32, 128, 4, 4)
+    return Tile(64, 64, 128, 4, 4)
 
 
 def tiled(
