@@ -26,9 +26,7 @@ LEAST = 0.4
 def served():
     """An engine that has drafted in every step of three greedy answers, and those answers."""
     tokenizer = load_tokenizer(builtin.FOLDER)
-    prompts = [
-        tokenizer.encode(f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n") for said in QUESTIONS
-    ]
+    prompts = [tokenizer.encode(f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n") for said in QUESTIONS]
     asks = [Ask(prompt, greedy(40)) for prompt in prompts]
     engine = engine_in(builtin.FOLDER, MEMORY, MEMORY)
     return engine, [ask.prompt + found.tokens for ask, found in zip(asks, serve(engine, asks))], prompts
