@@ -83,7 +83,7 @@ def greedy(count: int = 32, **more) -> SamplingParams:
 def test_it_is_small_enough_for_the_package_and_the_package_carries_it():
     sizes = {file.name: file.stat().st_size for file in builtin.FOLDER.iterdir()}
     assert max(sizes.values()) <= 25 << 20
-    assert sum(sizes.values()) <= 48 << 20
+    assert sum(sizes.values()) <= 50 << 20
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["weft"]
     for name in sizes:
         assert any(fnmatch.fnmatch(f"builtin/model/{name}", pattern) for pattern in patterns), name

@@ -23,7 +23,7 @@ from weft_training.template import END, JINJA, OVER, START
 
 ROOT = Path(__file__).parents[2]
 FILE_BYTES = 24 << 20
-WHOLE_BYTES = 48 << 20
+WHOLE_BYTES = 50 << 20
 # How answers are drawn when nobody says otherwise: so small a model goes astray when drawn from freely.
 DRAWING = {"do_sample": True, "temperature": 0.3, "top_p": 0.9}
 CARD = """\
