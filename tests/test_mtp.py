@@ -298,10 +298,11 @@ def test_a_checkpoint_without_a_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_auto_is_the_head_of_a_checkpoint_that_has_one_and_else_suffixes(tmp_path: Path) -> None:
+    folder, plain = checkpoint("qwen3_5").folder, Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)
     options = {"progress": False, "memory": "32MiB", "threads": 1, "max_length": 512, "draft": "auto"}
-    with LLM(model=str(checkpoint("qwen3_5").folder), **options) as llm:
-        assert isinstance(llm.engine.planner.drafts.model, DraftHead)
-    with LLM(model=str(Oracle(HYBRIDS["qwen3_5"]).save(tmp_path)), **options) as llm:
+    for model, device, drafter in ((folder, "cuda", "mtp"), (plain, "cuda", "suffix"), (folder, "cpu", "suffix")):
+        assert chosen_draft(Options(model=str(model), draft="auto"), Path(model), device)[0] == drafter
+    with LLM(model=str(folder), **options) as llm:
         assert llm.engine.config.draft == "suffix"
         assert llm.engine.planner.drafts.model is None
 
@@ -309,10 +310,10 @@ def test_auto_is_the_head_of_a_checkpoint_that_has_one_and_else_suffixes(tmp_pat
 @pytest.mark.parametrize(
     ("options", "device", "drafter"),
     [
-        ({}, "cpu", "mtp"),
-        ({"exact": True}, "cpu", "mtp"),
+        ({}, "cuda", "mtp"),
+        ({}, "cpu", "suffix"),
         ({"exact": True}, "cuda", "suffix"),
-        ({"tensor_parallel": 2}, "cpu", "suffix"),
+        ({"tensor_parallel": 2}, "cuda", "suffix"),
     ],
 )
 def test_auto_is_suffixes_where_a_head_is_not_supported(options: dict, device: str, drafter: str) -> None:

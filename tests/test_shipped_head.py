@@ -41,8 +41,9 @@ def oracle():
     return Checkpoint(SimpleNamespace(model=model), builtin.FOLDER, head)
 
 
-def test_auto_means_the_head():
-    assert chosen_draft(Options(draft="auto"), builtin.FOLDER, "cpu")[0] == "mtp"
+def test_auto_means_the_head_on_a_gpu():
+    options = Options(draft="auto")
+    assert [chosen_draft(options, builtin.FOLDER, device)[0] for device in ("cuda", "cpu")] == ["mtp", "suffix"]
 
 
 @torch.no_grad()

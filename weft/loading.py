@@ -320,6 +320,8 @@ def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]
     """Return the drafter that `--draft auto` means, and why."""
     if not has_head(folder, options.weights):
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
+    if device == "cpu":
+        return "suffix", "on a CPU, an MTP head costs more than it saves"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
     if options.exact is True and device != "cpu":

@@ -113,8 +113,8 @@ class Options:
     draft: str = option(
         "off",
         "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; "
-        "mtp: by the checkpoint's own head; auto: mtp if the checkpoint has a head, else suffix; a folder or hub id: "
-        "by a smaller model with the same tokenizer",
+        "mtp: by the checkpoint's own head; auto: mtp on a GPU if the checkpoint has a head, else suffix; a folder or "
+        "hub id: by a smaller model with the same tokenizer",
         metavar="auto|off|suffix|mtp|MODEL",
     )
     draft_vocabulary: int = option(
