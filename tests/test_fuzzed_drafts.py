@@ -36,7 +36,8 @@ def test_fuzzed_requests_have_equal_bits_with_drafts_in_exact_mode() -> None:
 
 def told(logits: list[float], token: int, number: float | None = None) -> Told:
     """An answer of one token, chosen from these logits."""
-    return Told([Output(0, token, logprob=-1.0)], choices=[Choice(torch.tensor(logits), number)])
+    found = torch.tensor(logits)
+    return Told([Output(0, token, logprob=-1.0)], choices=[Choice(found, number, found)])
 
 
 def test_a_token_may_differ_only_if_rounding_moves_a_border_past_its_random_number() -> None:
