@@ -77,6 +77,7 @@ def test_many_fuzzed_requests_answer_with_drafts_as_without(family: str, exact: 
     print(f"\n{family}{' exact' if exact else ''}: {dict(sorted(counts.items()))}")
     # Each is shown to be rounding. Many would mean that it is more than that.
     assert counts["decided by rounding"] <= 2 + REQUESTS / 500
+    assert counts["experts decided by rounding"] <= 2 + REQUESTS / 500
     if REQUESTS >= 1000:
         drafters = [*DRAFTERS, "grammar", *(["mtp"] if family in WITH_HEAD else [])]
         missing = [name for name in drafters if not counts[f"drafts by {name}"]]
