@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tests.near_ties import Computed, NearTies, repeated
 from weft.base.plan import BANNED, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -35,6 +37,7 @@ class Choice:
 
     logits: Float[Tensor, " vocab"]
     uniform: float | None
+    raw: Float[Tensor, " vocab"]  # before they were adjusted
 
 
 class Choices:
@@ -85,12 +88,12 @@ class Choices:
     ) -> Int[Tensor, " rows"]:
         # The runner samples a plan before the next is launched, also one whose masks follow.
         adjusted = adjust(logits, sampling, inputs, self._runner.operations).clone().cpu()
-        draws = sampling.draws
+        raw, draws = logits.float().clone().cpu(), sampling.draws
         numbers = {} if draws is None else dict(zip(draws.row.tolist(), draws.uniform.tolist(), strict=True))
         moved = self._runner.moved.tolist()
         for sample, (owner, position, seat) in enumerate(self._places):
             place = position if seat is None else position - moved[seat]
-            self._found[owner, place] = Choice(adjusted[sample], numbers.get(sample))
+            self._found[owner, place] = Choice(adjusted[sample], numbers.get(sample), raw[sample])
         return self._decide(logits, sampling, inputs)
 
 
@@ -103,6 +106,13 @@ def watch(engine: Engine) -> Choices:
 
 def check_inputs(params: SamplingParams, place: int, plain: Choice, drafted: Choice, exact: bool) -> float:
     """Raise if two choices at a place of an answer differ by more than rounding; return the difference of logits."""
+    difference = difference_of(params, place, plain, drafted)
+    assert difference <= (0 if exact else MOST_ROUNDING), f"the logits of token {place} differ by {difference}"
+    return difference
+
+
+def difference_of(params: SamplingParams, place: int, plain: Choice, drafted: Choice) -> float:
+    """Return how much the logits of two choices differ. Raise if their random numbers do, or the banned tokens."""
     expected = None
     if params.temperature > 0 and params.top_k != 1:
         expected = float(uniform(np.array([params.seed], np.uint64), np.array([place]))[0])
@@ -110,9 +120,24 @@ def check_inputs(params: SamplingParams, place: int, plain: Choice, drafted: Cho
     one, other = plain.logits, drafted.logits
     banned = one < BANNED / 2
     assert torch.equal(banned, other < BANNED / 2), f"other tokens are banned at {place}"
-    difference = float((one - other)[~banned].abs().max()) if not banned.all() else 0.0
-    assert difference <= (0 if exact else MOST_ROUNDING), f"the logits of token {place} differ by {difference}"
-    return difference
+    return float((one - other)[~banned].abs().max()) if not banned.all() else 0.0
+
+
+def tied(params: SamplingParams, text: list[int], plain: Choice, drafted: Choice, ties: NearTies) -> bool:
+    """Return whether the logits of two choices after a text differ because its experts tie.
+
+    Each run's are those of some decision of the ties, and are then adjusted in the same way.
+    """
+    pair = plain, drafted
+    added, other = (choice.logits - repeated(text, params, choice.raw) for choice in pair)
+    allowed = plain.logits >= BANNED / 2
+    if not allowed.any() or (added - other)[allowed].abs().max() > MOST_ROUNDING:
+        return False
+    return ties.explain(text, *(partial(_agrees, choice.raw) for choice in pair))
+
+
+def _agrees(raw: Float[Tensor, " vocab"], computed: Computed) -> bool:
+    return bool((raw - computed.logits).abs().max() <= MOST_ROUNDING)
 
 
 def chosen(params: SamplingParams, choice: Choice) -> int:

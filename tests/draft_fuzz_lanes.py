@@ -24,7 +24,8 @@ from threading import Lock
 
 ROUNDS = 50  # of a process
 ASKED = 20  # requests of a round
-SHOWN = ("requests", "tokens", "accepted", "followed", "preemptions", "decided by rounding", "failed rounds")
+ROUNDED = ("decided by rounding", "experts decided by rounding")
+SHOWN = ("requests", "tokens", "accepted", "followed", "preemptions", *ROUNDED, "failed rounds")
 WIDEST = "greatest difference of logits, 1e-9"
 
 
