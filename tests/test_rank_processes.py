@@ -21,7 +21,7 @@ import torch
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
 from tests.test_tensor_parallel import constrained_answers
-from weft import LLM, SamplingParams, loading, rank_process
+from weft import LLM, SamplingParams, rank_loading, rank_process
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
@@ -114,10 +114,10 @@ def test_a_rank_loads_with_its_share_of_the_cores(asked, expected, folder, monke
         raise ModelError("enough was seen")
 
     monkeypatch.setattr(part, "available_cores", lambda: 8)
-    monkeypatch.setattr(loading, "load_model", load_model)
+    monkeypatch.setattr(rank_loading, "load_model", load_model)
     try:
         with pytest.raises(ModelError, match="enough"):
-            loading.load_part(Options(model=str(folder), threads=asked), 1, 2)
+            rank_loading.load_part(Options(model=str(folder), threads=asked), 1, 2)
         assert found == [expected]
     finally:
         torch.set_num_threads(usual)

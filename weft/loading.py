@@ -22,7 +22,7 @@ from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.exact_costs import decide
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
-from weft.kernels.devices import choose_device, device_name, free_bytes, gpu_count, use_gpu
+from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.ledger import Ledger
@@ -33,14 +33,14 @@ from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
-from weft.models.sharding import Shard
 from weft.models.weights import build, find_checkpoint, has_head, load_model
+from weft.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
 from weft.runner.hidden_states import KeepsStates
 from weft.runner.ranks.leading import LeadingRunner
-from weft.runner.ranks.part import LoadedPart, rank_threads
+from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
 from weft.text.grammar import Grammars
@@ -168,40 +168,6 @@ class Loaded:
         return grammars
 
 
-def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -> LoadedPart:
-    """Load the part of a rank other than the first, which loads its own with `load`."""
-    folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
-    dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
-    use_share_of(rank, ranks, device, options.threads)
-    shard = shard_of(options, rank)
-    spare = spare_bytes(ranks)
-    model, config = load_model(folder, dtype, device, False, options.weights, options.seed, spare, shard=shard)
-    operations = choose(device, dtype, model.memories).operations
-    found = b""
-    if identify or options.disk is not None:
-        found = fingerprint(model, config, MemorySpec(model.memories(operations)), shard)
-    disk = None if options.disk is None else Path(options.disk)
-    return LoadedPart(model, operations, device, rank, ranks, found, disk)
-
-
-def spare_bytes(ranks: int) -> int:
-    """Return the host memory that a rank may use for second copies of its weights."""
-    return free_bytes() // ranks
-
-
-def use_share_of(rank: int, ranks: int, device: str, threads: int) -> None:
-    """Use a rank's own GPU, or its share of the cores: threads beyond it would wait for those of other ranks.
-
-    With several GPUs it was never tested.
-    """
-    if device == "cpu":
-        torch.set_num_threads(rank_threads(ranks, threads))
-        return
-    if ranks > gpu_count():
-        raise OptionError(f"tensor_parallel is {ranks} but needs a GPU for each rank, and there are {gpu_count()}")
-    use_gpu(rank)
-
-
 def load(
     options: Options, progress: bool = True, identify: bool = False, others: RankProcesses | None = None
 ) -> Loaded:
@@ -233,11 +199,6 @@ def check_shapes(options: Options) -> None:
         raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
     if options.expert_parallel and choose_device(options.device) != "cpu":
         raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
-
-
-def shard_of(options: Options, rank: int) -> Shard:
-    """Return a rank's part of the model."""
-    return Shard(rank, options.tensor_parallel, options.expert_parallel)
 
 
 def load_model_of(options: Options, progress: bool, others: RankProcesses | None, identify: bool = False) -> Loaded:

@@ -47,7 +47,7 @@ log = logging.getLogger("weft")
 
 def run_rank(channel: Channel, lifeline: Lifeline) -> int:
     """Load a part, join the group and execute plans until the first rank ends; return the process's exit code."""
-    from weft.loading import load_part
+    from weft.rank_loading import load_part
     from weft.runner.ranks.reporting import RankReporter
 
     begin: LoadPart = channel.receive(LoadPart)
