@@ -335,7 +335,8 @@ def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progr
 def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:
     """Read a rank's part of a stored tensor, and nothing else of it."""
     before = (slice(None),) * dim
-    return torch.cat([stored[(*before, slice(start, end))] for start, end in cut.ranges], dim)
+    parts = [stored[(*before, slice(start, end))] for start, end in cut.ranges]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
