@@ -67,8 +67,8 @@ ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
 # Packages that an allowed one above them does not bring along.
 APART = ["weft.memory.device"]
 WITH_TENSORS = (
-    "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.drafters",
-    "weft.offline.llm",
+    "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.rank_loading",
+    "weft.drafters", "weft.offline.llm",
 )  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 

@@ -87,6 +87,7 @@ NO_QUESTIONS = {
     ("weft.fleet.local", "asks options.device"): "the name of a device, by which replicas share a machine",
     ("weft.loading", "asks options.device"): "the name of a device, which is handed on",
     ("weft.loading", "asks self.device"): "the name of a device, which is handed on",
+    ("weft.rank_loading", "asks options.device"): "the name of a device, which is handed on",
     ("weft.models.dummy", "asks next(iter(own.values())).device"): "random weights are drawn where they lie",
     ("weft.runner.runner", "asks self.device"): "where a step is uploaded to",
     ("weft.runner.head", "asks self.device"): "where a step is uploaded to",
