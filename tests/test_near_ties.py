@@ -1,4 +1,4 @@
-"""Runs that choose other experts are told from runs that are wrong: only at a near-tie, and with its logits."""
+"""A run may choose other experts only at a near-tie, and only with the logits of that choice. All else is an error."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def mix(q: Tensor, passes: list[Cells]) -> Tensor:
 
 
 def shifted(x: Tensor, count: int, dim: int = 2) -> Tensor:
-    """Each entry moved so many places on; zeros come first.
+    """Move entries `count` places to the end, and put zeros before them.
 
     >>> shifted(torch.tensor([1, 2, 3]), 1, dim=0)
     tensor([0, 1, 2])
@@ -287,7 +287,7 @@ def train(
     highest: float,
     seed: int,
 ) -> int:
-    """For so many seconds or steps, whichever is over first; returns the steps taken."""
+    """Train until the time or the steps are used up, and return the number of steps."""
     optimisers = make_optimisers(head, highest)
     batches, random = texts.batches(batch_tokens), torch.Generator().manual_seed(seed)
     began, step, share = time.monotonic(), 0, 0.0
