@@ -4,8 +4,9 @@
 
 FOLDER is a checkpoint. Without one, LFM2-1.2B with random weights in bfloat16 is written to a temporary folder, with
 the first `--layers` layers; this needs transformers. The checkpoint is read once before, so that every start finds it
-in the page cache. Starts alternate between one process and all ranks, and the fastest of each counts. On a busy
-machine, compare CPU seconds: with a core for each rank, a start takes about as long as its slowest process computes.
+in the page cache. Starts alternate between one process and all ranks; the last lines compare the medians and the
+fastest of each. On a busy machine, compare CPU seconds: with a core for each rank, a start takes about as long as its
+slowest process computes.
 
 Memory of a process is what it has beyond one that has only imported Weft, from /proc/PID/smaps_rollup. The weights'
 share of a rank is computed from their shapes.
@@ -21,6 +22,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -127,17 +129,20 @@ def measure(folder: Path, ranks: int, repeats: int) -> None:
         file.read_bytes()
     idle = min((start(IDLE) for _ in range(2)), key=lambda each: each.seconds)
     print(f"imports alone: {shown(idle)}", flush=True)
-    best: dict[int, MeasuredStart] = {}
+    starts: dict[int, list[MeasuredStart]] = {1: [], ranks: []}
     for _ in range(repeats):
-        for count in (1, ranks):
-            found = start(LOADING, str(folder), str(count))
-            print(f"{count} ranks: {shown(found)}", flush=True)
-            best[count] = min(found, best.get(count, found), key=lambda each: each.seconds)
-    alone, cut = best[1], best[ranks]
+        for count, found in starts.items():
+            found.append(start(LOADING, str(folder), str(count)))
+            print(f"{count} ranks: {shown(found[-1])}", flush=True)
+    alone, cut = (min(starts[count], key=lambda each: each.seconds) for count in (1, ranks))
+    usual_alone, usual = (median(each.seconds for each in starts[count]) for count in (1, ranks))
     memory = alone.resident_bytes[0] - idle.resident_bytes[0]
     shares = ", ".join(f"{(each - idle.resident_bytes[0]) / memory:.2f}" for each in cut.resident_bytes)
     weights = ", ".join(f"{share:.3f}" for share in weight_shares(folder, ranks))
-    print(f"start-up with {ranks} ranks / alone: {cut.seconds / alone.seconds:.2f} ({cut.seconds:.2f} s)")
+    print(
+        f"start-up with {ranks} ranks / alone: {usual / usual_alone:.2f} ({usual:.2f} s, {usual_alone:.2f} s; medians)"
+    )
+    print(f"fastest: {cut.seconds / alone.seconds:.2f} ({cut.seconds:.2f} s, {alone.seconds:.2f} s)")
     print(f"CPU time of the slowest of {ranks} ranks / alone: {max(cut.cpu_seconds) / alone.cpu_seconds[0]:.2f}")
     print(f"memory alone: {memory / 2**20:.0f} MiB; of each rank / alone: {shares}; weights by shape: {weights}")
 
