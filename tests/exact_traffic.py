@@ -12,6 +12,7 @@ import torch
 
 from tests.engines import TINY, Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens
 from tests.test_drafts import ScriptedDrafting
+from tests.test_sameness import admit_everything
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
@@ -97,7 +98,7 @@ class Served(NamedTuple):
 def conversations(
     random: Random, found: ExactSource, count: int, longest: int = 400, **settings: Any
 ) -> list[tuple[Ask, Answer]]:
-    """Requests that share beginnings with those just before and continue their answers, each with that of a lone run."""
+    """Requests that share beginnings with those before and continue their answers, each with that of a lone run."""
     asks: list[tuple[Ask, Answer]] = []
     known: list[list[int]] = []
     for number in range(count):
@@ -159,8 +160,7 @@ def compare_traffic(
             settings["drafting"] = drafts_of(*zip(*chosen, strict=True), seed + number)
         engine = random_engine(random, found, memory_bytes=memory, max_sequences=width, **settings)
         if memory < ROOM and random.random() < 0.5:
-            # Admits requests whether or not there is room for their next cells, so that many are preempted.
-            engine.ledger.has_room = lambda needed: True
+            admit_everything(engine)
         # Engines after the first see the requests arrive in other steps, and some of them end before their time.
         arriving = arrivals(random, [ask for ask, _ in chosen], aborts=number > 0)
         answers = serve(engine, arriving)
