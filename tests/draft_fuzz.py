@@ -24,6 +24,7 @@ from tests.exact_traffic import exact_model
 from tests.mtp_oracle import checkpoint
 from tests.near_ties import Computed, NearTies
 from tests.test_drafts import ScriptedDrafting
+from tests.test_sameness import admit_everything
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
@@ -52,6 +53,8 @@ SEATS = 16
 MEMORY = 32 << 20
 LONGEST = 344
 ASKED = 20  # requests of a round
+# Requests and seats of the rounds of many requests: steps of more rows take little longer, and have more company.
+WIDE_ASKED, WIDE_SEATS = 60, 48
 WIDEST = "greatest difference of logits, 1e-9"
 DRAFTERS = ("scripted", "suffix", "prediction", "model")
 WITH_HEAD = ("qwen3_5", "qwen3_next", "nemotron_h")
@@ -91,9 +94,9 @@ def grammars() -> Grammars:
 
 
 @cache
-def tight(family: str, exact: bool, head: bool, length: int) -> int:
+def tight(family: str, exact: bool, head: bool, length: int, seats: int) -> int:
     spec = replace(subject(family, exact, head).memories, draft_room=ROOM)
-    return smallest_memory(family, length, SEATS, spec)
+    return smallest_memory(family, length, seats, spec)
 
 
 @dataclass(frozen=True)
@@ -133,9 +136,9 @@ class Told:
         return [output.token for output in self.outputs]
 
 
-def wishes(random: Random, exact: bool) -> list[Wish]:
+def wishes(random: Random, exact: bool, count: int = ASKED) -> list[Wish]:
     long = random.random() < 0.1
-    return [wish(random, number, exact, long) for number in range(ASKED)]
+    return [wish(random, number, exact, long) for number in range(count)]
 
 
 def wish(random: Random, number: int, exact: bool, long: bool) -> Wish:
@@ -188,30 +191,30 @@ class WatchedEngine(Engine):
 
 
 def engine_of(
-    found: Subject, exact: bool, memory: int, drafting: Drafting | None = None, **settings: Any
+    found: Subject, exact: bool, memory: int, drafting: Drafting | None = None, seats: int = SEATS, **settings: Any
 ) -> WatchedEngine:
     """An engine with room for drafts in its tails, also if it has none: where a ring begins again, sums are split."""
-    options = {"max_sequences": SEATS, "max_tokens_per_step": 512, "max_length": LONGEST, "paranoid": True}
+    options = {"max_sequences": seats, "max_tokens_per_step": 512, "max_length": LONGEST, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, exact=exact, **(options | settings))
     spec = replace(found.memories, draft_room=ROOM)
-    parts = (found.model, spec, memory, SEATS, "cpu", 1)
+    parts = (found.model, spec, memory, seats, "cpu", 1)
     runner = ExactRunner(*parts, found.operations) if exact else Runner(*parts, *filter(None, [found.operations]))
-    return WatchedEngine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner))
+    return WatchedEngine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner, seats))
 
 
-def drafter(found: Subject, drafting: Drafting | None, runner: Runner) -> DraftModel | None:
+def drafter(found: Subject, drafting: Drafting | None, runner: Runner, seats: int) -> DraftModel | None:
     if drafting is None or drafting.model is None:
         return None
     if drafting.model == DraftModel.name:
         other = replace(spec_of(drafting.family), draft_room=ROOM)
-        own = Ledger(other, MEMORY, SEATS, LONGEST, remember_freed=True)
-        small = Runner(model_of(drafting.family), other, MEMORY, SEATS, "cpu", 1)
+        own = Ledger(other, MEMORY, seats, LONGEST, remember_freed=True)
+        small = Runner(model_of(drafting.family), other, MEMORY, seats, "cpu", 1)
         return DraftModel(own, small, VOCABULARY, 96, paranoid=True)
     spec = MemorySpec(found.head.memories(found.operations), draft_room=ROOM)
-    hidden = HiddenStates(SEATS, 1000, found.head.width, torch.float32)
+    hidden = HiddenStates(seats, 1000 * seats // SEATS, found.head.width, torch.float32)
     runner.use = KeepsStates(hidden)
-    own = Ledger(spec, MEMORY, SEATS, LONGEST, remember_freed=True)
-    head = HeadRunner(hidden, found.head, spec, MEMORY, SEATS, "cpu", 1, found.operations)
+    own = Ledger(spec, MEMORY, seats, LONGEST, remember_freed=True)
+    head = HeadRunner(hidden, found.head, spec, MEMORY, seats, "cpu", 1, found.operations)
     return DraftHead(hidden, own, head, VOCABULARY, 96, True)
 
 
@@ -306,31 +309,36 @@ def scored(scores: list[float], most: float, computed: Computed) -> bool:
     return computed.scores == pytest.approx(scores, abs=most)
 
 
-def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str]) -> None:
+def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str], wide: bool = False) -> None:
     """Answer random requests without drafts and with; compare, and count what happened."""
     random = Random(f"{family} {seed} {exact}")
+    count, seats = (WIDE_ASKED, WIDE_SEATS) if wide else (ASKED, SEATS)
     kind = random.choice([*DRAFTERS, *(["mtp"] * 2 if family in WITH_HEAD else [])])
-    found, asked = subject(family, exact, kind == "mtp"), wishes(random, exact)
+    found, asked = subject(family, exact, kind == "mtp"), wishes(random, exact, count)
     length = max(len(each.prompt) + each.params.max_tokens for each in asked)
-    least = tight(family, exact, kind == "mtp", -(-length // 64) * 64)
-    undrafted = engine_of(found, exact, MEMORY)
+    least = tight(family, exact, kind == "mtp", -(-length // 64) * 64, seats)
+    undrafted = engine_of(found, exact, MEMORY, seats=seats)
     answers = answer_all(undrafted, asked)
     drafting = drafting_of(kind, random, asked, answers)
     guesses = [
         [3 if random.random() < 0.1 else token for token in answer.tokens[random.choice([0, 0, 2]) :]]
         for answer in answers
     ]
+    memory = random.choice([MEMORY, least, 1.3 * least]) * (count // ASKED)
     engine = engine_of(
         found,
         exact,
-        int(random.choice([MEMORY, least, 1.3 * least])),
+        int(memory),
         drafting,
+        seats,
         depth=random.randint(0, 1),
-        max_tokens_per_step=random.choice([SEATS, 70, 200, 512]),
+        max_tokens_per_step=random.choice([seats, 70, 200, 512]),
         cache=random.random() < 0.8,
         eviction=random.choice(["value", "lru", "flops"]),
         max_step_ms=random.choice([0.0, 0.001]),
     )
+    if wide and memory < MEMORY and random.random() < 0.5:
+        admit_everything(engine)
     launch = engine._device.launch
     engine._device.launch = lambda plan: counts.update(followed=int(plan.behind.sum() > 0)) or launch(plan)
     drafted = answer_all(engine, asked, guesses if kind == "prediction" else None)

@@ -2,7 +2,7 @@
 
     python -m tests.draft_fuzz_lanes SECONDS LANES [--results FILE] [--requests 5000] [--families NAME ...]
 
-Families that have fewer requests than asked for take part, those of exact mode last. A process compares rounds of 20
+Families that have fewer requests than asked for take part, those of exact mode last. A process compares rounds of 60
 requests by their seeds and adds a line of counts to the file, which the next run reads. The last lines printed are the
 sums. A round that fails is reported with its seed, counted, and the next one begins; the exit status is 1 then.
 """
@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-ROUNDS = 50  # of a process
-ASKED = 20  # requests of a round
+ROUNDS = 17  # of a process
+ASKED = 60  # requests of a round
 ROUNDED = ("decided by rounding", "experts decided by rounding")
 SHOWN = ("requests", "tokens", "accepted", "followed", "preemptions", *ROUNDED, "failed rounds")
 WIDEST = "greatest difference of logits, 1e-9"
@@ -70,7 +70,7 @@ def compare(family: str, exact: bool, first: int, rounds: int, until: float) -> 
     done = 0
     while done < rounds and time.time() < until:
         try:
-            fuzz_round(family, first + done, exact, counts)
+            fuzz_round(family, first + done, exact, counts, wide=True)
         except Exception:
             print(f"{family}, seed {first + done}, exact {exact}:\n{traceback.format_exc()}", file=sys.stderr)
             counts["failed rounds"] += 1

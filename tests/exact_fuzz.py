@@ -56,7 +56,7 @@ class Results:
         return [line for line in self.lines if (line["family"], line["dtype"]) == (family, self.dtype)]
 
     def total(self, family: str, what: str) -> int:
-        return sum(line[what] for line in self.of(family))
+        return sum(line.get(what, 0) for line in self.of(family))
 
     def failed(self, family: str) -> int:
         return sum(line["error"] is not None for line in self.of(family))
@@ -71,8 +71,8 @@ def run(results: Results, families: list[str], processes: int, wanted: int, unti
     running: set[Future[Found]] = set()
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         while True:
-            # Seeds that are being served count as 20,000 tokens.
-            served = {family: results.total(family, "tokens") + 20_000 * begun[family] for family in families}
+            # Seeds that are being served count as 100,000 tokens.
+            served = {family: results.total(family, "tokens") + 100_000 * begun[family] for family in families}
             family = min(families, key=served.__getitem__)
             if len(running) < processes and served[family] < wanted and time.time() < until:
                 running.add(pool.submit(compare, family, results.dtype, seeds[family]))
@@ -108,7 +108,9 @@ def main() -> int:
     for family in families:
         tokens, digests = results.total(family, "tokens"), results.total(family, "digests")
         seeds, failed = len(results.of(family)), results.failed(family)
-        print(f"{family} in {options.dtype}: {tokens:,} tokens, {digests:,} digests, {seeds} seeds, {failed} failed")
+        cached, preempted = results.total(family, "cached"), results.total(family, "preemptions")
+        met = f"{tokens:,} tokens, {digests:,} digests, {cached:,} cached, {preempted:,} preemptions"
+        print(f"{family} in {options.dtype}: {met}, {seeds} seeds, {failed} failed")
     return int(any(map(results.failed, families)))
 
 

@@ -146,6 +146,9 @@ class ExactRunner(Runner):
         self.scratch = (first, first + 1)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
+        if plan.rows == len(plan.tokens) <= self.at_once:
+            # One token of each row is one pass: nothing to cut.
+            return super().run_layers(plan, staged)
         sampling = self.upload(staged)
         hidden: Tensor | None = None
         inputs = torch.empty(len(plan.tokens), dtype=torch.int64)
