@@ -72,18 +72,14 @@ class ModelledBlocks:
             until = self._free_at
         time.sleep(max(0.0, until - time.perf_counter()))
 
-    def read(self, offset: int, *into: memoryview) -> None:
-        for part in into:
-            # The bytes arrive without the processor's help.
-            np.frombuffer(part, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)]
-            self._wait(len(part), MODELLED[Direction.LOAD])
-            offset += len(part)
+    def read(self, offset: int, into: memoryview) -> None:
+        # The bytes arrive without the processor's help.
+        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(into)]
+        self._wait(len(into), MODELLED[Direction.LOAD])
 
-    def write(self, offset: int, *data: bytes | memoryview) -> None:
-        for part in data:
-            np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-            self._wait(len(part), MODELLED[Direction.SAVE])
-            offset += len(part)
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        np.frombuffer(self._memory, np.uint8)[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._wait(len(data), MODELLED[Direction.SAVE])
 
     def sync(self) -> None:
         pass
