@@ -1,6 +1,6 @@
 """Measure how fast the disk tier writes and reads resume points of a model, against `dd` with O_DIRECT.
 
-    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 2] [--rounds 5] [--json FILE]
+    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 1] [--rounds 5] [--json FILE]
     python -m benchmarks.disk_rate --modelled       no disk: a file that takes 2.3 GB/s and gives 3.5 GB/s
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
@@ -8,10 +8,13 @@ Needs no GPU. The tier copies resume points of 20,000 tokens between host memory
 MiB. All have the same history: each has a preallocated file of its own, `5 * --gib` in all, and in every round it is
 written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The rate
 is compared with that of the block size of `dd` whose median is highest. Medians and every round are printed. The first
-round is not part of the medians: all write to new files then, and the tier reads into memory that the disk has never
-written to, which is slow on a virtual machine; `dd` reads into one buffer. "loop" shows that price: one thread that
-moves blocks of 8 MiB from and to memory of the tier's size. With `--modelled`, the rates say how much of a disk's time
-the tier's own work leaves unused, on any machine.
+round, in which all write to new files, is not part of the medians.
+
+`dd` reads into one buffer, again and again. The tier gets new memory in every round, as after a start: the first read
+of a round goes to memory that the disk has never written to, which is slow on a virtual machine if it is read to
+directly. "loop" shows that price: one thread that moves blocks of 8 MiB from and to as much new memory, without the
+tier's code. With `--modelled`, the rates say how much of a disk's time the tier's own work leaves unused, on any
+machine.
 """
 
 from __future__ import annotations
@@ -172,15 +175,20 @@ class TierRate:
         self.points = self.layout.slabs * self.layout.slab_bytes // _span(self.layout, self.cells)
         assert self.points, f"--gib {gib} is too small for one resume point of {model}"
         self.size = sum(plan.size_bytes for plan in self._plans(Direction.LOAD))
-        area = touched(self.layout.slabs * self.layout.slab_bytes)
-        file = DiskFile(open_blocks(self.layout.size_bytes), self.layout)
-        self.copies = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+        self._sizes = sizes
+        self._memory = memoryview(b"")
+        self.copies = DiskCopies(DiskFile(open_blocks(self.layout.size_bytes), self.layout), self._unit)
+
+    def _unit(self, kind: Kind, unit: int) -> memoryview:
+        return self._memory[unit * self._sizes[kind] : (unit + 1) * self._sizes[kind]]
 
     def _plans(self, direction: Direction) -> Iterator[CopyPlan]:
         return plans(self.layout, self.points, self.cells, direction)
 
     def __call__(self, direction: Direction) -> float:
-        """Return the bytes per second of copying all resume points."""
+        """Return the bytes per second of copying all resume points; a round begins with a save."""
+        if direction is Direction.SAVE:
+            self._memory = touched(self.layout.slabs * self.layout.slab_bytes)
         return copy_all(self.copies, self._plans(direction))
 
 
@@ -197,9 +205,12 @@ class Loop:
 
     def __init__(self, path: Path, size: int) -> None:
         self._file = FileBlocks(path, size)
-        self._memory = touched(size // LOOP_BLOCK * LOOP_BLOCK)
+        self._size = size // LOOP_BLOCK * LOOP_BLOCK
+        self._memory = memoryview(b"")
 
     def __call__(self, direction: Direction) -> float:
+        if direction is Direction.SAVE:
+            self._memory = touched(self._size)
         move = self._file.write if direction is Direction.SAVE else self._file.read
         began = time.perf_counter()
         for place in range(0, len(self._memory), LOOP_BLOCK):
@@ -238,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default=None, help="also write all rates to this file")
     parser.add_argument("--modelled", action="store_true", help="a file with fixed rates instead of a disk")

@@ -154,11 +154,13 @@ def test_requests_one_after_the_other_use_the_same_memory_also_after_failures() 
         with suppress(OSError):
             file.write([(header(Kind.STATE, attempt, key), unit)])
     written = [each[2] for each in blocks.calls if each[0] >= LAYOUT.payload_offset]
-    assert len(written) == 6 and len(set(written)) == 1
+    assert len(written) == 6
+    assert len(set(written)) == 1
     blocks.calls.clear()
     for attempt in (0, 2, 4, 5):
         file.read(Kind.STATE, attempt, key, into)
     read = [each[2] for each in blocks.calls if each[0] >= LAYOUT.payload_offset]
-    assert len(read) == 4 and len(set(read)) == 1
+    assert len(read) == 4
+    assert len(set(read)) == 1
     # Loads do not wait for saves.
     assert read[0] != written[0]

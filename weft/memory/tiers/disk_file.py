@@ -3,9 +3,9 @@
 No torch, no threads of its own: calls may come from several threads, for different units. A caller with threads to
 spare passes `together`, which runs the parts of a call beside each other. A unit's checksum is compared at every read,
 so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were written or raises
-`DamagedUnit`. Payloads pass through a few pieces of memory that are used again and again (`reused_memory.py`). Checksums
-are those of the units' own memory, before it is copied to a piece and after it was copied from one, so they cover the
-pieces too.
+`DamagedUnit`. Payloads pass through a few pieces of memory that are used again and again (`reused_memory.py`).
+Checksums are computed from the units' own memory, before bytes are copied to a piece and after they were copied from
+one, so they cover the pieces too.
 """
 
 from __future__ import annotations
