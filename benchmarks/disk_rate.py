@@ -1,6 +1,6 @@
 """Measure how fast the disk tier writes and reads resume points of a model, against `dd` with O_DIRECT.
 
-    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 1] [--rounds 5] [--json FILE]
+    python -m benchmarks.disk_rate [MODEL ...] [--folder FOLDER] [--gib 2] [--rounds 5] [--json FILE]
     python -m benchmarks.disk_rate --modelled       no disk: a file that takes 2.3 GB/s and gives 3.5 GB/s
 
 Needs no GPU. The tier copies resume points of 20,000 tokens between host memory and a file in `--folder`, in plans of
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--folder", default=None)
-    parser.add_argument("--gib", type=float, default=1.0)
+    parser.add_argument("--gib", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", default=None, help="also write all rates to this file")
     parser.add_argument("--modelled", action="store_true", help="a file with fixed rates instead of a disk")
