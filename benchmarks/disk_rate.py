@@ -10,11 +10,10 @@ written once, synced, and read twice. All write zeros. They take turns, and each
 is compared with that of the block size of `dd` whose median is highest. Medians and every round are printed. The first
 round, in which all write to new files, is not part of the medians.
 
-`dd` reads into one buffer, again and again. The tier gets new memory in every round, as after a start: the first read
-of a round goes to memory that the disk has never written to, which is slow on a virtual machine if it is read to
-directly. "loop" shows that price: one thread that moves blocks of 8 MiB from and to as much new memory, without the
-tier's code. With `--modelled`, the rates say how much of a disk's time the tier's own work leaves unused, on any
-machine.
+`dd` reads into one buffer, again and again. The tier gets new memory in every round, as after a start. On a virtual
+machine the first direct read into memory is slow, and "loop" shows that price: one thread that moves blocks of 8 MiB
+from and to as much new memory, without the tier's code. With `--modelled`, the rates say how much of a disk's time the
+tier's own work leaves unused, on any machine.
 """
 
 from __future__ import annotations
