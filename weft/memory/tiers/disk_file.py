@@ -4,8 +4,8 @@ No torch, no threads of its own: calls may come from several threads, for differ
 spare passes `together`, which runs the parts of a call beside each other. A unit's checksum is compared at every read,
 so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were written or raises
 `DamagedUnit`. Payloads pass through a few pieces of memory that are used again and again (`reused_memory.py`).
-Checksums are computed from the units' own memory, before bytes are copied to a piece and after they were copied from
-one, so they cover the pieces too.
+Checksums are computed from the units' own memory, for a read after its bytes were copied there, so they cover the
+pieces too.
 """
 
 from __future__ import annotations
