@@ -8,10 +8,12 @@ Needs no GPU. The tier copies resume points of 20,000 tokens between host memory
 MiB. All have the same history: each has a preallocated file of its own, `5 * --gib` in all, and in every round it is
 written once, synced, and read twice. All write zeros. They take turns, and each round begins with another one. The rate
 is compared with that of the block size of `dd` whose median is highest. Medians and every round are printed. The first
-round is not part of the medians: all write to new files then, and the tier reads into memory that the disk has never
-written to, which is slow on a virtual machine; `dd` reads into one buffer. "loop" shows that price: one thread that
-moves blocks of 8 MiB from and to memory of the tier's size. With `--modelled`, the rates say how much of a disk's time
-the tier's own work leaves unused, on any machine.
+round, in which all write to new files, is not part of the medians.
+
+`dd` reads into one buffer, again and again. The tier gets new memory in every round, as after a start. On a virtual
+machine the first direct read into memory is slow, and "loop" shows that price: one thread that moves blocks of 8 MiB
+from and to as much new memory, without the tier's code. With `--modelled`, the rates say how much of a disk's time the
+tier's own work leaves unused, on any machine.
 """
 
 from __future__ import annotations
@@ -72,18 +74,14 @@ class ModelledBlocks:
             until = self._free_at
         time.sleep(max(0.0, until - time.perf_counter()))
 
-    def read(self, offset: int, *into: memoryview) -> None:
-        for part in into:
-            # The bytes arrive without the processor's help.
-            np.frombuffer(part, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)]
-            self._wait(len(part), MODELLED[Direction.LOAD])
-            offset += len(part)
+    def read(self, offset: int, into: memoryview) -> None:
+        # The bytes arrive without the processor's help.
+        np.frombuffer(into, np.uint8)[:] = np.frombuffer(self._memory, np.uint8)[offset : offset + len(into)]
+        self._wait(len(into), MODELLED[Direction.LOAD])
 
-    def write(self, offset: int, *data: bytes | memoryview) -> None:
-        for part in data:
-            np.frombuffer(self._memory, np.uint8)[offset : offset + len(part)] = np.frombuffer(part, np.uint8)
-            self._wait(len(part), MODELLED[Direction.SAVE])
-            offset += len(part)
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        np.frombuffer(self._memory, np.uint8)[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+        self._wait(len(data), MODELLED[Direction.SAVE])
 
     def sync(self) -> None:
         pass
@@ -176,15 +174,20 @@ class TierRate:
         self.points = self.layout.slabs * self.layout.slab_bytes // _span(self.layout, self.cells)
         assert self.points, f"--gib {gib} is too small for one resume point of {model}"
         self.size = sum(plan.size_bytes for plan in self._plans(Direction.LOAD))
-        area = touched(self.layout.slabs * self.layout.slab_bytes)
-        file = DiskFile(open_blocks(self.layout.size_bytes), self.layout)
-        self.copies = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
+        self._sizes = sizes
+        self._memory = memoryview(b"")
+        self.copies = DiskCopies(DiskFile(open_blocks(self.layout.size_bytes), self.layout), self._unit)
+
+    def _unit(self, kind: Kind, unit: int) -> memoryview:
+        return self._memory[unit * self._sizes[kind] : (unit + 1) * self._sizes[kind]]
 
     def _plans(self, direction: Direction) -> Iterator[CopyPlan]:
         return plans(self.layout, self.points, self.cells, direction)
 
     def __call__(self, direction: Direction) -> float:
-        """Return the bytes per second of copying all resume points."""
+        """Return the bytes per second of copying all resume points; a round begins with a save."""
+        if direction is Direction.SAVE:
+            self._memory = touched(self.layout.slabs * self.layout.slab_bytes)
         return copy_all(self.copies, self._plans(direction))
 
 
@@ -201,9 +204,12 @@ class Loop:
 
     def __init__(self, path: Path, size: int) -> None:
         self._file = FileBlocks(path, size)
-        self._memory = touched(size // LOOP_BLOCK * LOOP_BLOCK)
+        self._size = size // LOOP_BLOCK * LOOP_BLOCK
+        self._memory = memoryview(b"")
 
     def __call__(self, direction: Direction) -> float:
+        if direction is Direction.SAVE:
+            self._memory = touched(self._size)
         move = self._file.write if direction is Direction.SAVE else self._file.read
         began = time.perf_counter()
         for place in range(0, len(self._memory), LOOP_BLOCK):

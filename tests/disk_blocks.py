@@ -34,20 +34,17 @@ class FlakyBlocks:
         self.failed_syncs = 0
         self._lock = RLock()
 
-    def read(self, offset: int, *into: memoryview) -> None:
-        for part in into:
-            if offset + len(part) > len(self.now):
-                raise OSError(errno.EIO, "the file ended early")
-            part[:] = self.now[offset : offset + len(part)]
-            offset += len(part)
+    def read(self, offset: int, into: memoryview) -> None:
+        if offset + len(into) > len(self.now):
+            raise OSError(errno.EIO, "the file ended early")
+        into[:] = self.now[offset : offset + len(into)]
 
-    def write(self, offset: int, *parts: bytes | memoryview) -> None:
-        data = b"".join(parts)
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         self.fail(offset, len(data))
         with self._lock:
             self._write(offset, data)
 
-    def _write(self, offset: int, data: bytes) -> None:
+    def _write(self, offset: int, data: bytes | memoryview) -> None:
         torn = self.tear is not None and self.tear.random() < 0.3
         data = bytes(data[: self.tear.randrange(len(data))] if torn and self.tear is not None else data)
         self.now[offset : offset + len(data)] = data

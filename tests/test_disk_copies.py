@@ -31,13 +31,13 @@ class GatedBlocks(FlakyBlocks):
         self.before: Callable[[int], None] = lambda offset: None
         self.headers: list[tuple[int, bool]] = []
 
-    def write(self, offset: int, *parts: bytes | memoryview) -> None:
+    def write(self, offset: int, data: bytes | memoryview) -> None:
         if offset >= LAYOUT.payload_offset:
             self.before(offset)
         with self._lock:
-            super().write(offset, *parts)
+            super().write(offset, data)
             if BLOCK <= offset < LAYOUT.payload_offset:
-                self._note_headers(b"".join(parts))
+                self._note_headers(bytes(data))
 
     def _note_headers(self, entries: bytes) -> None:
         for first in range(0, len(entries), ENTRY):

@@ -353,17 +353,17 @@ def test_short_reads_and_writes_are_continued(direct: bool, tmp_path: Path, monk
     random, path = Random(4), tmp_path / "tier"
     if not direct:
         monkeypatch.delattr(os, "O_DIRECT")
-    pwritev, preadv = os.pwritev, os.preadv
+    pwrite, preadv = os.pwrite, os.preadv
     short = {"writes": 0, "reads": 0}
 
     def part(size: int) -> int:
         return random.choice([1, size // 2, size // BLOCK // 2 * BLOCK, size]) or size
 
-    def short_write(file: int, data: list[memoryview], offset: int) -> int:
-        count = part(len(data[0]))
-        short["writes"] += count < len(data[0])
+    def short_write(file: int, data: memoryview, offset: int) -> int:
+        count = part(len(data))
+        short["writes"] += count < len(data)
         # Direct writes are whole blocks; a shorter one is what the kernel would have written of it.
-        return pwritev(file if count % BLOCK == 0 else buffered[0], [data[0][:count]], offset)
+        return pwrite(file if count % BLOCK == 0 else buffered[0], data[:count], offset)
 
     def short_read(file: int, into: list[memoryview], offset: int) -> int:
         count = part(len(into[0]))
@@ -372,7 +372,7 @@ def test_short_reads_and_writes_are_continued(direct: bool, tmp_path: Path, monk
 
     file = open_file(path, LAYOUT)
     buffered = [os.open(path, os.O_RDWR)]
-    monkeypatch.setattr(os, "pwritev", short_write)
+    monkeypatch.setattr(os, "pwrite", short_write)
     monkeypatch.setattr(os, "preadv", short_read)
     writer = Writer(file, Random(3))
     for _ in range(40):

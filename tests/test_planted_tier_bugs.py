@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_copies import check_headers_follow_payloads
+from tests.test_disk_requests import check_pieces_have_one_owner
 from tests.test_disk_syncs import check_failed_syncs
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
@@ -27,6 +29,7 @@ from weft.memory.tiers import disk_file, loads, saves, units
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
+from weft.memory.tiers.reused_memory import ReusedMemory
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import Node
 
@@ -54,6 +57,10 @@ def on_disk(seed: int) -> None:
 
 def with_two_plans(seed: int) -> None:
     check_headers_follow_payloads()
+
+
+def with_requests_at_once(seed: int) -> None:
+    check_pieces_have_one_owner()
 
 
 def with_failed_syncs(seed: int) -> None:
@@ -163,6 +170,19 @@ def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
 
     patch.setattr(DiskFile, "stage", stage_and_sync)
     patch.setattr(DiskFile, "commit", commit)
+
+
+@plant(with_requests_at_once)
+def a_piece_of_memory_is_returned_before_its_bytes_are_copied(patch: Patch) -> None:
+    original = ReusedMemory.piece
+
+    @contextmanager
+    def piece(self):
+        with original(self) as taken:
+            pass
+        yield taken
+
+    patch.setattr(ReusedMemory, "piece", piece)
 
 
 @plant(with_failed_syncs)

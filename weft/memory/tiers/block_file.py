@@ -7,7 +7,6 @@ import fcntl
 import os
 import stat
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,16 +20,15 @@ class BlockFile(Protocol):
     """The operations on a file that the disk tier needs. A short read or write raises `OSError`.
 
     `failed_syncs` counts those that raised. What was written before one of them may be lost, and no later sync says so.
-    Several parts of memory are read or written one after the other. Whole blocks at the offset of a block are read and
-    written directly, if their memory is aligned too.
+    Whole blocks at the offset of a block are read and written directly, if their memory is aligned too.
     """
 
     @property
     def failed_syncs(self) -> int: ...
 
-    def read(self, offset: int, *into: memoryview) -> None: ...
+    def read(self, offset: int, into: memoryview) -> None: ...
 
-    def write(self, offset: int, *data: bytes | memoryview) -> None: ...
+    def write(self, offset: int, data: bytes | memoryview) -> None: ...
 
     def sync(self) -> None:
         """Return when all writes since the last sync that failed are durable."""
@@ -78,26 +76,25 @@ class FileBlocks:
         except (OSError, AttributeError):
             return None  # the file system, or the system, has no direct input and output
 
-    def _descriptor(self, offset: int, parts: Sequence[memoryview]) -> int:
-        if self._direct is None or offset % BLOCK or not all(is_aligned(part) for part in parts):
+    def _descriptor(self, offset: int, memory: memoryview) -> int:
+        if self._direct is None or offset % BLOCK or not _is_aligned(memory):
             return self._file
         return self._direct
 
-    def read(self, offset: int, *into: memoryview) -> None:
-        left = list(into)
-        while left:
-            count = os.preadv(self._descriptor(offset, left), left, offset)
+    def read(self, offset: int, into: memoryview) -> None:
+        while into:
+            count = os.preadv(self._descriptor(offset, into), [into], offset)
             if count == 0:
                 raise OSError(errno.EIO, "the file ended early")
-            left, offset = _after(left, count), offset + count
+            into, offset = into[count:], offset + count
 
-    def write(self, offset: int, *data: bytes | memoryview) -> None:
-        left = [memoryview(part) for part in data]
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        left = memoryview(data)
         while left:
-            count = os.pwritev(self._descriptor(offset, left), left, offset)
+            count = os.pwrite(self._descriptor(offset, left), left, offset)
             if count == 0:
                 raise OSError(errno.EIO, "nothing was written")
-            left, offset = _after(left, count), offset + count
+            left, offset = left[count:], offset + count
 
     def sync(self) -> None:
         # One at a time: the system reports a loss once, so it must be counted before another thread asks.
@@ -123,21 +120,7 @@ def _open(path: Path) -> int:
         raise InvalidOption("disk", f"{path} {why}; pass the path of a file in a folder of your own") from error
 
 
-def is_aligned(part: memoryview) -> bool:
+def _is_aligned(memory: memoryview) -> bool:
     """Return whether memory consists of whole blocks, and begins at a multiple of one."""
-    address: int = np.frombuffer(part, np.uint8).__array_interface__["data"][0]
-    return address % BLOCK == 0 and len(part) % BLOCK == 0
-
-
-def _after(parts: Sequence[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of parts after their first `count` bytes.
-
-    >>> [bytes(part) for part in _after([memoryview(b"ab"), memoryview(b"cd"), memoryview(b"e")], 3)]
-    [b'd', b'e']
-    """
-    left: list[memoryview] = []
-    for part in parts:
-        if count < len(part):
-            left.append(part[count:])
-        count = max(0, count - len(part))
-    return left
+    address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+    return address % BLOCK == 0 and len(memory) % BLOCK == 0

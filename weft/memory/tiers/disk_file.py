@@ -3,7 +3,9 @@
 No torch, no threads of its own: calls may come from several threads, for different units. A caller with threads to
 spare passes `together`, which runs the parts of a call beside each other. A unit's checksum is compared at every read,
 so whatever a crash, a bad disk or another program did to the file, a read returns the bytes that were written or raises
-`DamagedUnit`. Units whose memory is aligned are moved from and to where they lie; others pass through staging memory.
+`DamagedUnit`. Payloads pass through a few pieces of memory that are used again and again (`reused_memory.py`).
+Checksums are computed from the units' own memory, for a read after its bytes were copied there, so they cover the
+pieces too.
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.errors import InvalidOption, OptionError
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
-from weft.memory.tiers.block_file import BlockFile, FileBlocks, is_aligned
+from weft.memory.tiers.block_file import BlockFile, FileBlocks
 from weft.memory.tiers.disk_format import (
     BLOCK,
     ENTRY,
@@ -36,11 +38,14 @@ from weft.memory.tiers.disk_format import (
     decode,
     read_layout,
 )
+from weft.memory.tiers.reused_memory import ReusedMemory
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
 # Larger units are read and written in pieces of this size; smaller ones that lie side by side, in runs of up to it.
 PIECE_BYTES = 4 << 20
+# Requests of each direction under way at once; reads do not wait for writes. Each has a piece of memory.
+REQUESTS = 8
 # Headers of units side by side are written at once, with the zeros between them: up to this many bytes, and only if the
 # next header begins this near. Those of large units are far apart.
 HEADERS_BYTES = 1 << 20
@@ -144,7 +149,8 @@ class DiskFile:
         self.damaged = 0
         self.doomed: list[Place] = []
         self._blocks = blocks
-        self._staging = threading.local()
+        self._for_reads = ReusedMemory(REQUESTS, PIECE_BYTES)
+        self._for_writes = ReusedMemory(REQUESTS, PIECE_BYTES)
         self._check_superblock(name)
         self.rows = self._recover()
 
@@ -397,32 +403,26 @@ class DiskFile:
             self._blocks.write(places[0], memoryview(together))
 
     def _write(self, place: int, parts: Sequence[memoryview], stride: int) -> None:
-        """Write parts of whole blocks one after the other. Zeros follow those that are shorter than `stride`."""
-        if all(len(part) == stride and is_aligned(part) for part in parts):
-            self._blocks.write(place, *parts)
-            return
-        staged = self._aligned(len(parts) * stride)
-        for row, part in zip(np.frombuffer(staged, np.uint8).reshape(-1, stride), parts, strict=True):
-            # NumPy lets other threads run while it copies.
-            row[: len(part)] = np.frombuffer(part, np.uint8)
-            row[len(part) :] = 0
-        self._blocks.write(place, staged)
+        """Write parts one after the other. Zeros follow those that are shorter than `stride`."""
+        with self._for_writes.piece() as piece:
+            staged = piece[: len(parts) * stride]
+            for row, part in zip(_rows(staged, stride), parts, strict=True):
+                # NumPy lets other threads run while it copies.
+                row[: len(part)] = np.frombuffer(part, np.uint8)
+                row[len(part) :] = 0
+            self._blocks.write(place, staged)
 
     def _read(self, place: int, parts: Sequence[memoryview], stride: int) -> None:
-        if all(len(part) == stride and is_aligned(part) for part in parts):
-            self._blocks.read(place, *parts)
-            return
-        staged = self._aligned(len(parts) * stride)
-        self._blocks.read(place, staged)
-        for row, part in zip(np.frombuffer(staged, np.uint8).reshape(-1, stride), parts, strict=True):
-            np.frombuffer(part, np.uint8)[:] = row[: len(part)]
+        """Read parts that begin `stride` bytes after each other."""
+        with self._for_reads.piece() as piece:
+            staged = piece[: len(parts) * stride]
+            self._blocks.read(place, staged)
+            for row, part in zip(_rows(staged, stride), parts, strict=True):
+                np.frombuffer(part, np.uint8)[:] = row[: len(part)]
 
-    def _aligned(self, size: int) -> memoryview:
-        """Return this thread's memory for a piece, aligned as direct input and output need it."""
-        known: memoryview | None = getattr(self._staging, "buffer", None)
-        if known is None or len(known) < size:
-            known = self._staging.buffer = memoryview(mmap.mmap(-1, size))
-        return known[:size]
+
+def _rows(memory: memoryview, stride: int) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, np.uint8).reshape(-1, stride)
 
 
 def _finish(tasks: Iterator[None]) -> None:
