@@ -120,6 +120,16 @@ def test_rejected_drafts_leave_no_trace():
     rig.run_with_drafts(6)
 
 
+def test_drafts_of_a_recorded_step_leave_no_trace(monkeypatch):
+    """A block of columns touches two heads; rows close their cells, and are refused on either side of the end."""
+    monkeypatch.setattr(cuda_ssd, "records_drafts", lambda batch, most: batch.longest <= most)
+    rig = make_rig([41, 30], heads=4, head_dim=40, state=20, groups=2, raw=True, room=7, cell=16)
+    rig.tolerance = 1e-4
+    rig.step([(0, 13), (1, 16)])
+    rig.run_with_drafts(8)
+    assert_nothing_else_is_written(rig)
+
+
 @pytest.mark.parametrize(("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16)])
 def test_short_rows_equal_the_loop_wherever_they_end(groups, state, dtype, monkeypatch):
     launched = []
