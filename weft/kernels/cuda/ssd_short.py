@@ -127,9 +127,11 @@ def short_kernel(
     if program < closing:
         row = program // CLOSING_CHUNKS
         at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        slot = tl.load(piece_slot + tl.load(first_piece + row))
+        # A row without tokens has no piece.
+        closes = is_short(at, ROOM, NEW) & (at.offset + at.end - at.start >= CELL)
+        slot = tl.load(piece_slot + tl.load(first_piece + row), closes, -1)
         wait(EARLY)
-        if is_short(at, ROOM, NEW) & (at.offset + at.end - at.start >= CELL) & (slot >= 0):
+        if slot >= 0:
             close_columns(
                 state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
                 tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
