@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.arguments import memory_of, pieces_of, records_drafts, rows_of, short_room, short_tokens
+from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
@@ -32,7 +32,7 @@ from weft.kernels.cuda.ssd_choices import (
 )
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
-from weft.kernels.cuda.ssd_short import NEW, NEW_DRAFTS, short_kernel, weigh_short
+from weft.kernels.cuda.ssd_short import NEW, short_kernel, weigh_short
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
 from weft.memory.device.store import RecurrentView
@@ -154,11 +154,12 @@ def extend(
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
     ring = view.tail["input"].shape[1]
     new = 0 if exact else short_tokens(batch, NEW)
-    # Tails have room for drafts, so steps of decodes and drafts have no other rows.
+    # Tails have room for drafts, so steps of decodes and drafts have no other rows, and none that is longer.
     room = short_room(cell, ring)
-    all_short = batch.longest <= min(new, room - cell + 1)
-    if new and records_drafts(batch, NEW_DRAFTS):
-        new = NEW_DRAFTS
+    drafts = min(new, room - cell + 1)
+    all_short = batch.longest <= drafts
+    if all_short:
+        new = power_of_two(drafts)
     sizes: dict[str, Any] = {
         "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
         "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": room if all_short else cell - 1, "NEW": new,

@@ -24,8 +24,8 @@ from weft.kernels.cuda.ssd_decode import close_columns
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
-# Tokens of a short row; and of those in steps that are recorded for drafts.
-NEW, NEW_DRAFTS = 16, 8
+# Tokens of a short row.
+NEW = 16
 # New tokens are summed in a matmul, which has at least as many.
 SUMMED = tl.constexpr(16)
 
