@@ -217,7 +217,7 @@ def launch_short(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
         ),
-        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=4,
+        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
     )  # fmt: skip
     choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
     width, closing_blocks = group_heads * head_dim, blocks_to_close(group_heads * head_dim, sizes["BLOCK_STATE"])
