@@ -310,14 +310,15 @@ def test_real_sizes_in_float32(head_dim):
 @pytest.mark.gpu
 @pytest.mark.parametrize("window", [None, 128])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 4, 256), (16, 2, 256), (40, 8, 128), (32, 8, 64)])
-def test_rows_of_drafts_at_real_sizes(heads, kv_heads, head_dim, window):
-    rows = [(4000, 4004), (60, 68), (64, 65), (700, 703), (0, 8), (128, 132)] * 6
+def test_rows_of_drafts_at_real_sizes_in_bfloat16(heads, kv_heads, head_dim, window):
+    rows = [(4000, 4004), (60, 68), (64, 65), (700, 703), (0, 8), (128, 132)] * 6 + [(0, 20)]
     scene = Scene(rows, window, heads, kv_heads, head_dim, cell=64, dtype=torch.bfloat16, scale=head_dim**-0.5)
     batch, view = replace(scene.batch(), decodes=0, longest=8, host=None), scene.view()
     on_gpu.write_pages(scene.k, scene.v, batch, view)
     out = torch.full(scene.q.shape, torch.nan, dtype=scene.dtype, device=scene.device)
-    attend_drafts(scene.q, out, batch, view, scene.scale, None, None)
-    assert error_of(out, scene.reference()) < 6e-3
+    attend_drafts(scene.q, out, batch, view, scene.scale, None, scene.sinks)
+    found, wanted = (x.split([end - start for start, end in rows]) for x in (out, scene.reference(sinks=True)))
+    assert max([*map(error_of, found, wanted)][:-1]) < 1e-2, "row by row; the last one is padding, and finite"
 
 
 # FlashInfer compiles a module for each head size, with and without a window, with and without a softcap: a minute each.

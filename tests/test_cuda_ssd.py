@@ -115,9 +115,12 @@ def test_strong_decay_neither_overflows_nor_leaks():
 
 
 def test_rejected_drafts_leave_no_trace():
-    rig = make_rig([45, 40], heads=2, groups=1, room=5, cell=16)
+    """A block of columns touches two heads; rows close their cells, and are refused on either side of the end."""
+    rig = make_rig([37, 30], heads=4, head_dim=40, state=20, groups=2, raw=True, room=7, cell=16)
+    rig.tolerance = 1e-4
     rig.step([(0, 14), (1, 1)])
-    rig.run_with_drafts(6)
+    rig.run_with_drafts(8)
+    assert_nothing_else_is_written(rig)
 
 
 @pytest.mark.parametrize(("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16)])
@@ -277,12 +280,13 @@ def launch_more() -> None:
 
 
 def launch_drafts() -> None:
-    launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8, rows=[Row(70, 74), Row(3, 6)])
+    launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8, rows=[Row(70, 74), Row(3, 6)], room=7)
 
 
 def launch_wide_drafts() -> None:
-    launch(torch.bfloat16, heads=24, head_dim=128, state=256, groups=1, rows=[Row(70, 74), Row(3, 6)])
-    launch(torch.float32, heads=8, head_dim=16, state=24, groups=2, rows=[Row(70, 74), Row(3, 6)])
+    launch(torch.bfloat16, heads=128, head_dim=80, state=128, groups=8, rows=[Row(70, 74), Row(3, 6)])
+    launch(torch.bfloat16, heads=24, head_dim=128, state=256, groups=1, rows=[Row(70, 74), Row(3, 6)], room=7)
+    launch(torch.float32, heads=8, head_dim=16, state=24, groups=2, rows=[Row(70, 74), Row(3, 6)], room=7)
 
 
 LONG_ROWS = [Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)]
@@ -290,10 +294,10 @@ LONG_ROWS = [Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)]
 
 def launch(
     dtype: torch.dtype, heads: int, head_dim: int, state: int, groups: int, gated: bool = False,
-    rows: Sequence[Row] = LONG_ROWS,
+    rows: Sequence[Row] = LONG_ROWS, room: int = 0,
 ) -> None:  # fmt: skip
     name = str(dtype).removeprefix("torch.")
-    spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, by=GPU_ROWS),))
+    spec = MemorySpec((ssd_memory(heads, head_dim, state, groups, 1, 2, name, by=GPU_ROWS),), draft_room=room)
     view = Store(spec, 2 * max(spec.state_bytes, spec.tail_bytes)).views[0]
     plan = make_plan(list(rows))
     batch = build_batch(plan, spec, torch.zeros(1, dtype=torch.int64), "cpu", GPU_ROWS)

@@ -51,8 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# For rows of a few tokens: how they are weighed, and how they read states.
-WEIGH_SHORT, SHORT = Weighing(16, 1), GatedDeltaLaunch(64, 4, 1)
+# How rows of a few tokens read states. They are weighed by one warp for each key head.
+SHORT = GatedDeltaLaunch(64, 4, 1)
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -180,14 +180,13 @@ def launch_short(
     overlap = early(inputs.v, rows <= FEW_ROWS + 1)
     room = short_room(batch.cell, shared["RING"])
     constants = {**shared, "ROOM": room, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
-    weigh_short[(heads, rows)](
+    weigh_short[(inputs.k.shape[1], rows)](
         tokens,
         named(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        found, *step, **constants, CHUNK=min(WEIGH_SHORT.chunk, shared["BLOCK"]), STAGES=2,
-        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=WEIGH_SHORT.warps,
+        found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     read_short[(-(-value_dim // values), heads, rows)](

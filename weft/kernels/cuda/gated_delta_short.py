@@ -48,77 +48,73 @@ def weigh_short(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, CHUNK: tl.constexpr,
-    STAGES: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
+    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (value head, row of several tokens). Append keys and decays to the tail, and write
+    """Program (key head, row of several tokens). Append keys and decays to the tail, and write, for each value head
 
-    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it
+    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it and for other lines
     systems[row, head]  the matrix that maps what keys and queries find to u and outputs
     factors[row, head]  of keys and queries into the checkpoint, then rates of correction
     """
-    head, own = tl.program_id(0), tl.program_id(1)
-    key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    key_head, own = tl.program_id(0), tl.program_id(1)
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane = tl.arange(0, KEYS)
+        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
-        decays = tail_decay + at.tail * tail_decay_stride + head * RING
-        before = decay_before(decays, at, True, RING)
+        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+        key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
+        keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
         wait(EARLY)
         line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
+        real_line = of_line < at.end - at.start
         both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
-        gate_at = (at.first + new).to(tl.int64) * gate_stride + head
-        raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
-        g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
-        g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
-
-        # Log decays since the start of the cell, of tokens as columns and as lines.
-        itself = of_line[:, None] == new[None, :]
-        total = before + tl.cumsum(g, 0)
-        line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
-        rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
         length_one = normalise(both)
         scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
+        itself = of_line[:, None] == new[None, :]
         new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
-
-        place = (own * heads + head).to(tl.int64)
-        factor_at = factors + place * (4 * NEW) + line
-        tl.store(factor_at, scale * tl.exp(line_total))
-        tl.store(factor_at + 2 * NEW, rate)
-        weights += place * (2 * NEW * BLOCK)
-        for low in tl.range(0, at.offset, CHUNK, num_stages=STAGES):
-            column = low + tl.arange(0, CHUNK)
-            is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-            key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-            keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
-            since = tl.exp(line_total[:, None] - tl.load(decays + ring, is_tail, 0.0)[None, :])
-            weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None] * since
-            weight_at = weights + line[:, None] * BLOCK + column[None, :]
-            tl.store(weight_at, weighed.to(weights.dtype.element_ty), is_tail[None, :])
-
+        weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
+        alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
         # A key's line misses earlier tokens, a query's line reads its own token as well.
         seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
-        seen = seen & (of_line < at.end - at.start)[:, None] & real_new[None, :]
-        among = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
-        among *= tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
-        among *= tl.where(for_key, -rate, 1.0)[:, None]
-        system = tl.where(line[:, None] == new[None, :], 1.0, 0.0)
-        for token in range(at.end - at.start):
-            solved = tl.sum(tl.where((line == token)[:, None], system, 0.0), 0)
-            missed = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
-            system += missed[:, None] * solved[None, :]
-        tl.store(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + new[None, :], system)
+        seen = seen & real_line[:, None] & real_new[None, :]
+        for head in range(key_head * SHARED, key_head * SHARED + SHARED):
+            decays = tail_decay + at.tail * tail_decay_stride + head * RING
+            before = decay_before(decays, at, True, RING)
+            gate_at = (at.first + new).to(tl.int64) * gate_stride + head
+            raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
+            tail_total = tl.load(decays + ring, is_tail, 0.0)
+            g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
+            g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
+            # Log decays since the start of the cell, of tokens as columns and as lines.
+            total = before + tl.cumsum(g, 0)
+            line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
+            rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
+            place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
+            factor_at = factors + place * (4 * NEW) + line
+            tl.store(factor_at, scale * tl.exp(line_total))
+            tl.store(factor_at + 2 * NEW, rate)
+            since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
+            weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
+            tl.store(weight_at, since.to(weights.dtype.element_ty), real_line[:, None] & is_tail[None, :])
 
-        # Tokens after the end of the cell belong to the next one.
-        closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
-        total = tl.where(at.offset + new < CELL, total, total - closed)
-        tl.store(decays + (at.start + new) % RING, total, real_new)
-        if head % SHARED == 0:
-            keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
-            kept = (for_key & (of_line < at.end - at.start))[:, None] & (lane < KEY_DIM)[None, :]
-            tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], keys, kept)
+            among = alike * tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
+            among *= tl.where(for_key, -rate, 1.0)[:, None]
+            system = tl.where(line[:, None] == new[None, :], 1.0, 0.0)
+            for token in range(at.end - at.start):
+                solved = tl.sum(tl.where((line == token)[:, None], system, 0.0), 0)
+                missed = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
+                system += missed[:, None] * solved[None, :]
+            tl.store(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + new[None, :], system)
+
+            # Tokens after the end of the cell belong to the next one.
+            closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
+            total = tl.where(at.offset + new < CELL, total, total - closed)
+            tl.store(decays + (at.start + new) % RING, total, real_new)
+        new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
+        kept = (for_key & real_line)[:, None] & (lane < KEY_DIM)[None, :]
+        tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
     else:
         # No kernel ends before those that it follows.
         wait(EARLY)
@@ -188,7 +184,7 @@ def read_short(
         place = (own * heads + head).to(tl.int64)
         factor, rate = load_factors(factors, place, line, NEW)
         weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-        weighed = tl.load(weight_at, is_tail[None, :], 0.0)
+        weighed = tl.load(weight_at, real_line[:, None] & is_tail[None, :], 0.0)
         system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
 
         found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]

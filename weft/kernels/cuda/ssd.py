@@ -122,8 +122,8 @@ def decode(
         memory_of(view), rows_of(batch), HEAD_BLOCK=NARROWEST, num_warps=4, **sizes,
     )  # fmt: skip
     columns = choice.block * choice.blocks
-    touched = min(group_heads, (columns - 1 + head_dim - 1) // head_dim + 1)
-    closing_blocks = min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * block_state), -(-width // CLOSING_BLOCK))
+    touched = min(group_heads, heads_touched(columns, head_dim))
+    closing_blocks = blocks_to_close(width, block_state)
     programs = -(-width // columns) + -(-width // (CLOSING_BLOCK * closing_blocks))
     gate = inputs.gate
     assert gate is None or gate.stride(1) == 1
@@ -152,8 +152,24 @@ def extend(
     heads, head_dim = x.shape[1:]
     groups, state = B.shape[1:]
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
-    choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype, gpu_of(x.device))
     ring = view.tail["input"].shape[1]
+    new = 0 if exact else short_tokens(batch, NEW)
+    # Tails have room for drafts, so steps of decodes and drafts have no other rows, and none that is longer.
+    room = short_room(cell, ring)
+    drafts = min(new, room - cell + 1)
+    all_short = batch.longest <= drafts
+    if all_short:
+        new = power_of_two(drafts)
+    sizes: dict[str, Any] = {
+        "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
+        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": room if all_short else cell - 1, "NEW": new,
+        "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
+    }  # fmt: skip
+    if new:
+        launch_short(inputs, y, batch, view, sizes, all_short)
+    if all_short:
+        return
+    choice = choice or cells_choice(rows, heads, head_dim, block_state, x.dtype, gpu_of(x.device))
     totals, shifted, left = torch.empty((3, heads, batch.pieces, cell), dtype=torch.float32, device=x.device)
     low_limit, high_limit = finite(inputs.limit)
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
@@ -165,68 +181,70 @@ def extend(
         ),
         *step, HEADS=heads, CELL=cell, RING=ring, HEAD_BLOCK=head_block, num_warps=2,
     )  # fmt: skip
-    new = 0 if exact else short_tokens(batch, NEW)
-    # Tails have room for drafts, so steps of decodes and drafts have no other rows.
-    room = short_room(cell, ring)
-    all_short = batch.longest <= min(new, room - cell + 1)
-    sizes: dict[str, Any] = {
-        "GROUPS": groups, "GROUP_HEADS": heads // groups, "HEAD_DIM": head_dim, "STATE": state,
-        "BLOCK_STATE": block_state, "CELL": cell, "RING": ring, "ROOM": room if all_short else cell - 1, "NEW": new,
-        "PRECISION": precision(x.dtype) if block_state <= 128 else widest(x.dtype),
-    }  # fmt: skip
-    if new:
-        launch_short(inputs, y, batch, view, (totals, shifted, left), sizes, all_short)
-    if not all_short:
-        cells_kernel[(heads * -(-head_dim // choice.block), rows)](
-            named(
-                x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
-                y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
-            ),
-            *step, **sizes, BLOCK=choice.block, num_warps=choice.warps, num_stages=choice.stages,
-        )  # fmt: skip
+    cells_kernel[(heads * -(-head_dim // choice.block), rows)](
+        named(
+            x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
+            y=y, y_stride=y.stride(0), totals=totals, shifted=shifted, left=left,
+        ),
+        *step, **sizes, BLOCK=choice.block, num_warps=choice.warps, num_stages=choice.stages,
+    )  # fmt: skip
     keep_kernel[(min(ring, batch.longest), rows)](
         named(
             x=x, x_stride=x.stride(0), dt=dt, dt_stride=dt.stride(0), B=B, B_stride=B.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, totals=totals,
         ),
-        *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, BLOCK=1024,
-        num_warps=4,
+        *step, HEADS=heads, HEAD_DIM=head_dim, GROUPS=groups, STATE=state, CELL=cell, RING=ring, ROOM=sizes["ROOM"],
+        NEW=new, BLOCK=1024, num_warps=4,
     )  # fmt: skip
 
 
 def launch_short(
-    inputs: SsdInputs,
-    y: Tensor,
-    batch: Batch,
-    view: RecurrentView,
-    steps: tuple[Tensor, Tensor, Tensor],
-    sizes: dict[str, Any],
-    alone: bool,
+    inputs: SsdInputs, y: Tensor, batch: Batch, view: RecurrentView, sizes: dict[str, Any], alone: bool
 ) -> None:
     """Compute rows of a few tokens, with those before them in their cell at most ROOM; `alone`: all of them."""
-    x, B, C, (totals, shifted, left) = inputs.x, inputs.B, inputs.C, steps
-    rows, step = batch.rows - batch.decodes, (memory_of(view), rows_of(batch), pieces_of(batch))
+    x, B, C, dt = inputs.x, inputs.B, inputs.C, inputs.dt
     heads, head_dim = x.shape[1:]
-    block_cell, new = padded(sizes["CELL"]), sizes["NEW"]
-    weights = x.new_empty(rows, heads, new, block_cell + new)
+    rows, group_heads, groups, new = batch.rows - batch.decodes, sizes["GROUP_HEADS"], sizes["GROUPS"], sizes["NEW"]
+    step = (memory_of(view), rows_of(batch), pieces_of(batch))
+    weights = x.new_empty(rows, heads, new, batch.cell + new)
     scales = x.new_empty(rows, heads, new, dtype=torch.float32)
-    found = named(weights=weights, scales=scales)
-    shared = {**sizes, "BLOCK_CELL": block_cell}
-    del shared["HEAD_DIM"]
-    head_block = min(SHORT_HEADS, sizes["GROUP_HEADS"])
-    weigh_short[(sizes["GROUPS"] * -(-sizes["GROUP_HEADS"] // head_block), rows)](
-        named(B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), totals=totals, shifted=shifted), found,
-        *step, **shared, HEAD_BLOCK=head_block, num_warps=2,
+    low_limit, high_limit = finite(inputs.limit)
+    sizes = {**sizes, **early(x, rows <= EARLY_ROWS)}
+    to_weigh = {name: size for name, size in sizes.items() if name not in ("HEAD_DIM", "PRECISION")}
+    head_block = min(SHORT_HEADS, power_of_two(group_heads))
+    weigh_short[(groups * -(-group_heads // head_block), rows)](
+        named(
+            dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
+            dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
+        ),
+        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
     )  # fmt: skip
     choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
-    short_kernel[(heads * -(-head_dim // choice.block), rows)](
+    width, closing_blocks = group_heads * head_dim, blocks_to_close(group_heads * head_dim, sizes["BLOCK_STATE"])
+    programs = -(-width // choice.block) + alone * -(-width // (CLOSING_BLOCK * closing_blocks))
+    touched = min(group_heads, heads_touched(choice.block, head_dim))
+    short_kernel[(rows * groups * programs,)](
         named(
-            x=x, x_stride=x.stride(0), B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0), D=inputs.D,
-            y=y, y_stride=y.stride(0), totals=totals, left=left,
+            x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), D=inputs.D, weights=weights, scales=scales, y=y,
+            y_stride=y.stride(0), rows=rows,
         ),
-        found, *step, **shared, HEAD_DIM=head_dim, BLOCK=choice.block, ALONE=alone,
-        num_warps=choice.warps, num_stages=choice.stages,
+        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK,
+        CLOSING_BLOCKS=closing_blocks, ALONE=alone, num_warps=choice.warps,
     )  # fmt: skip
+
+
+def heads_touched(columns: int, head_dim: int) -> int:
+    """Return the most heads that a block of columns touches, wherever in a group it is.
+
+    >>> heads_touched(64, 64), heads_touched(64, 80), heads_touched(64, 128), heads_touched(64, 16)
+    (1, 2, 1, 4)
+    """
+    return (head_dim - math.gcd(columns, head_dim) + columns - 1) // head_dim + 1
+
+
+def blocks_to_close(width: int, block_state: int) -> int:
+    """Return the blocks of columns that a program closes."""
+    return min(CLOSING_BLOCKS, CLOSING_NUMBERS // (CLOSING_BLOCK * block_state), -(-width // CLOSING_BLOCK))
 
 
 def finite(limit: tuple[float, float]) -> tuple[float, float]:

@@ -31,8 +31,13 @@ class CellsChoice(NamedTuple):
     warps: int
 
 
+class ShortChoice(NamedTuple):
+    block: int  # columns of a group per program
+    warps: int
+
+
 # For rows of a few tokens, and the heads that are weighed together. That of wide states was chosen by registers.
-SHORT, SHORT_WIDE, SHORT_HEADS = CellsChoice(32, 1, 2), CellsChoice(32, 1, 4), 8
+SHORT, SHORT_WIDE, SHORT_HEADS = ShortChoice(64, 4), ShortChoice(32, 4), 16
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype, gpu: Gpu) -> CellsChoice:

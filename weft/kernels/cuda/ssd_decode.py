@@ -105,9 +105,9 @@ def read_kernel(
             at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
             close_columns(
                 state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
-                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x + row * x_stride, at,
-                chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK, CLOSING_BLOCKS,
-                PRECISION,
+                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
+                at.closing, chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK,
+                CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
         row = ((program - rows * CLOSING_CHUNKS) // CHUNKS).to(tl.int64)
@@ -178,18 +178,21 @@ def read_columns(
 
 @triton.jit
 def close_columns(
-    state, state_stride, tail_input, tail_B, tail_dt, tail_decay, x, at, chunk,
+    state, state_stride, tail_input, tail_B, tail_dt, tail_decay, x, x_stride, at, slot, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute some columns of the state at the end of the cell. Of the new token, only x may not be in the tail yet."""
+    """Compute some columns of the state at the end of a row's first cell, into a slot. Of the new tokens, only x may
+    not be in the tail yet. Pointers to tails point to the row's."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = (WIDTH + BLOCK * BLOCKS - 1) // (BLOCK * BLOCKS)
     group = chunk // CHUNKS
     first_column = chunk % CHUNKS * BLOCK * BLOCKS
     cell = tl.arange(0, CELL)
-    earlier, ring = open_cell(at.start, CELL - 1, cell[None, :], CELL, RING)
+    earlier, ring = open_cell(at.start, at.offset, cell[None, :], CELL, RING)
+    token = (at.first + tl.maximum(cell - at.offset, 0)).to(tl.int64)[None, :]
+    end = (at.start - at.offset + CELL - 1) % RING
     n = tl.arange(0, BLOCK_STATE)
     keys_at = tail_B + (group * RING + tl.trans(ring)) * STATE + n[None, :]
     keys = load_unpadded(keys_at, n[None, :], STATE, BLOCK_STATE)
@@ -201,8 +204,8 @@ def close_columns(
         place = group * WIDTH + column
         in_tail = tail_input + (head * RING + ring) * HEAD_DIM + column % HEAD_DIM
         inputs = tl.load(in_tail, mask=real & earlier, other=0.0)
-        inputs = tl.where(earlier, inputs, tl.load(x + place, mask=real, other=0.0))
-        last = tl.load(tail_decay + head * RING + at.start % RING, mask=real, other=0.0)
+        inputs = tl.where(earlier, inputs, tl.load(x + token * x_stride + place, mask=real & (earlier == 0), other=0.0))
+        last = tl.load(tail_decay + head * RING + end, mask=real, other=0.0)
         left = tl.exp2(last - tl.load(tail_decay + head * RING + ring, mask=real, other=0.0))
         left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)
         inside = (group * STATE + n[None, :]) * WIDTH + column
@@ -210,4 +213,4 @@ def close_columns(
         values = load_state(state, state_stride, at, inside, stored, CELL) * tl.exp2(last)
         added = (inputs.to(tl.float32) * left).to(inputs.dtype)
         values = tl.dot(added, keys, values, input_precision=PRECISION)
-        capture(state, state_stride, at.closing, inside, values, stored)
+        capture(state, state_stride, slot, inside, values, stored)

@@ -191,13 +191,13 @@ def keep_kernel(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,
-    CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store the k-th last token of a row, if the tail keeps it."""
+    """Store the k-th last token of a row, if the tail keeps it. Short rows store their own."""
     own = tl.program_id(1)
     at = place_of(own + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     position = at.end - 1 - tl.program_id(0)
-    if position >= kept_from(at, CELL, RING):
+    if (position >= kept_from(at, CELL, RING)) & (is_short(at, ROOM, NEW) == 0):
         token = (at.first + position - at.start).to(tl.int64)
         here = position % RING
         keep_token(x + token * x_stride, tail_input + at.tail * tail_input_stride, here, HEADS, HEAD_DIM, RING, BLOCK)
