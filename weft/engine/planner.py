@@ -195,6 +195,8 @@ class Planner:
             room //= 2
         every = np.concatenate([seats, followers]) if len(followers) else seats
         awake = every[~self.drafts.asleep(every, self.number)]
+        if not len(awake):
+            return {}, seats
         flying = self._last_plan[awake] > self.landed
         follows = flying & ~self.sampling.looks_back[awake] & self.follows
         in_flight = np.where(self.drafts.off_board[awake], self.drafts.drafted[awake], 0)
