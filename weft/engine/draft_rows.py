@@ -223,6 +223,10 @@ class DraftRows:
         self.off_board[seats] = True
         self.drafted[seats] = [len(proposal.tokens) for proposal in drafts.values()]
 
+    def flying(self, landed: int) -> bool:
+        """Return whether drafts are in flight; `landed` is the last plan that is not."""
+        return self._drafted_in > landed
+
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
         if not self.off_board.any():
@@ -247,7 +251,7 @@ class DraftRows:
         If rows can follow, it depends on what they gain by knowing their tokens, and on the share of a step that the
         device waits for the host (`lost`).
         """
-        if self._drafted_in <= landed or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
+        if not self.flying(landed) or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
             return False
         if not follows or self.drafting is None:
             return True
