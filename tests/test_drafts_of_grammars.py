@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from random import Random
 
 import numpy as np
 import pytest
@@ -106,7 +107,40 @@ def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyP
     assert seconds[0] - began <= grammar_module.LOOK_AHEAD_SECONDS
     seconds[0] += 1
     guide.take(ord("a"))
-    assert len(guide.masks_along(list(b"bcd"))) == 2, "a new position is looked at anew"
+    assert guide.mask is masks[0], "a draft that is accepted is not looked at again"
+    assert len(guide.masks_along(list(b"bcd"))) == 3, "a new position is looked at anew, except what is known of it"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_grammar_is_where_it_would_be_without_having_looked_ahead(seed: int) -> None:
+    """Tokens are taken as a step accepts them: a few drafts, then one that may differ from what was looked at."""
+    random, compile_grammar = Random(seed), grammars()
+
+    def after(tokens: list[int]) -> Guide:
+        guide = compile_grammar(GRAMMARS[0], frozenset({0}))
+        for token in tokens:
+            guide.take(token)
+        return guide
+
+    looking, taken = after([]), []
+    for _ in range(12):
+        drafts: list[int] = []
+        for _ in range(random.randrange(5)):
+            drafts.append(random.choice(allowed(after(taken + drafts).mask)))
+        looking.masks_along(drafts)
+        for token in [*drafts[: random.randrange(len(drafts) + 1)], None]:
+            token = random.choice(allowed(looking.mask)) if token is None else token
+            looking.take(token)
+            taken.append(token)
+            plain = after(taken)
+            assert (looking.ended, looking.forced()) == (plain.ended, plain.forced())
+            assert np.array_equal(looking.mask, plain.mask)
+            if plain.ended:
+                return
+
+
+def allowed(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def test_a_grammar_whose_own_masks_are_slow_is_not_looked_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,7 @@ def test_no_file_is_ever_executed_or_unpickled():
 # Calls that look like waiting, each with its reason. Nothing else on the way of a step has any.
 NOT_WAITING = {
     ("weft.kernels.cpu.moe", "routed_sum"): "the chosen experts are walked over; on a CPU nothing is in flight",
+    ("weft.kernels.cpu.following", "verify_drafts"): "tokens of a CPU, where nothing is in flight",
     ("weft.kernels.cpu.paged_reads", "plan_reads"): "the plan's own arrays, on the host",
     ("weft.kernels.plain.attention", "pages_of"): "the plan's own arrays, on the host",
     ("weft.kernels.cpu.index_building", "stage_decodes"): "the plan's own arrays, on the host",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.operations import GPU, PLAIN
+from tests.operations import CPU, GPU, PLAIN
 from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import SPEC
 from weft.base.moving import move_rows
@@ -182,7 +182,7 @@ def test_a_lone_row_with_fewer_tokens_than_guesses_is_placed():
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("operations", [PLAIN, GPU], ids=["plain", "cuda"])
+@pytest.mark.parametrize("operations", [PLAIN, GPU, CPU], ids=["plain", "cuda", "cpu"])
 def test_the_board_gets_the_sample_after_the_last_right_draft(operations, dtype):
     # Two rows without and with one wrong draft, a row without drafts, and one whose first draft is wrong.
     inputs = torch.tensor([0, 10, 11, 0, 20, 21, 22, 0, 0, 30], dtype=torch.int32)

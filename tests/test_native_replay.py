@@ -12,6 +12,7 @@ import torch
 from tests import tiny_model
 from tests.engines import FAMILIES, TINY, Ask, dummy_model, greedy, make_engine, model_of, serve, tokens
 from tests.operations import linear
+from tests.test_drafts import ScriptedDrafting
 from weft import LLM, SamplingParams
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
@@ -21,6 +22,7 @@ from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import record
 from weft.kernels.native.linear import pack, product
+from weft.kernels.weight import Weight
 from weft.memory.spec import MemorySpec
 from weft.runner.runner import Runner
 
@@ -156,3 +158,32 @@ def test_recording_does_not_import_the_compiler_of_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_many_rows(monkeypatch):
+    """Weights as on such a CPU: panels for few rows, and a layout for more that no recording can hold."""
+    if not library.available():
+        pytest.skip("needs a compiler")
+
+    def prepare(weight, twice):
+        matrix = weight.matrix.detach()
+        return Weight(matrix, weight.bias, pack(matrix), weight.outputs) if matrix.numel() else weight
+
+    monkeypatch.setattr(linears, "prepare", prepare)
+    operations = choose("cpu", torch.bfloat16, model_of("qwen3_5").memories).operations
+    monkeypatch.setattr(operations, "prepare", prepare, raising=False)
+    model = dummy_model(TINY["qwen3_5"], torch.bfloat16, operations)
+    config = EngineConfig(memory_bytes=16 << 20, max_sequences=8, max_length=256)
+    spec = MemorySpec(model.memories(operations), draft_room=6)
+    runner = Runner(model, spec, config.memory_bytes, config.max_sequences, threads=1, operations=operations)
+    asks = [Ask(tokens(57, 1), greedy(40))]
+    answer = serve(Engine(spec, runner, config), asks)[0].tokens
+    # Nine rows without drafts are not recorded, and drafts of as many rows are.
+    batch = [Ask(tokens(5, index), greedy(3)) for index in range(8)]
+    serve(Engine(spec, runner, config), batch)
+    assert runner.compute.steps[8, 1] is None
+    drafting = ScriptedDrafting({tuple(asks[0].prompt): answer}, 6, seed=1)
+    assert serve(Engine(spec, runner, config, drafting=drafting), asks)[0].tokens == answer
+    assert all(rows > linears.FEW_ROWS[torch.bfloat16] for rows, _ in runner.compute.ordered)
+    assert runner.compute.ordered
+    assert None not in runner.compute.ordered.values()

@@ -182,7 +182,25 @@ def test_sizes_of_steps_count_once_they_were_measured_twice() -> None:
     costs.observe(8, 4, 50.0)
     assert costs.ratio(4, 4) == 3.0
     assert costs.ratio(4, 12) == 3.0, "a larger step takes no less"
-    assert costs.ratio(4, 1) == 1.0, "a smaller one has yet to be tried"
+    assert costs.ratio(4, 1) == 1.5, "between sizes that were seen lies a line"
+    assert costs.ratio(4, 2 * 16) == pytest.approx(3.0 * 36 / 20), "trials reach as far as four times as many drafts"
+
+
+def test_a_few_drafts_are_tried_before_any_were_measured() -> None:
+    costs = LearnedCosts()
+    for _ in range(2):
+        costs.observe(16, 0, 1.0)
+    assert costs.ratio(16, 3) == 1.0
+    assert costs.ratio(16, 16) > 1.5
+
+
+def test_sizes_that_a_device_pads_to_count_as_free_until_they_were_measured() -> None:
+    costs = LearnedCosts()
+    costs.padded = lambda rows, drafts: 8 if drafts <= 4 else 32
+    for _ in range(2):
+        costs.observe(4, 0, 1.0)
+        costs.observe(32, 28, 3.0)
+    assert (costs.ratio(4, 1), costs.ratio(4, 28)) == (1.0, 3.0)
 
 
 def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
@@ -193,7 +211,7 @@ def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
     assert costs.ratio(4, 4) == 9.0
     for _ in range(FORGET_AFTER):
         costs.observe(4, 0, 1.0)
-    assert costs.ratio(4, 4) == 1.0
+    assert costs.ratio(4, 3) == 1.0
 
 
 def test_an_engine_without_a_cache_keeps_no_text() -> None:

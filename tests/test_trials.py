@@ -18,7 +18,7 @@ from weft.engine import loop
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.drafting import Drafting, SequenceDrafts
-from weft.speculate.suffix import SharedTexts
+from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=64, room=15)
 
@@ -49,12 +49,14 @@ class TextDevice(RollingDevice):
         return Landing(np.array(found, np.int32), None, None)
 
 
-def answered(texts: list[tuple[list[int], list[int]]], each: float, depth: int, drafts: bool, patch) -> TextDevice:
+def answered(
+    texts: list[tuple[list[int], list[int]]], each: float, depth: int, drafts: Drafting | None, patch
+) -> TextDevice:
     """Answer all prompts together, in a new engine, and return its device."""
     device = TextDevice({prompt[0]: (len(prompt), answer) for prompt, answer in texts}, each)
     patch.setattr(loop, "perf_counter", lambda: device.now)
     config = EngineConfig(memory_bytes=1 << 20, max_sequences=len(texts), max_length=2048, depth=depth)
-    engine = Engine(SPEC, device, config, drafting=Drafting(15) if drafts else None)
+    engine = Engine(SPEC, device, config, drafting=drafts)
     wanted = {}
     for prompt, answer in texts:
         params = SamplingParams(max_tokens=len(answer), temperature=0)
@@ -73,9 +75,9 @@ def prose(rows: int, tokens: int) -> list[tuple[list[int], list[int]]]:
     return [([100 + row], [random.randrange(12) for _ in range(tokens)]) for row in range(rows)]
 
 
-def edited(tokens: int = 200) -> list[tuple[list[int], list[int]]]:
+def edited(tokens: int = 200, first: int = 1000) -> list[tuple[list[int], list[int]]]:
     """A text of all different words, and an answer that repeats it with every fortieth changed."""
-    text = [1000 + place for place in range(tokens)]
+    text = [first + place for place in range(tokens)]
     return [([*text, 1, 2, 3, *text[:3]], [900 if place % 40 == 39 else t for place, t in enumerate(text)][3:])]
 
 
@@ -85,8 +87,8 @@ def test_prose_of_a_cold_engine_computes_one_percent_more_where_a_draft_costs_as
     rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = prose(rows, 600)
-    plain = answered(texts, 1.0, depth, drafts=False, patch=monkeypatch)
-    drafted = answered(texts, 1.0, depth, drafts=True, patch=monkeypatch)
+    plain = answered(texts, 1.0, depth, drafts=None, patch=monkeypatch)
+    drafted = answered(texts, 1.0, depth, drafts=Drafting(15), patch=monkeypatch)
     assert plain.computed_tokens < drafted.computed_tokens <= 1.01 * plain.computed_tokens
 
 
@@ -94,9 +96,58 @@ def test_prose_of_a_cold_engine_computes_one_percent_more_where_a_draft_costs_as
 def test_an_edit_takes_a_third_of_the_steps_in_a_cold_engine_where_drafts_cost_little(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = answered(edited(), 0.01, depth, drafts=False, patch=monkeypatch)
-    drafted = answered(edited(), 0.01, depth, drafts=True, patch=monkeypatch)
+    plain = answered(edited(), 0.01, depth, drafts=None, patch=monkeypatch)
+    drafted = answered(edited(), 0.01, depth, drafts=Drafting(15), patch=monkeypatch)
     assert drafted.steps < plain.steps / 3.2
+
+
+class WrongDrafts(SequenceDrafts):
+    """Proposes drafts in every step, none of which is right."""
+
+    def propose(self, answer, most, shared, ahead=0):
+        count = min(most, self.most) + ahead
+        return self._proposal("suffix", "suffix", Match(3, (99,) * count)) if most > 0 else None
+
+
+class WrongDrafting(Drafting):
+    def begin(self, prompt, salt, most, prediction):
+        return WrongDrafts(prompt, salt, self.most, overall=self.overall)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("each", [1 / 16, 1.0])
+def test_wrong_drafts_of_many_rows_cost_two_percent_of_the_first_steps_where_every_token_costs(
+    each: float, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike `prose`, every row has drafts from the first step on. A step takes one unit, and `each` for a token."""
+    for tokens in (50, 100):
+        texts = prose(16, tokens)
+        plain = answered(texts, each, depth, drafts=None, patch=monkeypatch)
+        drafted = answered(texts, each, depth, drafts=WrongDrafting(15), patch=monkeypatch)
+        assert plain.computed_tokens < drafted.computed_tokens
+        assert plain.now > 0.98 * drafted.now
+
+
+class FixedDrafting(Drafting):
+    """Verifies the same number of drafts in every row, whatever they cost."""
+
+    def choose(self, proposals, rows, most):
+        return [len(proposal.worth) for proposal in proposals]
+
+
+@pytest.mark.parametrize(("rows", "each", "share"), [(1, 1 / 16, 0.95), (1, 1.0, 0.95), (16, 1 / 16, 0.9)])
+def test_right_drafts_of_a_cold_engine_are_nearly_as_fast_as_the_best_fixed_number(
+    rows: int, each: float, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [text for row in range(rows) for text in edited(300, 1000 * (1 + row))]
+    plain = answered(texts, each, 0, drafts=None, patch=monkeypatch)
+    chosen = answered(texts, each, 0, drafts=Drafting(15), patch=monkeypatch)
+    fixed = []
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceDrafts, "bound", lambda self, proposal: proposal)
+        fixed = [answered(texts, each, 0, FixedDrafting(most), monkeypatch).now for most in (3, 7, 15)]
+    assert min(fixed) < plain.now
+    assert chosen.now < min(fixed) / share
 
 
 def test_trials_begin_with_one_draft_and_double_while_all_are_right() -> None:

@@ -13,6 +13,7 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine import loop
+from weft.engine.draft_rows import FRUITLESS
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
@@ -124,6 +125,30 @@ def test_rows_whose_drafts_do_not_pay_are_hardly_asked_for_any() -> None:
     drafting = Guessing()
     answer_all(drafting, depth=0)
     assert max(drafts.asked for drafts in drafting.begun) < 2 * len(ANSWER) / LONGEST_PAUSE
+
+
+class Silent(Guesses):
+    """Has no guess at all up to a length of the answer."""
+
+    def propose(self, answer, most, shared, ahead=0):
+        found = super().propose(answer, most, shared, ahead)
+        return None if len(answer) < self.right_from else found
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_rows_without_any_guess_are_asked_in_every_second_step_and_notice_the_first_one(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafting = Guessing(right_from=400)
+    monkeypatch.setattr(
+        drafting, "begin", lambda *_: drafting.begun.append(Silent(6, drafting.overall, 400)) or drafting.begun[-1]
+    )
+    device = answer_all(drafting, depth)
+    decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
+    first = next(number for number, plan in enumerate(decodes) if len(plan.drafts))
+    assert 400 - 2 <= first <= 400 + 2
+    assert all(each.asked < 400 / 2 + FRUITLESS + 300 / 2 for each in drafting.begun)
+    assert all(each.asked > 400 / 2 for each in drafting.begun)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -23,6 +23,8 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
+# Steps without any guess after which a row is asked in every second step only.
+FRUITLESS = 8
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
@@ -53,6 +55,8 @@ class DraftRows:
         # on the board.
         self._wakes = np.full(seats, NEVER, np.int64)
         self.off_board = np.zeros(seats, np.bool_)
+        # By seat: how often in a row it had no guess.
+        self._fruitless: dict[int, int] = {}
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
         self._drafted: dict[int, Proposal] = {}
@@ -66,6 +70,7 @@ class DraftRows:
         self._wakes[seat] = NEVER if sequence.drafting is None else 0
         self.off_board[seat] = False
         self._waiting.discard(seat)
+        self._fruitless.pop(seat, None)
 
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
@@ -107,6 +112,7 @@ class DraftRows:
         if not rows or self.drafting is None:
             return {}, set()
         offered = self._offers(rows)
+        self._note_fruitless(rows, offered, number)
         if not offered:
             self._waiting = set()
             return {}, set()
@@ -185,6 +191,17 @@ class DraftRows:
                 offered[seat] = row.sequence.drafting.bound(proposal)
         return offered
 
+    def _note_fruitless(self, rows: Mapping[int, Candidate], offered: Mapping[int, Proposal], number: int) -> None:
+        """Let rows of free text sleep for a step if they had nothing to offer for a while. What a grammar forces
+        depends on where it is, not on the steps before."""
+        for seat, row in rows.items():
+            if seat in offered or row.sequence.constraint is not None:
+                self._fruitless.pop(seat, None)
+                continue
+            count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
+            if count > FRUITLESS:
+                self._wakes[seat] = number + 2
+
     def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
@@ -223,6 +240,10 @@ class DraftRows:
         self.off_board[seats] = True
         self.drafted[seats] = [len(proposal.tokens) for proposal in drafts.values()]
 
+    def flying(self, landed: int) -> bool:
+        """Return whether drafts are in flight; `landed` is the last plan that is not."""
+        return self._drafted_in > landed
+
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
         if not self.off_board.any():
@@ -247,7 +268,7 @@ class DraftRows:
         If rows can follow, it depends on what they gain by knowing their tokens, and on the share of a step that the
         device waits for the host (`lost`).
         """
-        if self._drafted_in <= landed or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
+        if not self.flying(landed) or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
             return False
         if not follows or self.drafting is None:
             return True

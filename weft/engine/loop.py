@@ -426,7 +426,7 @@ class Engine:
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds = now - max(self._resumed_at, self._landed_at)
-        self._landed_at, self._landed_drafts = now, int(plan.drafts.sum())
+        self._landed_at, self._landed_drafts = now, int(plan.drafts.sum()) if len(plan.drafts) else 0
         if after_drafts and not self._landed_drafts:
             return
         if len(plan.tokens) == plan.rows + self._landed_drafts:

@@ -177,7 +177,7 @@ class Planner:
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seats with drafts in flight that may be followed by a row with drafts."""
-        if not self.follows or self.drafting is None:
+        if self.drafting is None or not self.drafts.flying(self.landed) or not self.follows:
             return seats[:0]
         flying = self.drafts.off_board[seats] & (self._last_plan[seats] > self.landed)
         # A plan names two checkpoints, so there is one grid position at most between a row's possible starts.
@@ -195,13 +195,17 @@ class Planner:
             room //= 2
         every = np.concatenate([seats, followers]) if len(followers) else seats
         awake = every[~self.drafts.asleep(every, self.number)]
-        flying = self._last_plan[awake] > self.landed
-        follows = flying & ~self.sampling.looks_back[awake] & self.follows
-        in_flight = np.where(self.drafts.off_board[awake], self.drafts.drafted[awake], 0)
-        facts = zip(*(each.tolist() for each in (awake, self._left[awake], flying, in_flight, follows)), strict=True)
+        if not len(awake):
+            return {}, seats
+        landed, may_follow = self.landed, self.follows
+        facts = (self._last_plan, self._left, self.drafts.off_board, self.drafts.drafted, self.sampling.looks_back)
         found = {
-            seat: Candidate(sequence, left, drafts if flies else None, can)
-            for seat, left, flies, drafts, can in facts
+            seat: Candidate(sequence, left, drafts if off_board else 0, may_follow and not looks_back)
+            if plan > landed
+            else Candidate(sequence, left)
+            for seat, plan, left, off_board, drafts, looks_back in zip(
+                awake.tolist(), *(each[awake].tolist() for each in facts), strict=True
+            )
             if (sequence := self.by_seat[seat]) is not None
         }
         fits, idle = partial(self._fits_device, count), self.number == self.landed

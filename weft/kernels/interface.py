@@ -136,7 +136,7 @@ class OrderedDecodes(Protocol):
         """Return the final hidden states; None if this step cannot be computed so, and tails may be overwritten."""
 
     def is_new(self, batch: Batch) -> bool:
-        """Return whether `in_order` may return None and overwrite tails: no step with as many rows ran before."""
+        """Return whether `in_order` may return None and overwrite tails: no step with as many rows was recorded."""
 
 
 @runtime_checkable

@@ -260,7 +260,7 @@ class Runner:
         tokens = self.decide(logits, sampling, inputs)
         if sampling.boarded is None:
             self.board[sampling.seat] = tokens
-        else:
+        elif len(sampling.boarded):
             self.board[sampling.seat[sampling.boarded]] = tokens[sampling.boarded]
         if sampling.drafts is not None:
             self.operations.verify_drafts(tokens, inputs, sampling.drafts, self.board, self.refused)

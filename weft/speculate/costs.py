@@ -11,6 +11,9 @@ from typing import Protocol
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
 NEEDED = 2
+# Drafts of a step that are tried before any were measured: so many, or one for every so many rows. Then up to so many
+# times as many as were measured.
+TRIED, TRIED_OF, GROWS = 3, 8, 4
 # Steps after which the costs of drafts are learned anew.
 FORGET_AFTER = 2048
 # Weight of the past in the costs of prompt chunks, and how many times its prediction a chunk may count for.
@@ -46,18 +49,23 @@ class StepCosts(Protocol):
 
 
 class LearnedCosts:
-    """The fastest of the last steps of about the same size. A larger step takes no less time than a smaller one.
+    """The fastest of the last steps of each size. A larger step takes no less time than a smaller one.
 
-    A step with drafts that is smaller than all seen so far counts as free, so it is tried. Now and then all of them
-    are forgotten, because what was slow when it ran for the first time, or on a busy machine, would never be tried
-    again. Steps without drafts are never guessed: if drafts came before they were measured, they would look free.
+    A device that pads has few sizes. One with drafts that is smaller than all seen so far counts as free, so it is
+    tried. On other devices every token may cost: between two sizes that were seen lies a line, and trials grow step by
+    step. More drafts than any seen so far cost no more than those; but beyond the reach of a trial, a step takes time
+    in proportion to its tokens, so that they do not pay.
+
+    Now and then all steps with drafts are forgotten, because what was slow when it ran for the first time, or on a busy
+    machine, would never be tried again. Steps without drafts are never guessed: if drafts came before they were
+    measured, they would look free.
 
     `padded` returns how many tokens a device computes in a step of these rows and drafts: all steps that it pads to one
     size cost the same.
     """
 
     def __init__(self) -> None:
-        self.padded: Callable[[int, int], int] = lambda rows, drafts: rows + drafts
+        self.padded: Callable[[int, int], int] = unpadded
         self._plain = Durations()
         self._drafted = Durations()
         self._observed = 0
@@ -72,38 +80,67 @@ class LearnedCosts:
         return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
 
     def ratio(self, rows: int, drafts: int) -> float:
-        base, drafted = self._plain.at(self.padded(rows, 0)), self._drafted.at(self.padded(rows, drafts))
+        fewest = _size_class(self.padded(rows, 0))
+        base = self._plain.at(fewest)
         if base is None:
             base = self._plain.least
-        return 1.0 if base is None or drafted is None else max(1.0, drafted / base)
+        if base is None:
+            return 1.0
+        size = _size_class(self.padded(rows, drafts))
+        if self.padded is unpadded:
+            took = self._drafted.guess(size, fewest, base, rows + max(TRIED, rows // TRIED_OF))
+        else:
+            took = self._drafted.at(size) or base
+        return max(1.0, took / base)
 
     def seconds(self, rows: int, drafts: int) -> float:
-        base = self._plain.at(self.padded(rows, 0)) if rows else None
+        base = self._plain.at(_size_class(self.padded(rows, 0))) if rows else None
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 
 class Durations:
     """The last steps of each size, and what is known of every size: as a table, because each choice of drafts reads it
-    many times and a step changes one entry."""
+    many times and a step changes one entry. Sizes are those of `_size_class`."""
 
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
+        self._fastest: dict[int, float] = {}
         # Sizes of which enough is known, in order, and the most that is known of each and of smaller ones.
         self.sizes: list[int] = []
         self._most: list[float] = []
         self.least: float | None = None
 
     def add(self, tokens: int, seconds: float) -> None:
-        self._last.setdefault(_size_class(tokens), deque(maxlen=KEPT)).append(seconds)
-        fastest = {size: min(found) for size, found in self._last.items() if len(found) >= NEEDED}
-        self.sizes = sorted(fastest)
-        self._most = list(accumulate((fastest[size] for size in self.sizes), max))
-        self.least = min(fastest.values(), default=None)
+        size = _size_class(tokens)
+        last = self._last.setdefault(size, deque(maxlen=KEPT))
+        last.append(seconds)
+        fastest = min(last)
+        if len(last) < NEEDED or self._fastest.get(size) == fastest:
+            return
+        self._fastest[size] = fastest
+        self.sizes = sorted(self._fastest)
+        self._most = list(accumulate((self._fastest[size] for size in self.sizes), max))
+        self.least = min(self._fastest.values())
 
-    def at(self, tokens: int) -> float | None:
+    def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
-        place = bisect_right(self.sizes, _size_class(tokens))
+        place = bisect_right(self.sizes, size)
         return self._most[place - 1] if place else None
+
+    def guess(self, size: int, fewest: int, base: float, free: int) -> float:
+        """Return how long a step of this size takes, if one of the `fewest` tokens takes `base`.
+
+        If no larger one is known, those up to `free` take as long.
+        """
+        place = bisect_right(self.sizes, size)
+        before, took = fewest, base
+        if place and self.sizes[place - 1] >= fewest:
+            before, took = self.sizes[place - 1], max(base, self._most[place - 1])
+        if place < len(self.sizes):
+            after, longer = self.sizes[place], max(took, self._most[place])
+            return took + (longer - took) * (size - before) / (after - before)
+        reach = max(free, fewest + GROWS * (before - fewest))
+        return took * max(1.0, size / reach)
 
 
 class FreeDrafts:
@@ -174,11 +211,16 @@ class ChunkCosts:
         return (fixed, each) if fixed >= 0 and each > 0 else proportional
 
 
-def _size_class(tokens: int) -> int:
-    """Return a step's size, rounded up to one of four between powers of two.
+def unpadded(rows: int, drafts: int) -> int:
+    """Return the tokens of a step on a device that computes no others."""
+    return rows + drafts
 
-    >>> [_size_class(tokens) for tokens in (1, 7, 9, 11, 13, 100)]
-    [1, 7, 10, 12, 14, 112]
+
+def _size_class(tokens: int) -> int:
+    """Return a step's size, rounded up to one of sixteen between powers of two.
+
+    >>> [_size_class(tokens) for tokens in (1, 7, 31, 33, 63, 100)]
+    [1, 7, 31, 34, 64, 100]
     """
-    step = max(1, 1 << max(0, tokens.bit_length() - 3))
+    step = max(1, 1 << max(0, tokens.bit_length() - 5))
     return -(-tokens // step) * step

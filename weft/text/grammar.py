@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from threading import Lock
 from time import thread_time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
@@ -130,6 +130,14 @@ class Grammars:
             return self._trie
 
 
+class _Look(NamedTuple):
+    """What may come after a token of a look ahead, and the processor time that it took to find."""
+
+    mask: NDArray[np.int32]
+    ended: bool
+    seconds: float
+
+
 class Guide:
     """One answer that follows a grammar: `mask` has one bit per token, set if it may come next.
 
@@ -142,8 +150,8 @@ class Guide:
         self._field = field
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
         self.ended = False
-        # The last look ahead: tokens, and the masks after them as far as it got.
-        self._ahead: tuple[tuple[int, ...], list[NDArray[np.int32]]] = ((), [])
+        # The last look ahead: tokens, and what may come after them as far as it got.
+        self._ahead: tuple[tuple[int, ...], list[_Look]] = ((), [])
         self._look_seconds = 0.0
         self._seconds_left = ANSWER_SECONDS
         self.mask = self._look()
@@ -151,14 +159,20 @@ class Guide:
     def take(self, token: int) -> None:
         """Advance by a token. Raises `RequestError` at a dead end."""
         began = thread_time()
+        tokens, looks = self._ahead
         self._ahead = ((), [])
         if _has(self._stops, token):
             self.ended = True
             return
         if not self._matcher.consume_token(token):
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
-        self.mask = self._look()
-        self._look_seconds = thread_time() - began
+        if looks and tokens[0] == token:
+            # A draft that was accepted: what may come next was found when it was proposed.
+            self._ahead = tokens[1 : len(looks)], looks[1:]
+            self.mask, self.ended, self._look_seconds = looks[0]
+        else:
+            self.mask = self._look()
+            self._look_seconds = thread_time() - began
         self._seconds_left += TOKEN_SECONDS - self._look_seconds
         if self._seconds_left < 0 and not self.ended:
             raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
@@ -177,16 +191,16 @@ class Guide:
 
         The position stays. Asked again for the same tokens or the first of them, it returns the same masks.
         """
-        asked, masks = self._ahead
+        asked, looks = self._ahead
         if not tokens or asked[: len(tokens)] != tuple(tokens):
-            asked, masks = self._ahead = tuple(tokens), self._walk(tokens)
-        return masks[: len(tokens)]
+            asked, looks = self._ahead = tuple(tokens), self._walk(tokens)
+        return [look.mask for look in looks[: len(tokens)]]
 
-    def _walk(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
+    def _walk(self, tokens: Sequence[int]) -> list[_Look]:
         # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()
-        masks: list[NDArray[np.int32]] = []
+        looks: list[_Look] = []
         end = thread_time() + LOOK_AHEAD_SECONDS
         for token in tokens:
             if ahead.ended or _has(self._stops, token) or not _has(ahead.mask, token):
@@ -198,8 +212,8 @@ class Guide:
                 ahead.take(token)
             except InvalidField:
                 break
-            masks.append(ahead.mask)
-        return masks
+            looks.append(_Look(ahead.mask, ahead.ended, ahead._look_seconds))
+        return looks
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)

@@ -17,6 +17,7 @@ from weft.kernels import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.native import library as native
+from weft.kernels.native.calls import prefers_calls
 from weft.kernels.native.linear import PANEL, product
 from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.stream import Addend, Normed
@@ -99,8 +100,8 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
 
 def reads_panels(x: Tensor, weight: Weight) -> bool:
     """Return whether to multiply these rows with the weight's panels, without a copy of the rows."""
-    enough = weight.few is None or x.shape[0] <= FEW_ROWS[x.dtype]
-    return enough and in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
+    fits = in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
+    return fits and (weight.few is None or x.shape[0] <= FEW_ROWS[x.dtype] or prefers_calls(x.shape[0]))
 
 
 def in_panels(matrix: Tensor) -> bool:

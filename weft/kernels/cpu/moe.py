@@ -18,6 +18,7 @@ from weft.kernels.cpu.linear import FEW_ROWS, as_rows, has_units_for, in_panels,
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.native import library as native
 from weft.kernels.native import moe as kernels
+from weft.kernels.native.calls import prefers_calls
 from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.native.linear import product
 from weft.kernels.plain import moe as plain
@@ -89,8 +90,9 @@ def experts(
 def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
+    fits = all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
     few = layer.few is None or chosen.numel() <= FEW_ROWS[x.dtype] * len(layer.first)
-    return few and all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
+    return fits and (few or prefers_calls(x.shape[0]))
 
 
 def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:

@@ -21,6 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.kernels.interface import Batch
 from weft.kernels.native.library import library
 
+# Rows up to which a recorded step of our matmuls is faster than one with 16-bit units that is not recorded: those take
+# 0.75 of the time for 16 rows and 0.35 for 64 (docs/benchmarks.md).
+MOST_PREFERRED = 32
+
 
 @runtime_checkable
 class RenewableValues(Protocol):
@@ -34,9 +38,14 @@ class RenewableValues(Protocol):
 
 
 class Recording:
-    """Calls of a step. Another step with as many rows may replay it, with the same model and memory."""
+    """Calls of a step. Another step with as many rows may replay it, with the same model and memory.
 
-    def __init__(self) -> None:
+    `in_order`: only a recording computes its rows, so kernels are called where others would be faster (`preferred`).
+    """
+
+    def __init__(self, in_order: bool = False) -> None:
+        self.in_order = in_order
+        self.preferred = False
         self.calls: list[tuple[int, ctypes.Array[ctypes.c_char]]] = []
         self.kept: list[Tensor] = []
         self.scratch: Tensor | None = None
@@ -94,10 +103,19 @@ def scratch(count: int) -> Tensor:
     return found
 
 
+def prefers_calls(rows: int) -> bool:
+    """Return whether to call a kernel with these rows although another routine is faster, because it is recorded."""
+    recording = getattr(_here, "recording", None)
+    if recording is None or not recording.in_order or rows > MOST_PREFERRED:
+        return False
+    recording.preferred = True
+    return True
+
+
 @contextmanager
-def record() -> Iterator[Recording]:
+def record(in_order: bool = False) -> Iterator[Recording]:
     """Make and record the calls of this thread inside the context."""
-    recording = _here.recording = Recording()
+    recording = _here.recording = Recording(in_order)
     try:
         with Watch(recording):
             yield recording

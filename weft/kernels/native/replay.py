@@ -55,9 +55,11 @@ class Replays:
         self.compute = compute
         # By rows and threads; None: do not record.
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
+        # Steps that only rows in order replay: for others, a routine that cannot be recorded is faster.
+        self.ordered: dict[tuple[int, int], RecordedStep | None] = {}
         self.bytes_left = MOST_BYTES
-        # Steps with this number of rows or more use torch's operators: do not try again.
-        self.too_many: float = math.inf
+        # Steps with this number of rows or more use torch's operators, with and without order: do not try again.
+        self.too_many: dict[bool, float] = {False: math.inf, True: math.inf}
 
     def __call__(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a step."""
@@ -65,8 +67,8 @@ class Replays:
 
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the final hidden states of a decode-only step."""
-        if self.is_new(batch):
-            return self._first(self._key(batch), batch)
+        if self._key(batch) not in self.steps and batch.rows < self.too_many[False]:
+            return self._first(batch, in_order=False)
         step = self.steps.get(self._key(batch))
         return self.compute(batch) if step is None else step.run(batch)
 
@@ -77,30 +79,38 @@ class Replays:
         None. A first attempt (`is_new`) has overwritten pages, slots and tails by then. Pages and slots are written
         again when the step is repeated; the tails must be restored before that.
         """
-        hidden = self._first(self._key(batch), batch) if self.is_new(batch) else None
-        step = self.steps.get(self._key(batch))
+        hidden = self._first(batch, in_order=True) if self.is_new(batch) else None
+        step = self._in_order(batch)
         if step is None:
             return None
         return step.run(batch) if hidden is None else hidden
 
     def is_new(self, batch: Batch) -> bool:
-        """Return whether the step will be recorded: none with as many rows ran before."""
-        return self._key(batch) not in self.steps and batch.rows < self.too_many
+        """Return whether the step will be recorded for rows in order: none with as many rows was."""
+        new = self._key(batch) not in self.ordered and self._in_order(batch) is None
+        return new and batch.rows < self.too_many[True]
+
+    def _in_order(self, batch: Batch) -> RecordedStep | None:
+        key = self._key(batch)
+        return self.steps.get(key) or self.ordered.get(key)
 
     def _key(self, batch: Batch) -> tuple[int, int]:
         return batch.rows, torch.get_num_threads()
 
-    def _first(self, key: tuple[int, int], batch: Batch) -> Float[Tensor, "rows hidden"]:
+    def _first(self, batch: Batch, in_order: bool) -> Float[Tensor, "rows hidden"]:
         # Calls point to tokens and positions, so these get their own memory.
         own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})
-        with record() as recording:
+        with record(in_order) as recording:
             hidden = self.compute(own)
         size = sum(tensor.nbytes for tensor in recording.kept)
         whole = recording.pure and all(isinstance(value, RenewableValues) for value in own.derived.values())
         fits = size <= self.bytes_left
-        self.steps[key] = RecordedStep(own, recording, hidden) if whole and fits else None
+        step = RecordedStep(own, recording, hidden) if whole and fits else None
+        # If order changed nothing, the step is everyone's.
+        steps = self.ordered if in_order and (step is None or recording.preferred) else self.steps
+        steps[self._key(batch)] = step
         if not whole:
-            self.too_many = min(self.too_many, batch.rows)
+            self.too_many[in_order] = min(self.too_many[in_order], batch.rows)
         elif fits:
             self.bytes_left -= size
         return hidden
