@@ -412,7 +412,10 @@ def differing_runs(scene: Scene, monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_it_does_not_matter_how_many_shares_a_program_takes(window, monkeypatch):
-    assert differing_runs(Scene([(15, 16), (130, 131), (70, 71), (300, 301)], window=window, device="cpu"), monkeypatch) == []
+    assert (
+        differing_runs(Scene([(15, 16), (130, 131), (70, 71), (300, 301)], window=window, device="cpu"), monkeypatch)
+        == []
+    )
 
 
 @gpu
