@@ -403,7 +403,7 @@ def test_attention_of_a_row_has_the_same_bits_beside_others(window):
 def differing_runs(scene: Scene, monkeypatch) -> list[int]:
     """Return the lengths of runs with which any row's bits change."""
     wanted, found = torch.cat(of_all_rows(scene)), []
-    for run in (1, 4, 6, 1000):
+    for run in (1, 4, 1000):
         monkeypatch.setattr(exact_decode, "run_of", lambda *sizes, run=run: run)
         if not torch.equal(torch.cat(of_all_rows(scene)), wanted):
             found.append(run)
@@ -412,10 +412,8 @@ def differing_runs(scene: Scene, monkeypatch) -> list[int]:
 
 @pytest.mark.parametrize("window", [None, 40])
 def test_it_does_not_matter_how_many_shares_a_program_takes(window, monkeypatch):
-    assert (
-        differing_runs(Scene([(15, 16), (130, 131), (70, 71), (300, 301)], window=window, device="cpu"), monkeypatch)
-        == []
-    )
+    scene = Scene([(15, 16), (130, 131)], window=window, device="cpu")
+    assert differing_runs(scene, monkeypatch) == []
 
 
 @gpu
