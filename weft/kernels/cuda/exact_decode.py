@@ -32,8 +32,8 @@ class RowSharing(NamedTuple):
 
 # Cells of a share: a program reads fewer faster than a second kernel could merge them.
 LEAST_CELLS = 2
-# Cells of a run, if rows and key heads occupy the GPU.
-RUN_CELLS = 4
+# Cells of the longest run.
+RUN_CELLS = 16
 # Shares of a row, for all of a layer's key heads together, that keep a large GPU's memory busy.
 SHARES = 128
 
@@ -50,10 +50,15 @@ def sharing_of(kv_heads: int) -> RowSharing:
 def run_of(rows: int, kv_heads: int, multiprocessors: int) -> int:
     """Return the number of cells up to which a program takes several shares of a row.
 
-    >>> run_of(1, 8, 132), run_of(32, 8, 132)
-    (1, 4)
+    If all rows had RUN_CELLS cells, there would be at least as many runs as run at the same time.
+
+    >>> run_of(1, 8, 132), run_of(32, 4, 132), run_of(32, 8, 132), run_of(128, 4, 132)
+    (1, 4, 8, 16)
     """
-    return RUN_CELLS if rows * kv_heads > multiprocessors else 1
+    run = 1
+    while run < RUN_CELLS and rows * kv_heads * RUN_CELLS >= 2 * run * multiprocessors * AT_ONCE:
+        run *= 2
+    return run
 
 
 def programs_of(rows: int, kv_heads: int, multiprocessors: int) -> int:
