@@ -217,7 +217,7 @@ def summed_products(
         is_input = first + column < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        # Weights are read once, values by every program: the cache should keep the values. (Triton 3.6 forgets that
+        # Weights are read once, values by every program: the cache should keep the values. (Triton 3.7 forgets that
         # policy where it loads asynchronously.)
         w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
