@@ -91,7 +91,7 @@ def test_no_program_has_more_outputs_than_lines(multiprocessors):
 
 
 def test_a_row_is_shared_by_its_own_position():
-    assert (sharing_of(8), sharing_of(2)) == (RowSharing(16, 4), RowSharing(32, 2))
+    assert (sharing_of(8), sharing_of(2)) == (RowSharing(16, 2), RowSharing(32, 2))
     assert {sharing_of(heads).most for heads in (1, 2, 4, 8, 16, 64)} <= {8, 16, 32}
 
 
@@ -400,14 +400,32 @@ def test_attention_of_a_row_has_the_same_bits_beside_others(window):
     torch.testing.assert_close(torch.cat(of_all_rows(scene)), wanted, rtol=1e-4, atol=1e-4)
 
 
+def differing_runs(scene: Scene, monkeypatch) -> list[int]:
+    """Return the lengths of runs with which any row's bits change."""
+    wanted, found = torch.cat(of_all_rows(scene)), []
+    for run in (1, 4, 1000):
+        monkeypatch.setattr(exact_decode, "run_of", lambda *sizes, run=run: run)
+        if not torch.equal(torch.cat(of_all_rows(scene)), wanted):
+            found.append(run)
+    return found
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_it_does_not_matter_how_many_shares_a_program_takes(window, monkeypatch):
+    scene = Scene([(15, 16), (130, 131)], window=window, device="cpu")
+    assert differing_runs(scene, monkeypatch) == []
+
+
 @gpu
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("window", [None, 200])
-@pytest.mark.parametrize(("head_dim", "kv_heads"), [(64, 8), (128, 8), (256, 2)])
-def test_attention_of_real_sizes_has_the_same_bits_beside_others(head_dim, kv_heads, window, dtype):
+@pytest.mark.parametrize(("head_dim", "kv_heads"), [(64, 8), (128, 8), (256, 2), (256, 4)])
+def test_attention_of_real_sizes_has_the_same_bits_beside_others(head_dim, kv_heads, window, dtype, monkeypatch):
     rows = [(position, position + 1) for position in (0, 63, 64, 255, 256, 700, 1023, 1024, 2500, *range(5, 400, 13))]
     rows += [(0, 64), (128, 300), (1024, 1500), (0, 7)]
-    assert differing(Scene(rows, window, 4 * kv_heads, kv_heads, head_dim, 64, dtype, "cuda", head_dim**-0.5)) == []
+    scene = Scene(rows, window, 4 * kv_heads, kv_heads, head_dim, 64, dtype, "cuda", head_dim**-0.5)
+    assert differing(scene) == []
+    assert differing_runs(scene, monkeypatch) == []
 
 
 def test_shares_cut_from_the_batch_would_be_seen():

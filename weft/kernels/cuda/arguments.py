@@ -22,7 +22,7 @@ UPLOADED = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
     "first_piece", "positions", "write_page", "page_first", "page_bounds", "page_list",
 )  # fmt: skip
-COUNTS = ("rows", "decodes", "pieces", "shares", "least_cells")
+COUNTS = ("rows", "decodes", "pieces", "shares", "least_cells", "run")
 STEP: dict[str, Any] = {"do_not_specialize": COUNTS, "do_not_specialize_on_alignment": UPLOADED}
 
 CONVOLUTION = "conv"

@@ -17,7 +17,7 @@ from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.attention_prefill import ALONE, attend_pieces
 from weft.kernels.cuda.exact_decode import attend_decodes
-from weft.kernels.cuda.rotary import STEP_TILE, rotate_and_write
+from weft.kernels.cuda.rotary import DECODE_TILE, rotate_and_write
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
@@ -35,7 +35,7 @@ def attend(
 ) -> Float[Tensor, "tokens inner"]:
     """Norm, rotate and write the pages in one kernel; read them in others; gate last."""
     heads = projected.unflatten(-1, (-1, form.head_dim))
-    q = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view, STEP_TILE)
+    q = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view, DECODE_TILE)
     by_head = None if out is None or form.gated else out.unflatten(-1, (-1, form.head_dim))
     mixed = torch.empty(q.shape, dtype=q.dtype, device=q.device) if by_head is None else by_head
     assert mixed.stride()[1:] == (q.shape[2], 1)

@@ -1,8 +1,9 @@
 """Paged attention for rows of one token, each cut into shares by its own position alone.
 
 A row that sees many cells is cut into up to MOST shares of equal size, from the first cell that it sees. Programs take
-the shares of all rows in turn: which program computes a share does not change its bits. A row of one share is finished
-there; a second kernel merges the others, in their order.
+runs of adjacent shares, from all rows in turn: which program computes a share, and what it computes before, does not
+change its bits. With few rows a run is one share; with many a program reads on without a pause from one share to the
+next. A row of one share is finished there; a second kernel merges the others, in their order.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ class RowSharing(NamedTuple):
     least_cells: int
 
 
-# Cells of a share: a program reads fewer faster than a second kernel could merge them. With few key heads there are few
-# programs: smaller shares make one row faster on an H200 and many rows somewhat slower.
-LEAST_CELLS, LEAST_CELLS_OF_FEW, FEW_HEADS = 4, 2, 2
+# Cells of a share: a program reads fewer faster than a second kernel could merge them.
+LEAST_CELLS = 2
+# Cells of the longest run.
+RUN_CELLS = 16
 # Shares of a row, for all of a layer's key heads together, that keep a large GPU's memory busy.
 SHARES = 128
 
@@ -40,10 +42,23 @@ def sharing_of(kv_heads: int) -> RowSharing:
     """Return the sharing of a layer. It knows nothing of a step.
 
     >>> sharing_of(8), sharing_of(2)
-    (RowSharing(most=16, least_cells=4), RowSharing(most=32, least_cells=2))
+    (RowSharing(most=16, least_cells=2), RowSharing(most=32, least_cells=2))
     """
-    least = LEAST_CELLS_OF_FEW if kv_heads <= FEW_HEADS else LEAST_CELLS
-    return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), least)
+    return RowSharing(min(32, max(8, power_of_two(SHARES // kv_heads))), LEAST_CELLS)
+
+
+def run_of(rows: int, kv_heads: int, multiprocessors: int) -> int:
+    """Return the number of cells up to which a program takes several shares of a row.
+
+    If all rows had RUN_CELLS cells, there would be at least as many runs as run at the same time.
+
+    >>> run_of(1, 8, 132), run_of(32, 4, 132), run_of(32, 8, 132), run_of(128, 4, 132)
+    (1, 4, 8, 16)
+    """
+    run = 1
+    while run < RUN_CELLS and rows * kv_heads * RUN_CELLS >= 2 * run * multiprocessors * AT_ONCE:
+        run *= 2
+    return run
 
 
 def programs_of(rows: int, kv_heads: int, multiprocessors: int) -> int:
@@ -88,9 +103,10 @@ def attend_decodes(
         "HAS_SINKS": sinks is not None,
         **early(q),
     }
-    programs = programs_of(rows, kv_heads, multiprocessors_of(q.device))
+    multiprocessors = multiprocessors_of(q.device)
+    programs, run = (choose(rows, kv_heads, multiprocessors) for choose in (programs_of, run_of))
     _attend_shares[(kv_heads, programs)](
-        named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
+        named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale, run=run), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
         BLOCK_HEADS=max(16, power_of_two(heads // kv_heads)), KEYS=min(launch.keys, cell),
         SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -112,12 +128,12 @@ def _cut(position, CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
 
 @triton.jit
 def _find(
-    number, row_start, rows,
+    number, run, row_start, rows,
     CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Return the row of a share, counted through all rows; the number of shares before that row, and of all rows.
+    """Return the row of a run, counted through all rows; the number of runs before that row, and of all rows.
 
-    If there is no such share, the row is `rows`.
+    If there is no such run, the row is `rows`.
     """
     BLOCK: tl.constexpr = 256
     row = 0
@@ -125,8 +141,9 @@ def _find(
     done = 0
     for begin in range(0, rows, BLOCK):
         index = begin + tl.arange(0, BLOCK)
-        _, _, count = _cut(tl.load(row_start + index, mask=index < rows, other=0), CELL, WINDOW, MOST, LEAST_CELLS)
-        count = tl.where(index < rows, count, 0)
+        start = tl.load(row_start + index, mask=index < rows, other=0)
+        _, size, count = _cut(start, CELL, WINDOW, MOST, LEAST_CELLS)
+        count = tl.where(index < rows, tl.cdiv(count, _shares_of_run(run, size)), 0)
         ends = done + tl.cumsum(count, 0)
         passed = (ends <= number) & (index < rows)
         row += tl.sum(passed.to(tl.int32), 0)
@@ -135,9 +152,14 @@ def _find(
     return row, before, done
 
 
+@triton.jit
+def _shares_of_run(run, size):
+    return tl.maximum(run // size, 1)
+
+
 @jit(**STEP)
 def _attend_shares(
-    q_ptr, q_token_stride, q_head_stride, scale,
+    q_ptr, q_token_stride, q_head_stride, scale, run,
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows,
     key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
@@ -146,54 +168,44 @@ def _attend_shares(
     WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr, SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute some shares, for the heads of one group."""
+    """Compute some runs, for the heads of one group."""
     kv_head, number = tl.program_id(0), tl.program_id(1)
-    row, before, shares = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+    row, before, runs = _find(number, run, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
     # A step's rows and pages are older than the previous kernel.
-    position, first_cell, size, count, cell_pages, first_page = _place(
-        row, number - before, rows, row_start, page_first, page_bounds, page_list, CELL, WINDOW, MOST, LEAST_CELLS
-    )
+    position, share, first_cell, size, count, cell_pages, first_page = _place(
+        row, number - before, run, rows, row_start, page_first, page_bounds, page_list,
+        CELL, WINDOW, MOST, LEAST_CELLS,
+    )  # fmt: skip
     wait(EARLY)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     member = tl.arange(0, BLOCK_HEADS)
     head = kv_head * GROUP + member
     feature = tl.arange(0, BLOCK_DIM)
     is_query = (member < GROUP)[:, None] & (feature < HEAD_DIM)[None, :]
-    while number < shares:
-        share = number - before
+    while number < runs:
         query_at = tl.cast(row, tl.int64) * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
-        peak, total, mixed = _mix_share(
-            q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages, first_page,
-            KV_HEADS, BLOCK_HEADS, HEAD_DIM, BLOCK_DIM, CELL, KEYS, WINDOW, SOFTCAP, PRECISION,
+        _mix_run(
+            q, row, rows, share, count, first_cell, size, run, position, scale, kv_head,
+            out_ptr, out_token_stride, parts_ptr, sinks_ptr,
+            key_pages, value_pages, page_stride, cell_pages, first_page,
+            HEADS, KV_HEADS, BLOCK_HEADS, HEAD_DIM, BLOCK_DIM, CELL, KEYS, WINDOW, MOST, SOFTCAP, HAS_SINKS, PRECISION,
         )  # fmt: skip
-        if count == 1:
-            if HAS_SINKS:
-                sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
-                total += tl.exp2(sink * LOG2_E - peak)
-            out_at = tl.cast(row, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
-            tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
-        else:
-            which = (tl.cast(row, tl.int64) * HEADS + head) * MOST + share
-            sums = tl.cast(rows, tl.int64) * (HEADS * MOST * HEAD_DIM)
-            part_at = which[:, None] * HEAD_DIM + feature[None, :]
-            tl.store(parts_ptr + part_at, mixed * (1 / total)[:, None], mask=is_query)
-            tl.store(parts_ptr + sums + which, peak + tl.log2(total), mask=member < GROUP)
         number += tl.num_programs(1)
-        if number < shares:
-            row, before, _ = _find(number, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
-            position, first_cell, size, count, cell_pages, first_page = _place(
-                row, number - before, rows, row_start, page_first, page_bounds, page_list,
+        if number < runs:
+            row, before, _ = _find(number, run, row_start, rows, CELL, WINDOW, MOST, LEAST_CELLS)
+            position, share, first_cell, size, count, cell_pages, first_page = _place(
+                row, number - before, run, rows, row_start, page_first, page_bounds, page_list,
                 CELL, WINDOW, MOST, LEAST_CELLS,
             )  # fmt: skip
 
 
 @triton.jit
 def _place(
-    row, share, rows, row_start, page_first, page_bounds, page_list,
+    row, number, run, rows, row_start, page_first, page_bounds, page_list,
     CELL: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr, LEAST_CELLS: tl.constexpr,
 ):  # fmt: skip
-    """Return a row's position, a share's first cell and size, the row's number of shares, and where its pages are.
+    """Return a row's position, a run's first share, its first cell, the size and number of the row's shares, and pages.
 
     A row beyond the last is taken for the last: there is nothing to compute, but the loads must be of a step's memory.
     """
@@ -201,26 +213,33 @@ def _place(
     position = tl.load(row_start + row)
     first_cell, size, count = _cut(position, CELL, WINDOW, MOST, LEAST_CELLS)
     cell_pages = page_list + tl.load(page_bounds + row) - tl.load(page_first + row) // CELL
-    first_cell += tl.minimum(share, count - 1) * size
-    return position, first_cell, size, count, cell_pages, tl.load(cell_pages + first_cell)
+    share = tl.minimum(number * _shares_of_run(run, size), count - 1)
+    first_cell += share * size
+    return position, share, first_cell, size, count, cell_pages, tl.load(cell_pages + first_cell)
 
 
 @triton.jit
-def _mix_share(
-    q, first_cell, size, position, scale, kv_head, key_pages, value_pages, page_stride, cell_pages, first_page,
-    KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    CELL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+def _mix_run(
+    q, row, rows, share, count, first_cell, size, run, position, scale, kv_head,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, key_pages, value_pages, page_stride, cell_pages, first_page,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
+    SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Return the running softmax over the visible cells of a share.
+    """Compute the shares of a run, from `share` on: the running softmax over the visible cells of each.
 
-    `cell_pages` points to the page of cell 0, and `first_page` is the page of the share's first cell.
+    `cell_pages` points to the page of cell 0, and `first_page` is the page of the run's first cell.
     """
     BLOCKS: tl.constexpr = CELL // KEYS
-    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    member, feature, index = tl.arange(0, BLOCK_HEADS), tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
+    head = kv_head * GROUP + member
+    is_result = (member < GROUP)[:, None] & (feature < HEAD_DIM)[None, :]
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     low = tl.maximum(position - WINDOW + 1, 0) if WINDOW else position * 0
     first_block = tl.maximum(first_cell * BLOCKS, low // KEYS)
-    last_block = tl.minimum((first_cell + size) * BLOCKS - 1, position // KEYS)
+    last_block = tl.minimum((first_cell + size * _shares_of_run(run, size)) * BLOCKS - 1, position // KEYS)
+    share_end = tl.minimum((first_cell + size) * BLOCKS - 1, last_block)
     peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_HEADS], tl.float32)
     mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
@@ -248,7 +267,27 @@ def _mix_share(
         values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
         mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
         peak = new_peak
-    return peak, total, mixed
+        if block == share_end:
+            if count == 1:
+                whole = total
+                if HAS_SINKS:
+                    sink = tl.load(sinks_ptr + head, mask=member < GROUP, other=0.0).to(tl.float32)
+                    whole += tl.exp2(sink * LOG2_E - peak)
+                out_at = tl.cast(row, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+                found = (mixed * (1 / whole)[:, None]).to(out_ptr.dtype.element_ty)
+                tl.store(out_ptr + out_at, found, mask=is_result)
+            else:
+                which = (tl.cast(row, tl.int64) * HEADS + head) * MOST + share
+                sums = tl.cast(rows, tl.int64) * (HEADS * MOST * HEAD_DIM)
+                part_at = which[:, None] * HEAD_DIM + feature[None, :]
+                tl.store(parts_ptr + part_at, mixed * (1 / total)[:, None], mask=is_result)
+                tl.store(parts_ptr + sums + which, peak + tl.log2(total), mask=member < GROUP)
+            # The next share begins anew.
+            share += 1
+            share_end = tl.minimum(share_end + size * BLOCKS, last_block)
+            peak = tl.full([BLOCK_HEADS], float("-inf"), tl.float32)
+            total = tl.zeros([BLOCK_HEADS], tl.float32)
+            mixed = tl.zeros([BLOCK_HEADS, BLOCK_DIM], tl.float32)
 
 
 @jit(**STEP)

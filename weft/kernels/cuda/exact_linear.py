@@ -144,10 +144,10 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
     memory. Otherwise two could start on one and share its bandwidth, while the previous kernel still occupies others.
 
     >>> print(cut(1, 2048, 8192), cut(1, 2048, 4096), cut(1, 2880, 4096), cut(1, 22656, 4480), sep="\n")
-    Cut(width=64, shares=4, inputs=128, warps=4, stages=4, lines=None)
-    Cut(width=16, shares=1, inputs=512, warps=2, stages=4, lines=None)
-    Cut(width=22, shares=1, inputs=128, warps=4, stages=8, lines=64)
-    Cut(width=58, shares=1, inputs=64, warps=4, stages=6, lines=64)
+    Cut(width=64, shares=4, inputs=128, warps=4, stages=4, lines=None, late=False)
+    Cut(width=16, shares=1, inputs=512, warps=2, stages=4, lines=None, late=False)
+    Cut(width=22, shares=1, inputs=128, warps=4, stages=8, lines=64, late=True)
+    Cut(width=58, shares=1, inputs=64, warps=4, stages=6, lines=64, late=False)
     """
     shares, few = shares_of(outputs, inputs), rows_compiled(rows) == 16
     usual = usual_cut(rows, outputs, inputs, gpu)._replace(shares=shares)
@@ -159,7 +159,7 @@ def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
         return Cut(16, 1, 1024, 4, 3) if inputs <= 2048 else Cut(16, 1, 512, 2, 4)
     # One, two or three programs run on a multiprocessor at the same time.
     if outputs < ENOUGH_OUTPUTS and outputs <= gpu.multiprocessors * OUTPUTS:
-        return evenly(outputs, gpu.multiprocessors, INPUTS, 8)
+        return evenly(outputs, gpu.multiprocessors, INPUTS, 8)._replace(late=few)
     if few and outputs <= 2 * gpu.multiprocessors * OUTPUTS:
         return evenly(outputs, 2 * gpu.multiprocessors, INPUTS, 4)
     if few and outputs <= 3 * gpu.multiprocessors * OUTPUTS:

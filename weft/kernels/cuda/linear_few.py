@@ -18,7 +18,7 @@ from torch import Tensor
 from weft.kernels.cuda.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.moe_activation import between
-from weft.kernels.cuda.overlap import early, on_branch, wait
+from weft.kernels.cuda.overlap import early, let_next_start, on_branch, wait
 
 # Measured on an H200: up to this number of rows these kernels are faster than the library.
 MOST_ROWS = 32
@@ -44,18 +44,20 @@ class Cut(NamedTuple):
     # Lines of weights in a tile, if more than `width`; those beyond are zeros. So a width that is no power of two may
     # divide a layer evenly.
     lines: int | None = None
+    # Whether the next kernel starts at the end of the sum, and not at its beginning.
+    late: bool = False
 
 
 def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
     r"""Return the fastest division measured in whole steps; matmuls timed alone would favour others.
 
     >>> print(cut(2, 8728, 3072), cut(2, 24576, 3072), sep="\n")
-    Cut(width=64, shares=1, inputs=128, warps=4, stages=4, lines=None)
-    Cut(width=64, shares=1, inputs=128, warps=4, stages=3, lines=None)
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=4, lines=None, late=False)
+    Cut(width=64, shares=1, inputs=128, warps=4, stages=3, lines=None, late=False)
     >>> print(cut(32, 3072, 12288), cut(32, 8728, 3072), cut(32, 15680, 4480), sep="\n")
-    Cut(width=64, shares=2, inputs=128, warps=4, stages=5, lines=None)
-    Cut(width=64, shares=1, inputs=64, warps=4, stages=5, lines=None)
-    Cut(width=128, shares=1, inputs=128, warps=8, stages=4, lines=None)
+    Cut(width=64, shares=2, inputs=128, warps=4, stages=5, lines=None, late=False)
+    Cut(width=64, shares=1, inputs=64, warps=4, stages=5, lines=None, late=False)
+    Cut(width=128, shares=1, inputs=128, warps=8, stages=4, lines=None, late=False)
     """
     if is_wide(rows, outputs, gpu):
         return Cut(2 * OUTPUTS, 1, INPUTS, 8, 4)
@@ -98,7 +100,7 @@ def few_rows(
     """
     (rows, inputs), outputs = x.shape, weight.shape[0]
     results = outputs // parts
-    width, shares, step, warps, stages, lines = by or cut(rows, outputs, inputs, gpu_of(x.device))
+    width, shares, step, warps, stages, lines, late = by or cut(rows, outputs, inputs, gpu_of(x.device))
     blocks = -(-results // (width // parts))
     share = share_of(inputs, shares, step)
     summed = summed or shares == 1
@@ -111,7 +113,7 @@ def few_rows(
         ),
         ROWS=rows_compiled(rows), OUTPUTS=lines or width, WIDTH=width, INPUTS=step, SHARES=shares,
         EVEN=inputs == shares * share or (shares == 1 and inputs % step == 0),
-        NAME=activation or "", PARTS=parts, num_warps=warps, num_stages=stages, **early(x),
+        NAME=activation or "", PARTS=parts, LATE=late, num_warps=warps, num_stages=stages, **early(x),
     )  # fmt: skip
     result = y if summed else found
     assert result is not None
@@ -162,7 +164,7 @@ def counters(device: torch.device, branch: bool = False) -> Tensor:
 def few_rows_kernel(
     x, weight, bias, y, found, come, rows, outputs, inputs, share, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, WIDTH: tl.constexpr, INPUTS: tl.constexpr, SHARES: tl.constexpr,
-    EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, part = tl.program_id(0), tl.program_id(1)
     # Of two parts a program takes the same outputs, interleaved: each gate lies beside its gated value.
@@ -175,7 +177,7 @@ def few_rows_kernel(
     end = tl.minimum(inputs, (part + 1) * share)
     total = summed_products(
         x, weight, output, is_output, row, is_row, part * share, end, inputs, x_stride,
-        ROWS, OUTPUTS, INPUTS, EVEN, EARLY,
+        ROWS, OUTPUTS, INPUTS, EVEN, EARLY, LATE,
     )  # fmt: skip
     place = row[None, :] * outputs + output[:, None]
     real = is_row[None, :] & is_output[:, None]
@@ -201,6 +203,7 @@ def few_rows_kernel(
 def summed_products(
     x, weight, output, is_output, row, is_row, begin, end, inputs, x_stride,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr,
+    LATE: tl.constexpr = False,
 ):  # fmt: skip
     """Return the dot product of each output with each row, over inputs `begin` to `end`. Wait for earlier kernels."""
     column = tl.arange(0, INPUTS)
@@ -209,14 +212,17 @@ def summed_products(
     total = tl.zeros((OUTPUTS, ROWS), tl.float32)
     # Weights are older than any step and could be loaded before the wait, but only outside of the loop, whose own loads
     # would then begin after the first product: slower on an H200.
-    wait(EARLY)
+    wait(EARLY, not LATE)
     for first in range(begin, end, INPUTS):
         is_input = first + column < end
         seen = is_output[:, None] if EVEN else is_output[:, None] & is_input[None, :]
         there = is_row[None, :] if EVEN else is_row[None, :] & is_input[:, None]
-        # Weights are read once, values by every program: the cache should keep the values.
+        # Weights are read once, values by every program: the cache should keep the values. (Triton 3.7 forgets that
+        # policy where it loads asynchronously.)
         w = tl.load(weights + first, mask=seen, other=0.0, eviction_policy="evict_first")
         total = tl.dot(w, tl.load(values + first, mask=there, other=0.0), total)
+    if LATE:
+        let_next_start(EARLY)
     return total
 
 

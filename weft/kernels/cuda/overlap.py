@@ -78,7 +78,15 @@ def branch_of(device: torch.device) -> torch.cuda.Stream:
 
 
 @triton.jit
-def wait(EARLY: tl.constexpr):
+def wait(EARLY: tl.constexpr, LET_NEXT_START: tl.constexpr = True):
+    """Wait, and let the next kernel start unless this one does so later."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
+    if LET_NEXT_START:
+        let_next_start(EARLY)
+
+
+@triton.jit
+def let_next_start(EARLY: tl.constexpr):
+    if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
