@@ -145,6 +145,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2, help="repetitions in a round; the best one counts")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further run after this")
     parser.add_argument("--llama", type=Path, help="a program of benchmarks.peers.llama_build for these instructions")
     parser.add_argument("--prepare", action="store_true", help="only build and convert what the run needs")
     parser.add_argument("--cache", type=Path, default=CACHE)
@@ -160,8 +161,11 @@ def main() -> int:
         return 0
     print(machine(arguments.threads), f"{flags()}; restricted to: {arguments.isa}", sep="\n", flush=True)
     found: dict[str, list[Found]] = {}
+    until = time.monotonic() + arguments.seconds
     for _ in range(arguments.rounds):
         for name in order(arguments.weights):
+            if time.monotonic() > until:
+                break
             result = run_llama(name, program, arguments) if name in WEIGHTS else run_weft(name, arguments)
             found.setdefault(name, []).append(result)
             print(json.dumps({name: result}), flush=True)
@@ -180,14 +184,14 @@ def order(weights: list[str]) -> list[str]:
 
 
 def table(found: dict[str, list[Found]], weights: list[str], place: int, title: str) -> str:
-    """Return Weft's time, llama.cpp's, and how many times as fast Weft is."""
+    """Return Weft's time, llama.cpp's, and how many times as fast Weft is, for the weights that both have run with."""
     kinds = list(next(iter(found.values()))[0])
     heads = [kind if kind == "prefill" else f"{kind} rows" for kind in kinds]
     lines = ["", f"| {title}: Weft, llama.cpp (ratio) | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(kinds)]
     middle = {
         name: {kind: median(each[kind][place] for each in rounds) for kind in kinds} for name, rounds in found.items()
     }
-    for name in weights:
+    for name in (each for each in weights if {each, WEIGHTS[each]} <= found.keys()):
         own, other = middle[WEIGHTS[name]], middle[name]
         cells = [f"{own[kind]:,.1f}, {other[kind]:,.1f} ({other[kind] / own[kind]:.2f})" for kind in kinds]
         lines.append(f"| {WEIGHTS[name]}, {name} | " + " | ".join(cells) + " |")
