@@ -123,6 +123,7 @@ constexpr long DELAY = 4;
 // If no other rows will use them, there are only two places for them: with constant addresses, the loop has fewer
 // instructions, of which a Neoverse-N1 begins four a cycle.
 constexpr int PLACES = 2;
+constexpr long SHORT_TURN = 64;  // inputs
 
 // Widens one half of two adjacent pairs. As assembly: compilers would make vectors of it.
 template <bool HIGH>
@@ -478,12 +479,14 @@ inline void multiply_inputs(const Rows& x, long from, long to, const float* weig
 template <class Weights>
 void multiply(const Rows& x, long from, long to, const Weights* panel, float* sums) {
     constexpr long EACH_INPUT = std::is_same_v<Weights, Pair> ? HALF : PANEL;
+    bool few = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
 #if defined(__aarch64__)
-    bool in_place = false;
+    // Float32 weights of one block of rows: short turns of both tiles, because only the first waits for memory.
+    bool short_turns = std::is_same_v<Weights, float> && to - from == 1 && !few;
+    long step = short_turns ? SHORT_TURN : INPUTS;
 #else
-    bool in_place = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
+    long step = few ? x.inputs : INPUTS;
 #endif
-    long step = in_place ? x.inputs : INPUTS;
     for (long i = 0; i < x.inputs; i += step)
         multiply_inputs(x, from, to, panel + i * EACH_INPUT, i, std::min(step, x.inputs - i), sums);
 }
