@@ -21,7 +21,7 @@ from weft.engine import load, loop
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.padding import Size
-from weft.runner.cuda.recorded import buckets, draft_sizes
+from weft.runner.cuda.recorded import buckets, draft_counts, draft_sizes
 
 ROOM = 7
 SPEC = rolling_spec(cell=64, room=ROOM)
@@ -55,6 +55,9 @@ class ScriptedDevice(RollingDevice):
 
     def padded_tokens(self, rows: int, drafts: int) -> int:
         return self.size(rows, drafts).tokens if drafts else next(each for each in self.plain if each >= rows)
+
+    def draft_counts(self, rows: int) -> list[int]:
+        return draft_counts(self.drafted, rows)
 
     def milliseconds(self, rows: int, drafts: int) -> float:
         if not drafts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ NEVER = 1 << 62
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
+# A row without drafts stays awake if its first one is worth this share of the least draft that was chosen: in a larger
+# step, or once it is known better, it would be chosen too.
+AWAKE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class DraftRows:
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
         """
-        if not rows or self.drafting is None:
+        if not rows or self.drafting is None or not self.drafting.possible(count):
             return {}, set()
         offered = self._offers(rows)
         if not offered:
@@ -125,8 +129,10 @@ class DraftRows:
             held -= late_guesses
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
+        least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - held:
-            self._sleep(seat, rows[seat].sequence, number)
+            if offered[seat].worth[0] < AWAKE * least:
+                self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
             chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
