@@ -29,7 +29,8 @@ from weft.runner.hidden_states import ReadsStates, StateUse
 # takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
-# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product: no step has more drafts.
+# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product. The engine chooses no
+# more drafts than fit.
 DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DRAFT_WIDTHS = (2, 4, 8)
 MOST_DRAFT_TOKENS = 1024
