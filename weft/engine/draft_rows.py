@@ -7,6 +7,7 @@ and its steps are planned as if there were none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -116,6 +117,8 @@ class DraftRows:
             return {}, set()
         proposals = list(offered.values())
         lengths = self.drafting.choose(proposals, count, room)
+        following = [bool(rows[s].flying) and self._follows(rows[s], p) for s, p in offered.items()]
+        spread(lengths, proposals, following)
         probing = set() if any(lengths) else self._probe(offered, number)
         if probing:
             lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
@@ -268,6 +271,19 @@ class DraftRows:
                 known += after
                 unknown += -1.0 if self.sampling.looks_back[sequence.seat] else along
         return not self.drafting.follows(known, unknown, lost)
+
+
+def spread(lengths: list[int], proposals: SequenceOf[Proposal], following: SequenceOf[bool]) -> None:
+    """Move drafts to rows that follow others in flight and have none: without one, such a row misses the step.
+
+    They come from rows with several, the least likely first, so the step keeps its size.
+    """
+    missing = [row for row, count in enumerate(lengths) if following[row] and not count]
+    if not missing:
+        return
+    several = ((p.worth[place], row) for row, p in enumerate(proposals) for place in range(1, lengths[row]))
+    for row, (_, giving) in zip(missing, sorted(several)):
+        lengths[row], lengths[giving] = 1, lengths[giving] - 1
 
 
 def tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:

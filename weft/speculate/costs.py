@@ -36,6 +36,10 @@ class StepCosts(Protocol):
         """Return whether the duration of a step of `rows` rows without drafts is known."""
         ...
 
+    def measured(self, rows: int, drafts: int) -> bool:
+        """Return whether steps of the size of such a step, with drafts, were measured."""
+        ...
+
     def ratio(self, rows: int, drafts: int) -> float:
         """Return how many times as long a step of `rows` rows takes with this number of drafts as without."""
         ...
@@ -70,6 +74,9 @@ class LearnedCosts:
 
     def known(self, rows: int) -> bool:
         return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
+
+    def measured(self, rows: int, drafts: int) -> bool:
+        return _size_class(self.padded(rows, drafts)) in self._drafted.sizes
 
     def ratio(self, rows: int, drafts: int) -> float:
         base, drafted = self._plain.at(self.padded(rows, 0)), self._drafted.at(self.padded(rows, drafts))
@@ -113,6 +120,9 @@ class FreeDrafts:
         """Learn nothing."""
 
     def known(self, rows: int) -> bool:
+        return True
+
+    def measured(self, rows: int, drafts: int) -> bool:
         return True
 
     def ratio(self, rows: int, drafts: int) -> float:

@@ -335,6 +335,9 @@ class Drafting:
             value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
+                if sizes is not None and not self.costs.measured(rows, count):
+                    # Larger sizes take no less time. They are tried once this one is known.
+                    break
         if best:
             self._probe_every = FIRST_PROBE
         lengths = [0] * len(proposals)
