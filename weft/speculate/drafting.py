@@ -37,6 +37,8 @@ LEAST_GAIN = 1.02
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
+# Tokens of a padded step up to which sizes are tried in any order: what takes time is to read the weights.
+CHEAP_TRIAL = 256
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -335,7 +337,7 @@ class Drafting:
             value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
-                if sizes is not None and not self.costs.measured(rows, count):
+                if sizes is not None and rows + count > CHEAP_TRIAL and not self.costs.measured(rows, count):
                     # Larger sizes take no less time. They are tried once this one is known.
                     break
         if best:
