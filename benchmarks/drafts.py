@@ -1,7 +1,7 @@
 """Measure verification of drafts with scripted acceptance on a GPU.
 
     python -m benchmarks.drafts                          Nemotron-Nano-9B-v2 and Qwen3.5-9B, 3 drafts a row
-    python -m benchmarks.drafts qwen3.5-9b --rows 32 128
+    python -m benchmarks.drafts qwen3.5-9b --rows 32 128 --only falling never
 
 With random weights, no draft would be right. So acceptance is scripted, as in published benchmarks: drafts are any
 tokens, and each is accepted with a fixed probability if those before it were, whatever the model says; host and device
@@ -9,8 +9,8 @@ read the same script. With 0.81, three drafts give 3.0 tokens a step on average,
 step is that of real drafts; the drafter costs nothing. Compared are: no drafts; 3 drafts in every row, where a step
 waits for the landing of the one before it, as drafts from the host need it, and where it follows before that, as drafts
 from the device could; up to 7 drafts chosen by the engine, whose acceptance falls from 0.7 to 0.1; and drafts that are
-never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two steps. Rates
-are those while all rows decode.
+never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two recorded
+steps. Rates are those while all rows decode.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -60,18 +61,21 @@ STEADY = (0.81,) * 3
 FALLING = (0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 NEVER = (0.0,) * 7
 # By name: chances of drafts, whether all are taken, and whether steps follow each other without a wait.
-WAYS = (
-    ("three waiting", STEADY, True, False),
-    ("three", STEADY, True, True),
-    ("falling", FALLING, False, True),
-    ("never", NEVER, False, True),
-)
+WAYS = {
+    "three waiting": (STEADY, True, False),
+    "three": (STEADY, True, True),
+    "falling": (FALLING, False, True),
+    "never": (NEVER, False, True),
+}
+# Sizes of steps that are kept of each way: the most frequent.
+SIZES = 5
 # Rows of a seat after which its script begins again.
 SCRIPTED = 1024
 
 
 def main() -> int:
-    return run(arguments_of("drafts", __doc__, limit_seconds=240, models=MODELS, rows=BATCHES), measure, show)
+    options = arguments_of("drafts", __doc__, limit_seconds=240, models=MODELS, rows=BATCHES, parts=tuple(WAYS))
+    return run(options, measure, show)
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     found["rows"] = []
     for rows in batches:
         with attempts.part(f"{rows} rows"):
-            each = {"rows": rows} | measure_rows(llm, rows, script)
+            each = {"rows": rows} | measure_rows(llm, rows, script, arguments.only)
             found["rows"].append(each)
             print(line_of(each), flush=True)
         keep(found, arguments)
@@ -139,10 +143,16 @@ class Script:
 
 
 class IdleClock:
-    """Measures on a GPU how long it waits between two steps. On other devices, nothing."""
+    """Measures on a GPU how long it waits between two recorded steps, and counts steps. On other devices, nothing.
+
+    Steps that are not recorded are part of the wait. `sizes` counts steps by their rows and tokens.
+    """
 
     def __init__(self, device: Any) -> None:
         self.events: list[torch.cuda.Event] = []
+        self.sizes: Counter[tuple[int, int]] = Counter()
+        self.idle = 0.0
+        self.device: CudaRunner | None = None
         if not isinstance(device, CudaRunner) or device.device.type != "cuda":
             return
         self.device, self.launch, self.replay = device, device.launch, device.recorded._replay
@@ -159,20 +169,21 @@ class IdleClock:
 
     def timed_launch(self, plan: Any) -> Any:
         flight = self.launch(plan)
+        self.sizes[plan.rows, len(plan.tokens)] += 1
         if len(self.events) % 2:
             self.record()
         return flight
 
-    def share(self) -> float:
-        """Return the share of time between steps, and stop measuring."""
-        if not hasattr(self, "device"):
-            return 0.0
+    def stop(self) -> None:
+        """Stop measuring: `idle` is the share of time between steps."""
+        if self.device is None:
+            return
         self.device.launch, self.device.recorded._replay = self.launch, self.replay  # type: ignore[method-assign]
         torch.cuda.synchronize()
-        if len(self.events) < 2:
-            return 0.0
-        gaps = zip(self.events[1::2], self.events[2::2])
-        return sum(end.elapsed_time(begin) for end, begin in gaps) / self.events[0].elapsed_time(self.events[-1])
+        if len(self.events) > 1:
+            gaps = zip(self.events[1::2], self.events[2::2])
+            waited = sum(end.elapsed_time(begin) for end, begin in gaps)
+            self.idle = waited / self.events[0].elapsed_time(self.events[-1])
 
 
 class ScriptedDrafts(SequenceDrafts):
@@ -235,25 +246,27 @@ class ScriptedEngine(Engine):
         return {row: min(self.script.read(seats[row]), len(p.tokens)) for row, p in step.drafts.items()}
 
 
-def measure_rows(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
+def measure_rows(llm: LLM, rows: int, script: Script, ways: Sequence[str]) -> dict[str, Any]:
     """Return tokens per second of `rows` rows: without drafts, with three, with adaptive ones, with useless ones."""
-    plain, idle = tokens_per_second(fresh(llm, draft="off"), llm, rows, WARM_ANSWER)
-    found: dict[str, Any] = {"plain": plain, "plain idle": idle}
-    for name, chances, fixed, following in WAYS:
+    plain, clock = tokens_per_second(fresh(llm, draft="off"), llm, rows, WARM_ANSWER)
+    found: dict[str, Any] = {"plain": plain, "plain idle": clock.idle}
+    for name in ways:
+        chances, fixed, following = WAYS[name]
         before = llm.engine
         drafting = ScriptedDrafting(chances, fixed, following)
         engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
         engine.script = script
         script.begin(chances)
         warm = WARM_ANSWER if fixed else ANSWER
-        found[name], found[f"{name} idle"] = tokens_per_second(engine, llm, rows, warm)
+        found[name], clock = tokens_per_second(engine, llm, rows, warm)
+        found[f"{name} idle"], found[f"{name} sizes"] = clock.idle, clock.sizes.most_common(SIZES)
         counts = drafting.counts
         verified = max(1, counts.proposed["grammar", 1])
         found[f"{name} accepted"] = 1 + counts.accepted.total() / verified
     return found
 
 
-def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, float]:
+def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, IdleClock]:
     """Return the rate while all rows decode, and the share of that time in which the GPU waits between steps.
 
     It ends with the first answer that does: the others follow over a tenth of the steps, in ever smaller batches, which
@@ -272,16 +285,16 @@ def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = AN
             tokens += sum(output.token is not None for output in outputs)
             all_decode = all(output.finish is None for output in outputs)
         seconds = time.perf_counter() - began
-        idle = clock.share()
+        clock.stop()
         while not engine.idle:
             engine.step()
-    return tokens / seconds, idle
+    return tokens / seconds, clock
 
 
 def line_of(each: dict[str, Any]) -> str:
     """Return the figures of one number of rows: tokens/s, and for each way their ratio to plain, length and idle."""
     line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
-    for name, *_ in WAYS:
+    for name in filter(each.__contains__, WAYS):
         ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
         line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
     return line
@@ -290,7 +303,8 @@ def line_of(each: dict[str, Any]) -> str:
 def show(model: str, found: dict[str, Any]) -> None:
     print(f"  {found['machine']['device']}")
     if "rows" in found:
-        names = "".join(f" {name:>21}" for name, *_ in WAYS)
+        first = next(iter(found["rows"]), {})
+        names = "".join(f" {name:>21}" for name in filter(first.__contains__, WAYS))
         print(f"  {'rows':>6} {'plain':>9}{names}   tokens/s (÷ plain, length, idle)")
     for each in found.get("rows", ()):
         print(line_of(each))

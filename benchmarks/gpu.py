@@ -48,9 +48,14 @@ Show = Callable[[str, dict[str, Any]], None]
 
 
 def arguments_of(
-    program: str, about: str, limit_seconds: int, models: Sequence[str] = MODELS, rows: Sequence[int] = ()
+    program: str,
+    about: str,
+    limit_seconds: int,
+    models: Sequence[str] = MODELS,
+    rows: Sequence[int] = (),
+    parts: Sequence[str] = (),
 ) -> argparse.Namespace:
-    """Return the options of a program; with `rows`, their number can be chosen."""
+    """Return the options of a program; with `rows`, their number can be chosen, and so can `parts`, by name."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=about.splitlines()[0])
     known = ", ".join(configurations.names())
     parser.add_argument("models", nargs="*", default=list(models), help=f"config.json, folder, or one of {known}")
@@ -62,6 +67,9 @@ def arguments_of(
     parser.add_argument("--limit", type=int, default=limit_seconds, help="time limit per model in seconds")
     if rows:
         parser.add_argument("--rows", type=int, nargs="+", default=list(rows), help="sizes of batches")
+    if parts:
+        about_parts = "what is measured, in this order; default: all"
+        parser.add_argument("--only", nargs="+", default=list(parts), choices=parts, help=about_parts)
     parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.program = program
@@ -110,6 +118,8 @@ def _run_separately(model: str, arguments: argparse.Namespace) -> dict[str, Any]
         options += ["--limit", str(arguments.limit), *(["--quick"] if arguments.quick else [])]
         if "rows" in arguments:
             options += ["--rows", *map(str, arguments.rows)]
+        if "only" in arguments:
+            options += ["--only", *arguments.only]
         command = [sys.executable, "-m", f"benchmarks.{arguments.program}", model, "--here", str(target), *options]
         with log.open("w") as sink:
             reason = _wait(subprocess.Popen(command, stderr=sink), arguments.limit)

@@ -158,7 +158,8 @@ def measure_rows(llm: LLM, rows: int, script: Script, ways: Iterable[str] = WAYS
         # Random text has no frequent tokens.
         share = 0.0 if name == "mtp all" else 2.0
         with TimedHead(head) as timed, patch.object(draft_head, "RARE_SHARE", share):
-            found[name], found[f"{name} idle"] = tokens_per_second(engine, llm, rows)
+            found[name], clock = tokens_per_second(engine, llm, rows)
+            found[f"{name} idle"] = clock.idle
         counts = drafting.counts
         first = sum(count for (_, place), count in counts.proposed.items() if place == 1)
         found[f"{name} accepted"] = 1 + counts.accepted.total() / max(1, first)

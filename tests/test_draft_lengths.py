@@ -21,7 +21,7 @@ from weft.engine import load, loop
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.padding import Size
-from weft.runner.cuda.recorded import buckets, draft_sizes
+from weft.runner.cuda.recorded import buckets, draft_counts, draft_sizes
 
 ROOM = 7
 SPEC = rolling_spec(cell=64, room=ROOM)
@@ -50,16 +50,24 @@ class ScriptedDevice(RollingDevice):
         # Duration of each step, and the drafts of its rows.
         self.steps: list[tuple[float, list[int]]] = []
 
-    def size(self, rows: int, drafts: int) -> Size:
-        return next(size for size in self.drafted if size.holds(0, rows, rows + drafts, rows + drafts))
+    def size(self, rows: int, drafts: int) -> Size | None:
+        tokens = rows + drafts
+        return next((size for size in self.drafted if size.holds(0, rows, tokens, tokens)), None)
 
     def padded_tokens(self, rows: int, drafts: int) -> int:
-        return self.size(rows, drafts).tokens if drafts else next(each for each in self.plain if each >= rows)
+        if not drafts:
+            return next(each for each in self.plain if each >= rows)
+        size = self.size(rows, drafts)
+        return self.drafted[-1].tokens + rows + drafts if size is None else size.tokens
+
+    def draft_counts(self, rows: int) -> list[int]:
+        return draft_counts(self.drafted, rows)
 
     def milliseconds(self, rows: int, drafts: int) -> float:
         if not drafts:
             return table(self.padded_tokens(rows, 0), 1)
         size = self.size(rows, drafts)
+        assert size is not None, f"no step of {rows} rows with {drafts} drafts is recorded"
         each = size.longer - 1
         plain, found = table(each, 1), table(each, (size.tokens - 1) / each)
         return plain + self.dearer * (found - plain)

@@ -14,6 +14,7 @@ import pytest
 
 from tests import (
     test_draft_model,
+    test_draft_sizes,
     test_drafts,
     test_drafts_of_grammars,
     test_drafts_of_models,
@@ -354,6 +355,16 @@ def hidden_states_stay_when_their_sequence_leaves(patch: Patch) -> None:
 def a_block_is_released_with_hidden_states_that_wait(patch: Patch) -> None:
     original = HiddenStates.drop
     patch.setattr(HiddenStates, "drop", lambda self, seats, before: original(self, seats, before + BLOCK - 1))
+
+
+@plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
+def drafts_are_chosen_beyond_the_recorded_sizes(patch: Patch) -> None:
+    patch.setattr(planner.Planner, "use_sizes", lambda self, device: self.pacing.use_sizes(device.padded_tokens))
+
+
+@plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
+def a_row_that_follows_is_left_without_drafts(patch: Patch) -> None:
+    patch.setattr(draft_rows, "spread", lambda *_: None)
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

@@ -149,6 +149,9 @@ class LinearCosts:
     def known(self, rows: int) -> bool:
         return True
 
+    def measured(self, rows: int, drafts: int) -> bool:
+        return True
+
     def ratio(self, rows: int, drafts: int) -> float:
         return 1 + self.each * drafts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weft.base.copies import CopyPlan
@@ -48,6 +49,13 @@ class PaddingDevice(Protocol):
 
     def padded_tokens(self, rows: int, drafts: int) -> int:
         """Return how many tokens it computes in a step of these rows, which have this number of drafts in all."""
+        ...
+
+    def draft_counts(self, rows: int) -> Sequence[int] | None:
+        """Return the numbers of drafts, of all rows together, that fill the sizes for these rows, in order.
+
+        With more drafts than the last of them, a step has no size of its own. None: no size is for drafts.
+        """
         ...
 
 

@@ -7,8 +7,10 @@ and its steps are planned as if there were none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ FRUITLESS = 8
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
+# A row without drafts stays awake if its first one is worth this share of the least draft that was chosen: in a larger
+# step, or once it is known better, it would be chosen too.
+AWAKE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +114,7 @@ class DraftRows:
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
         """
-        if not rows or self.drafting is None:
+        if not rows or self.drafting is None or not self.drafting.possible(count):
             return {}, set()
         offered = self._offers(rows)
         self._note_fruitless(rows, offered, number)
@@ -118,6 +123,8 @@ class DraftRows:
             return {}, set()
         proposals = list(offered.values())
         lengths = self.drafting.choose(proposals, count, room)
+        following = [bool(rows[s].flying) and self._follows(rows[s], p) for s, p in offered.items()]
+        spread(lengths, proposals, following)
         probing = set() if any(lengths) else self._probe(offered, number)
         if probing:
             lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
@@ -131,8 +138,10 @@ class DraftRows:
             held -= late_guesses
         self._waiting = probing & held
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
+        least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - held:
-            self._sleep(seat, rows[seat].sequence, number)
+            if offered[seat].worth[0] < AWAKE * least:
+                self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
             chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
@@ -283,6 +292,19 @@ class DraftRows:
                 known += after
                 unknown += -1.0 if self.sampling.looks_back[sequence.seat] else along
         return not self.drafting.follows(known, unknown, lost)
+
+
+def spread(lengths: list[int], proposals: SequenceOf[Proposal], following: SequenceOf[bool]) -> None:
+    """Move drafts to rows that follow others in flight and have none: without one, such a row misses the step.
+
+    They come from rows with several, the least likely first, so the step keeps its size.
+    """
+    missing = [row for row, count in enumerate(lengths) if following[row] and not count]
+    if not missing:
+        return
+    several = ((p.worth[place], row) for row, p in enumerate(proposals) for place in range(1, lengths[row]))
+    for row, (_, giving) in zip(missing, sorted(several)):
+        lengths[row], lengths[giving] = 1, lengths[giving] - 1
 
 
 def tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:

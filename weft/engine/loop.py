@@ -93,7 +93,7 @@ class Engine:
         self.planner.late_masks = self._masking is not None
         self.planner.following = None if config.exact else following_device(device)
         if isinstance(device, PaddingDevice):
-            self.planner.pacing.use_sizes(device.padded_tokens)
+            self.planner.use_sizes(device)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()

@@ -18,7 +18,7 @@ from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.chunks import canonical_end, even_chunk
-from weft.engine.device import FollowingDevice
+from weft.engine.device import FollowingDevice, PaddingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import Candidate, DraftRows
 from weft.engine.pacing import Pacing
@@ -77,6 +77,12 @@ class Planner:
         self._short = False
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
+
+    def use_sizes(self, device: PaddingDevice) -> None:
+        """Learn the costs of steps by the sizes that a device pads them to, and choose drafts that fit one."""
+        self.pacing.use_sizes(device.padded_tokens)
+        if self.drafting is not None:
+            self.drafting.counts_that_fit = device.draft_counts
 
     @property
     def running(self) -> int:

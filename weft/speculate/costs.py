@@ -39,6 +39,10 @@ class StepCosts(Protocol):
         """Return whether the duration of a step of `rows` rows without drafts is known."""
         ...
 
+    def measured(self, rows: int, drafts: int) -> bool:
+        """Return whether steps of the size of such a step, with drafts, were measured."""
+        ...
+
     def ratio(self, rows: int, drafts: int) -> float:
         """Return how many times as long a step of `rows` rows takes with this number of drafts as without."""
         ...
@@ -78,6 +82,9 @@ class LearnedCosts:
 
     def known(self, rows: int) -> bool:
         return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
+
+    def measured(self, rows: int, drafts: int) -> bool:
+        return _size_class(self.padded(rows, drafts)) in self._drafted.sizes
 
     def ratio(self, rows: int, drafts: int) -> float:
         fewest = _size_class(self.padded(rows, 0))
@@ -150,6 +157,9 @@ class FreeDrafts:
         """Learn nothing."""
 
     def known(self, rows: int) -> bool:
+        return True
+
+    def measured(self, rows: int, drafts: int) -> bool:
         return True
 
     def ratio(self, rows: int, drafts: int) -> float:

@@ -37,6 +37,8 @@ LEAST_GAIN = 1.02
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
+# Tokens of a padded step up to which sizes are tried in any order: what takes time is to read the weights.
+CHEAP_TRIAL = 256
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -299,6 +301,9 @@ class Drafting:
         self.shared = SharedTexts()
         self.counts = DraftCounts()
         self.overall: dict[str, Acceptance] = {}
+        # By the rows of a step: the numbers of drafts that fill a size that the device pads steps to, the largest last.
+        # All steps of a size cost the same. None: there are no such sizes.
+        self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
         self._probe_after = self._probe_every = FIRST_PROBE
 
     def begin(
@@ -316,22 +321,36 @@ class Drafting:
             self.shared.add(salt, tokens)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
-        """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all."""
+        """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all.
+
+        A step of these rows fits a size of the device, if that has any.
+        """
         worth = [(each, number) for number, proposal in enumerate(proposals) for each in proposal.worth]
         # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
         worth.sort(key=lambda each: -each[0])
+        sizes = self.counts_that_fit(rows)
+        if sizes is not None:
+            most = min(most, max(sizes, default=0))
         gained = list(accumulate(gain for gain, _ in worth[:most]))
         best, best_value = 0, LEAST_GAIN * rows
-        for count in _counts_to_weigh(len(gained)):
+        for count in _counts_to_weigh(len(gained), sizes):
             value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
             if value > best_value:
                 best, best_value = count, value
+                if sizes is not None and rows + count > CHEAP_TRIAL and not self.costs.measured(rows, count):
+                    # Larger sizes take no less time. They are tried once this one is known.
+                    break
         if best:
             self._probe_every = FIRST_PROBE
         lengths = [0] * len(proposals)
         for _, number in worth[:best]:
             lengths[number] += 1
         return lengths
+
+    def possible(self, rows: int) -> bool:
+        """Return whether a step of these rows may have drafts. Without a size for it, the device would be slower."""
+        sizes = self.counts_that_fit(rows)
+        return sizes is None or len(sizes) > 0
 
     def follows(self, known: float, unknown: float, lost: float) -> bool:
         """Return whether to plan the next step while drafts are in flight.
@@ -360,11 +379,15 @@ class Drafting:
         drafts.learn(proposal, accepted)
 
 
-def _counts_to_weigh(most: int) -> list[int]:
-    """Return numbers of drafts from 1 to `most`: all small ones, and not more than a hundred.
+def _counts_to_weigh(most: int, sizes: Sequence[int] | None = None) -> list[int]:
+    """Return numbers of drafts from 1 to `most`: those that fill a size, or else all small ones, and at most a hundred.
 
     >>> _counts_to_weigh(3), _counts_to_weigh(1000)[-3:], len(_counts_to_weigh(1792))
     ([1, 2, 3], [976, 992, 1000], 78)
+    >>> _counts_to_weigh(600, (256, 512, 768)), _counts_to_weigh(0, (256, 512, 768))
+    ([256, 512, 600], [])
     """
+    if sizes is not None:
+        return [*(count for count in sizes if count < most), *([most] if most else [])]
     step = 1 + most // 64
     return [*range(1, min(most, 16) + 1), *range(16 // step * step + step, most, step), *([most] if most > 16 else [])]

@@ -74,6 +74,14 @@ class Size:
         padding = self.longer - longer if self.longest is None else self.longer - longer - 1
         return fits and tokens + padding <= self.tokens
 
+    def most_drafts(self, rows: int) -> int:
+        """Return how many drafts these rows can have in all in a step for drafts, where every token has a sample."""
+        if self.longest is None or rows >= self.longer:
+            return 0
+        # Every row of padding but the last one has a token.
+        tokens = min(self.tokens - (self.longer - rows - 1), self.answers)
+        return max(0, min(tokens - rows, rows * (self.longest - 1)))
+
 
 def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
     """Return a plan whose rows share one unit of each kind: realistic work with meaningless results."""

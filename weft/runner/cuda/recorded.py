@@ -6,9 +6,10 @@ Without a GPU the same steps run eagerly on the same padded inputs, which is how
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
@@ -28,11 +29,14 @@ from weft.runner.hidden_states import ReadsStates, StateUse
 # takes to launch their kernels one by one.
 PROMPT_TOKENS = (64, 128, 320, 576)
 BESIDE = (8, 32, 128)
-# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product: beyond it the step is
-# large enough to hide its launches.
-DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Rows of a recorded step with drafts, tokens of a row on average, and a bound of their product. The engine chooses no
+# more drafts than fit.
+DRAFTING = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 DRAFT_WIDTHS = (2, 4, 8)
 MOST_DRAFT_TOKENS = 1024
+# From this number of rows on, tokens cost more than the weights that all of them share, and so does padding.
+MANY_ROWS = 128
+WIDTHS_OF_MANY = (3, 6)
 # Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
 
@@ -71,11 +75,22 @@ def draft_sizes(most: int, room: int) -> list[Size]:
     if not room:
         return []
     rows = {min(each, most) for each in DRAFTING}
-    shapes = {(each, width) for each in rows for width in DRAFT_WIDTHS if each * width <= MOST_DRAFT_TOKENS}
+    widths = {each: DRAFT_WIDTHS + (WIDTHS_OF_MANY if each >= MANY_ROWS else ()) for each in rows}
+    shapes = {(each, width) for each in rows for width in widths[each] if each * width <= MOST_DRAFT_TOKENS}
     # Without a plan, one row has two tokens and every other one.
     tokens = {(each, width): max(each * width, each + 2) for each, width in shapes}
     sizes = (Size(0, each + 1, tokens[each, width], each * width, longest=room + 1) for each, width in shapes)
     return sorted(sizes, key=lambda size: (size.tokens, size.longer))
+
+
+def draft_counts(sizes: Sequence[Size], rows: int) -> list[int]:
+    """Return the numbers of drafts, of all rows together, that fill the sizes for these rows, smallest first.
+
+    >>> [draft_counts(draft_sizes(256, 7), rows) for rows in (2, 128, 256, 257)]
+    [[2, 6, 14], [128, 256, 384, 640, 896], [256, 512, 768], []]
+    """
+    most = accumulate((size.most_drafts(rows) for size in sizes), max)
+    return [count for count, _ in groupby(most) if count]
 
 
 def step_sizes(most: int, room: int, drafter: bool = False) -> list[Size]:

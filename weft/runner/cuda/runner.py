@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ from weft.models.model import CausalModel, Mixer
 from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, step_sizes
+from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, draft_counts, step_sizes
 from weft.runner.hidden_states import StateUse
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
@@ -65,6 +66,9 @@ class CudaRunner(Runner):
         where = (cells, spec, self.store.scratch, self.device, self.operations, line)
         decodes = DecodeInputs(seats, *where)
         prompts = [StepInputs(size, seats, *where) for size in self.recorded_sizes(seats)]
+        sizes = [each.size for each in prompts if each.size.samples is not None]
+        # By rows. If steps with drafts are not recorded, any number of them is computed in the same way.
+        self._draft_counts = [draft_counts(sizes, rows) for rows in range(seats + 1)] if sizes else []
         boards = Boards(self.board, self.refused, self.moved)
         parts = (model, self.store.views, boards, decodes, prompts)
         with torch.inference_mode():
@@ -84,6 +88,10 @@ class CudaRunner(Runner):
     def padded_tokens(self, rows: int, drafts: int) -> int:
         """Return how many tokens a step of these rows and drafts computes."""
         return self.recorded.padded_tokens(rows, drafts)
+
+    def draft_counts(self, rows: int) -> Sequence[int] | None:
+        """Return the numbers of drafts that fill the recorded steps for these rows; None: none is for drafts."""
+        return self._draft_counts[rows] if self._draft_counts else None
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
