@@ -266,7 +266,8 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
         return options
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
     conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
-    if device != "cpu" and draft_of(options) in ("mtp", "model"):
+    if device != "cpu" and draft_of(options) != "off":
+        # On a GPU a model's drafts exclude it, and with others its cost was not measured.
         conflict = f"draft is {options.draft}"
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
