@@ -5,8 +5,11 @@ Names are loaded on first use, so that `import weft` costs nothing.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from weft.base.openmp import shorten_waits
 
 if TYPE_CHECKING:
     from weft.base.errors import EngineStopped, ModelError, OptionError, RequestError, WeftError
@@ -33,6 +36,10 @@ _HOMES = {
     "Result": "weft.offline.result",
     "SamplingParams": "weft.base.sampling",
 }
+
+# Before PyTorch is loaded, which reads it then.
+if hasattr(os, "uname"):
+    shorten_waits(os.environ, os.uname().machine)
 
 
 def __getattr__(name: str) -> object:

@@ -11,9 +11,10 @@ from typing import Protocol
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
 NEEDED = 2
-# Drafts of a step that are tried before any were measured: so many, or one for every so many rows. Then up to so many
-# times as many as were measured.
-TRIED, TRIED_OF, GROWS = 3, 8, 4
+# Drafts of a step that are tried before any were measured: this number, or one for each group of rows.
+TRIED, TRIED_OF = 3, 8
+# How many times as many as were measured are tried then.
+GROWS = 4
 # Steps after which the costs of drafts are learned anew.
 FORGET_AFTER = 2048
 # Weight of the past in the costs of prompt chunks, and how many times its prediction a chunk may count for.
