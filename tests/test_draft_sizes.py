@@ -99,3 +99,7 @@ def test_rows_that_follow_others_take_drafts_from_rows_with_several() -> None:
     lengths = [1, 0, 0, 0, 0]
     spread(lengths, proposals, [False, True, False, False, False])
     assert lengths == [1, 0, 0, 0, 0], "no row has one to spare"
+    proposals = [Proposal("a", "a", (1,) * len(each), each) for each in [(0.9, 0.8, 0.8), (0.05,), (0.3,)]]
+    lengths = [3, 0, 0]
+    spread(lengths, proposals, [True, True, True])
+    assert lengths == [2, 0, 1], "a row whose guess is hopeless decodes alone, and then without drafts"

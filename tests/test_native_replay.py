@@ -178,7 +178,7 @@ def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_
     runner = Runner(model, spec, config.memory_bytes, config.max_sequences, threads=1, operations=operations)
     asks = [Ask(tokens(57, 1), greedy(40))]
     answer = serve(Engine(spec, runner, config), asks)[0].tokens
-    # Nine rows without drafts are not recorded, and drafts of as many rows are.
+    # Eight rows without drafts are not recorded, and drafts of as many rows are.
     batch = [Ask(tokens(5, index), greedy(3)) for index in range(8)]
     serve(Engine(spec, runner, config), batch)
     assert runner.compute.steps[8, 1] is None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +15,11 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine import loop
-from weft.engine.draft_rows import FRUITLESS
+from weft.engine.draft_rows import FRUITLESS, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
-from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, SequenceDrafts
+from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import Match
 
 SPEC = rolling_spec(cell=4, room=6)
@@ -197,6 +199,60 @@ def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
     assert not any(len(plan.drafts) for plan in decodes[:NEEDED])
     assert drafted(device) > 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(64, 34), (16, 9), (8, 4)])
+def test_a_batch_that_shrinks_at_once_learns_what_its_steps_take(before: int, after: int) -> None:
+    """Where every token costs. If fewer rows seemed to take as long, drafts would look free and would never end."""
+    costs = LearnedCosts()
+    drafting = Drafting(7, costs=costs)
+    for _ in range(4):
+        costs.observe(before, 0, 0.2 + before)
+    worth = tuple(0.35**place for place in range(1, 8))
+    drafted = 0
+    for _ in range(200):
+        lengths = drafting.choose([Proposal("a", "a", (1,) * 7, worth)] * after, after, 1000)
+        drafts = sum(lengths)
+        costs.observe(after + drafts, drafts, 0.2 + after + drafts)
+        drafted += drafts > 0
+    assert drafted < 10
+
+
+class HeadGuesses(SequenceDrafts):
+    """Guesses of a head, which counts how often it is asked."""
+
+    asked = 0
+
+    def propose(self, *_: Any, **__: Any) -> Proposal:
+        self.asked += 1
+        return Proposal("mtp", "mtp", (), (0.8, 0.6, 0.4))
+
+
+def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others() -> None:
+    """Rows 0 to 3 look back at a token that is in flight, so that a head cannot guess for them yet."""
+    drafting = Drafting(3, costs=FreeDrafts(), model="mtp")
+    sampling: Any = SimpleNamespace(looks_back=np.arange(8) < 4, penalised=np.zeros(8, bool))
+    head: Any = SimpleNamespace(
+        stays=True,
+        begin=lambda rows, flying=None: SimpleNamespace(
+            counts={seat: number for seat, (_, number) in rows.items()}, tokens=dict
+        ),
+        draft=lambda rows: {},
+    )
+    rows = DraftRows(drafting, sampling, 8, head)
+    sequences: list[Any] = []
+    for seat in range(8):
+        guesses = HeadGuesses(np.zeros(4, np.int32), b"", 3, None, False, drafting.overall, "mtp")
+        found = SimpleNamespace(drafting=guesses, constraint=None, generated=[1], length=5, leaving=False, seat=seat)
+        sequences.append(found)
+        rows.sit(seat, sequences[-1])
+    for number in range(1, 101):
+        asleep = rows.asleep(np.arange(8), number)
+        awake = {s: Candidate(sequences[s], 50, 0 if s < 4 else 3, s >= 4) for s in range(8) if not asleep[s]}
+        rows.choose(awake, 8, 12, number, False, False, lambda count, drafts: True)
+    asked = [each.drafting.asked for each in sequences]
+    assert max(asked[:4]) < 10
+    assert min(asked[4:]) == 100
 
 
 class Clock:

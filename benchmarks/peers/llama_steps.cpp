@@ -18,6 +18,8 @@
 
 namespace {
 
+constexpr int BATCH = 2048;  // tokens of a call
+
 struct Spent {
     double wall, cpu;  // milliseconds
 };
@@ -52,16 +54,17 @@ class Model {
         if (!model_) throw std::runtime_error("cannot load the model");
         auto wanted = llama_context_default_params();
         wanted.n_ctx = rows * length;
-        wanted.n_batch = 2048;
+        wanted.n_batch = BATCH;
         wanted.n_ubatch = 512;
         wanted.n_seq_max = rows;
         wanted.kv_unified = true;
         wanted.n_threads = wanted.n_threads_batch = threads;
-        if (std::strstr(path, "f32")) wanted.type_k = wanted.type_v = GGML_TYPE_F32;
+        const char* folder_end = std::strrchr(path, '/');
+        if (std::strstr(folder_end ? folder_end : path, "f32")) wanted.type_k = wanted.type_v = GGML_TYPE_F32;
         context_ = llama_init_from_model(model_, wanted);
         if (!context_) throw std::runtime_error("cannot create a context");
         vocabulary_ = llama_vocab_n_tokens(llama_model_get_vocab(model_));
-        batch_ = llama_batch_init(2048, 0, 1);
+        batch_ = llama_batch_init(BATCH, 0, 1);
     }
 
     Best time_steps(int rows, int repeats, int prompt, int brief, int full) {
@@ -106,6 +109,7 @@ class Model {
     }
 
     int add(llama_token token, int position, int row, bool wants_logits) {
+        if (batch_.n_tokens == BATCH) throw std::runtime_error("too many tokens for one call: fewer rows");
         int i = batch_.n_tokens++;
         batch_.token[i] = token;
         batch_.pos[i] = position;

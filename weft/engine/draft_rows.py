@@ -33,6 +33,8 @@ LIKELY = 0.5
 # A row without drafts stays awake if its first one is worth this share of the least draft that was chosen: in a larger
 # step, or once it is known better, it would be chosen too.
 AWAKE = 0.5
+# A row that would miss a step gets the draft of another if its own is worth this share of it.
+WORTH_MOVING = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class DraftRows:
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - held:
-            if offered[seat].worth[0] < AWAKE * least:
+            if seat in late or offered[seat].worth[0] < AWAKE * least:
                 self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
@@ -297,13 +299,17 @@ class DraftRows:
 def spread(lengths: list[int], proposals: SequenceOf[Proposal], following: SequenceOf[bool]) -> None:
     """Move drafts to rows that follow others in flight and have none: without one, such a row misses the step.
 
-    They come from rows with several, the least likely first, so the step keeps its size.
+    They come from rows with several, the least likely first, so the step keeps its size. Rows whose drafts are worth
+    little miss the step, and continue without drafts: with them they would follow for ever.
     """
     missing = [row for row, count in enumerate(lengths) if following[row] and not count]
     if not missing:
         return
     several = ((p.worth[place], row) for row, p in enumerate(proposals) for place in range(1, lengths[row]))
-    for row, (_, giving) in zip(missing, sorted(several)):
+    missing.sort(key=lambda row: -proposals[row].worth[0])
+    for row, (worth, giving) in zip(missing, sorted(several)):
+        if proposals[row].worth[0] < WORTH_MOVING * worth:
+            return
         lengths[row], lengths[giving] = 1, lengths[giving] - 1
 
 

@@ -89,9 +89,7 @@ class LearnedCosts:
 
     def ratio(self, rows: int, drafts: int) -> float:
         fewest = _size_class(self.padded(rows, 0))
-        base = self._plain.at(fewest)
-        if base is None:
-            base = self._plain.least
+        base = self._plain.at(fewest) or self._plain.below(fewest)
         if base is None:
             return 1.0
         size = _size_class(self.padded(rows, drafts))
@@ -116,7 +114,6 @@ class Durations:
         # Sizes of which enough is known, in order, and the most that is known of each and of smaller ones.
         self.sizes: list[int] = []
         self._most: list[float] = []
-        self.least: float | None = None
 
     def add(self, tokens: int, seconds: float) -> None:
         size = _size_class(tokens)
@@ -128,12 +125,15 @@ class Durations:
         self._fastest[size] = fastest
         self.sizes = sorted(self._fastest)
         self._most = list(accumulate((self._fastest[size] for size in self.sizes), max))
-        self.least = min(self._fastest.values())
 
     def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
         place = bisect_right(self.sizes, size)
         return self._most[place - 1] if place else None
+
+    def below(self, size: int) -> float | None:
+        """Return the least that a step smaller than all known ones may take: in proportion to the smallest of them."""
+        return self._most[0] * size / self.sizes[0] if self.sizes else None
 
     def guess(self, size: int, fewest: int, base: float, free: int) -> float:
         """Return how long a step of this size takes, if one of the `fewest` tokens takes `base`.

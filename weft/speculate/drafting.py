@@ -37,7 +37,7 @@ LEAST_GAIN = 1.02
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
-# Tokens of a padded step up to which sizes are tried in any order: what takes time is to read the weights.
+# Tokens of a step, without padding, up to which sizes are tried in any order: what takes time is to read the weights.
 CHEAP_TRIAL = 256
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256

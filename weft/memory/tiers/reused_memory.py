@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import LifoQueue
 
 
@@ -18,9 +18,6 @@ class ReusedMemory:
 
     def __init__(self, pieces: int, piece_bytes: int) -> None:
         memory = mmap.mmap(-1, pieces * piece_bytes)
-        with suppress(OSError, AttributeError):
-            # Large pages, if the system has them: a request for scattered ones would be cut into several.
-            memory.madvise(mmap.MADV_HUGEPAGE)
         # The piece that was used last is taken first.
         self._free: LifoQueue[memoryview] = LifoQueue()
         for first in range(0, len(memory), piece_bytes):
