@@ -62,8 +62,8 @@ class LearnedCosts:
     in proportion to its tokens, so that they do not pay.
 
     Now and then all steps with drafts are forgotten, because what was slow when it ran for the first time, or on a busy
-    machine, would never be tried again. Steps without drafts are never guessed: if drafts came before they were
-    measured, they would look free.
+    machine, would never be tried again. No row drafts before steps of about as many rows were measured without:
+    drafts would look free.
 
     `padded` returns how many tokens a device computes in a step of these rows and drafts: all steps that it pads to one
     size cost the same.
