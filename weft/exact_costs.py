@@ -38,11 +38,11 @@ class Cost:
 
 # By GPU, as its driver names it, and by the model_type of config.json. In bfloat16, all cells from one run.
 COSTS: dict[tuple[str, str], Cost] = {
-    ("NVIDIA H200", "lfm2"): Cost("lfm2-1.2b", "2026-11-17", 0.117, 0.065, 0.057, 0.052),
-    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.031, -0.049, -0.016, 0.025),
-    ("NVIDIA H200", "qwen3_5_text"): Cost("qwen3.5-9b", "2026-11-17", 0.046, 0.010, 0.038, -0.023),
-    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.112, -0.027, 0.050, -0.067),
-    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.109, 0.014, 0.027, 0.017),
+    ("NVIDIA H200", "lfm2"): Cost("lfm2-1.2b", "2026-11-17", 0.133, 0.065, 0.060, 0.095),
+    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.022, -0.046, -0.016, 0.007),
+    ("NVIDIA H200", "qwen3_5_text"): Cost("qwen3.5-9b", "2026-11-17", 0.043, 0.011, 0.039, -0.021),
+    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.120, -0.026, 0.032, -0.049),
+    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.098, 0.020, 0.007, 0.004),
 }
 
 
