@@ -1,5 +1,6 @@
 """What every test process needs before anything imports torch or Triton; what it starts inherits it."""
 
+import gc
 import os
 import sys
 from collections.abc import Generator
@@ -54,6 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
         from weft.kernels.native import library
 
         library.available()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: let the garbage collector not look for garbage in it, neither now nor in every test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
