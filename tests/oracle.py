@@ -29,7 +29,7 @@ from weft.models.weights import load_model
 from weft.runner.batching import build_batch
 
 LENGTHS = (1, 2, 63, 64, 65, 127, 200)
-# Answers decode past the end of a cell.
+# Some answers decode past the end of a cell.
 GREEDY_TOKENS = 24
 TOLERANCE = 1e-4
 
