@@ -1,7 +1,7 @@
 """Whether Triton kernels compile for a GPU (sm_90), on a machine that needs to have none.
 
-A test names functions that launch kernels, on tensors of the CPU; they run in a process of their own, where every
-launch is compiled as it would be on the GPU and nothing is executed. So outputs stay as they were allocated:
+A test names functions that launch kernels, on tensors of the CPU; they run in another process, where every launch is
+compiled as it would be on the GPU and nothing is executed. So outputs stay as they were allocated:
 
     def launch_scan() -> None:                     # a top-level function of a test module
         scan(torch.empty(5, 7, dtype=torch.bfloat16), ...)
@@ -9,17 +9,22 @@ launch is compiled as it would be on the GPU and nothing is executed. So outputs
     def test_kernels_compile_for_sm_90():
         assert_compiles(launch_scan, ...)
 
-`python -m tests.compiled tests.test_x:launch_scan ...` does it by hand and prints registers, spills and shared memory.
+All tests of a process share the other one: it takes longer to start than to compile. `python -m tests.compiled
+tests.test_x:launch_scan ...` does it by hand and prints registers, spills and shared memory.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,39 +44,73 @@ def assert_compiles(*launches: Callable[[], None], in_registers: bool = False) -
     `in_registers`: nothing that a thread computes with has to be laid aside in memory.
     """
     names = [f"tests.{Path(launch.__code__.co_filename).stem}:{launch.__name__}" for launch in launches]
+    lines = compile_elsewhere(names)
+    assert len(lines) >= len(launches), "nothing was launched"
+    assert all(int(size) <= SHARED_BYTES for size in re.findall(r" shared=(\d+) ", "\n".join(lines))), lines
+    assert not in_registers or all("stack=0 " in line for line in lines), lines
+
+
+def compile_elsewhere(names: list[str]) -> list[str]:
+    """Return what `compile_launches` finds in the process that compiles."""
+    process = compiler()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        print(*names, file=process.stdin, flush=True)
+    answer = process.stdout.readline()
+    if not answer:
+        # The next test starts another one.
+        compiler.cache_clear()
+    assert answer, f"the compiler ended with {process.wait()}"
+    found = json.loads(answer)
+    assert found["error"] is None, found["error"]
+    lines: list[str] = found["lines"]
+    return lines
+
+
+@cache
+def compiler() -> subprocess.Popen[str]:
+    """Start a process that compiles what it is asked for, until this one has ended."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compiled", *names],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.count("\n") >= len(launches), "nothing was launched"
-    assert all(int(size) <= SHARED_BYTES for size in re.findall(r" shared=(\d+) ", done.stdout)), done.stdout
-    assert not in_registers or all("stack=0 " in line for line in done.stdout.splitlines()), done.stdout
+    command = [sys.executable, "-m", "tests.compiled"]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
-def compile_launches(names: list[str]) -> None:
+def serve() -> None:
+    """Answer every line of names with one of JSON. What launches print goes elsewhere."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        for request in sys.stdin:
+            try:
+                found = {"lines": compile_launches(request.split()), "error": None}
+            except Exception:
+                found = {"lines": [], "error": traceback.format_exc()}
+            print(json.dumps(found), file=answers, flush=True)
+
+
+def compile_launches(names: list[str]) -> list[str]:
+    """Return a line for each kernel that these functions launch."""
     from triton.runtime.jit import JITFunction
 
     from weft.kernels.cuda import overlap
 
     # As on the GPU that they are compiled for: kernels ask before they are imported, or when they are launched.
     overlap.is_able = lambda device: True
-    seen: set[str] = set()
+    seen: dict[str, None] = {}
 
     def compile_only(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         options = {key: kwargs.pop(key) for key in LAUNCH_OPTIONS if key in kwargs}
         values = dict(zip(kernel.arg_names, args)) | kwargs
         values |= {p.name: p.default for p in kernel.params if p.has_default and p.name not in values}
-        line = compile_one(kernel, values, options)
-        if line not in seen:
-            print(line)
-        seen.add(line)
+        seen[compile_one(kernel, values, options)] = None
 
     JITFunction.run = compile_only
     for name in names:
         module, function = name.split(":")
         getattr(import_module(module), function)()
+    return list(seen)
 
 
 def compile_one(kernel: Any, values: dict[str, Any], options: dict[str, Any]) -> str:
@@ -143,4 +182,7 @@ def resources(binary: bytes) -> str:
 
 
 if __name__ == "__main__":
-    compile_launches(sys.argv[1:])
+    if sys.argv[1:]:
+        print(*compile_launches(sys.argv[1:]), sep="\n")
+    else:
+        serve()

@@ -120,10 +120,16 @@ def parse(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@cache
+def nodes(text: str) -> list[ast.AST]:
+    """Return everything in a source, walked once for all checkers."""
+    return list(ast.walk(parse(text)))
+
+
 def imports(text: str) -> set[str]:
     """All modules that a source may import, wherever it does; `from a import b` counts as a and a.b."""
     found: set[str] = set()
-    for node in ast.walk(parse(text)):
+    for node in nodes(text):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -197,7 +203,7 @@ def device_questions(modules: dict[str, str]) -> list[str]:
         for other in sorted(imports(text)):
             if any(within(other, backend) for backend in BACKENDS):
                 complaints.append(f"{module} imports {other}")
-        for node in ast.walk(parse(text)):
+        for node in nodes(text):
             asked = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr
             # `torch.device(...)` makes a value and asks nothing.
             if asked in DEVICE_QUESTIONS and ast.unparse(node) != "torch.device":
@@ -210,7 +216,7 @@ def modules_with_number(modules: dict[str, str], number: int) -> list[str]:
     return [
         module
         for module, text in modules.items()
-        if any(isinstance(node, ast.Constant) and node.value == number for node in ast.walk(parse(text)))
+        if any(isinstance(node, ast.Constant) and node.value == number for node in nodes(text))
     ]
 
 
@@ -286,7 +292,8 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             if isinstance(node, Function):
                 yield prefix + node.name, node
             yield from functions(node, f"{prefix}{node.name}.")
-        else:
+        elif not isinstance(node, ast.expr):
+            # No expression holds a function with a name.
             yield from functions(node, prefix)
 
 
@@ -294,7 +301,7 @@ def repeated_class_names(modules: dict[str, str]) -> list[str]:
     """Class names that are defined more than once, at any level of any module, with the modules that define them."""
     homes: dict[str, list[str]] = {}
     for module, text in modules.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(module)
     return [f"{name} is defined in {', '.join(found)}" for name, found in sorted(homes.items()) if len(found) > 1]
@@ -310,7 +317,7 @@ def unsafe(modules: dict[str, str]) -> list[str]:
     complaints = []
     for module, text in modules.items():
         complaints += [f"{module} imports {m}" for m in sorted(imports(text)) if m.split(".")[0] in UNSAFE_MODULES]
-        for node in ast.walk(parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
                 complaints.append(f"{module} calls {ast.unparse(node.func)}")
     return complaints
@@ -351,7 +358,7 @@ def private_patches(modules: dict[str, str]) -> list[str]:
     """Return patches of names with a leading underscore, except Python's own such as `__init__`."""
     found = []
     for module, source in modules.items():
-        for node in ast.walk(parse(source)):
+        for node in nodes(source):
             is_patch = (
                 isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr"
             )

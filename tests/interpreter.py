@@ -3,7 +3,8 @@
 Triton's own spends most of its time on three things without an effect: it computes whether every sum and product of
 integers overflows, and drops the answer unless it is debugging; it patches the language again for every function that
 a kernel calls; and it builds a table of types whenever it needs one of them. It also describes the shape of every
-result anew, although a kernel has few.
+result anew, although a kernel has few, converts operands that have the same type already, and reduces element by
+element wherever a kernel brings a function of its own.
 
 It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors. On a GPU, such
 an access may end the process.
@@ -30,6 +31,8 @@ def speed_up() -> None:
         interpreter._get_np_dtype = Types(interpreter)
         Patches(interpreter).install()
         Shapes(interpreter.tl.core).install()
+        Operands(interpreter).install()
+        interpreter.ReduceOps.generic_reduce = reduce_by_halves
         Bounds(interpreter).install()
 
 
@@ -71,6 +74,7 @@ class Patches:
 
         self.interpreter.GridExecutor.__call__ = launch_and_forget
         self.interpreter._patch_lang = self.patch_once
+        self.interpreter._patch_attr = self.patch_member
 
     def patch_once(self, function: Any) -> Any:
         languages = self.languages(function)
@@ -81,6 +85,16 @@ class Patches:
             return None
         self.patched |= languages
         return self.patch(function)
+
+    def patch_member(self, part: Any, name: str, member: Any, _: Any, scope: Any) -> None:
+        """Give a function of the language what it needs here, without a new dictionary for every call."""
+        semantic = self.interpreter.interpreter_semantic
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return member(*args, **named)
+
+        scope.set_attr(part, name, call)
 
     def languages(self, function: Any) -> set[str]:
         """Return the parts of the language that a function sees, and which it needs patched."""
@@ -106,7 +120,8 @@ class Shapes:
 
     def install(self) -> None:
         core = self.core
-        constant, plain = core.constexpr, (int, bool, float, str, type(None))
+        constant = core.constexpr
+        plain = {int, bool, float, str, type(None), core.tensor, core.dtype, core.block_type, core.pointer_type}
 
         def unwrap(value: Any) -> Any:
             kind = type(value)
@@ -130,9 +145,70 @@ class Shapes:
             each.handle, each.type, each.dtype = handle, kind, kind.scalar
             each.shape, each.numel = self.tensors[sizes]
 
+        def equal(each: Any, other: Any) -> bool:
+            other = unwrap(other)
+            return each is other or (isinstance(other, core.dtype) and each.name == other.name)
+
         core._unwrap_if_constexpr = unwrap
+        core.dtype.__eq__ = equal
         core.block_type.__init__ = make_type
         core.tensor.__init__ = make_tensor
+
+
+class Operands:
+    """Operands of the same type, which need no conversion, and numbers, which are converted once.
+
+    Relies on `Shapes`: tensors of the same shape share its description.
+    """
+
+    def __init__(self, interpreter: Any) -> None:
+        self.semantic = interpreter.interpreter_semantic
+        self.tensor = interpreter.tl.core.tensor
+        self.numbers: dict[tuple[type, Any, str], Any] = {}
+
+    def install(self) -> None:
+        semantic, tensor = self.semantic, self.tensor
+        convert, broadcast = semantic.binary_op_type_checking_impl, semantic.broadcast_impl_value
+        make_number = semantic.scalar_constant
+
+        def convert_unless_same(
+            left: Any, right: Any, pointer_left: bool = False, pointer_right: bool = False, arithmetic: bool = True,
+            divides: bool = False,
+        ) -> Any:  # fmt: skip
+            if type(left) is tensor and type(right) is tensor and left.shape is right.shape and not divides:
+                kind = left.dtype
+                if kind.name == right.dtype.name and not kind.is_ptr():
+                    return left, right
+            return convert(left, right, pointer_left, pointer_right, arithmetic, divides)
+
+        def broadcast_unless_same(left: Any, right: Any) -> Any:
+            return (left, right) if left.shape is right.shape else broadcast(left, right)
+
+        def make_number_once(value: Any, dtype: Any) -> Any:
+            key = type(value), value, dtype.name
+            if key not in self.numbers:
+                self.numbers[key] = make_number(value, dtype)
+            return self.numbers[key]
+
+        semantic.binary_op_type_checking_impl = convert_unless_same
+        semantic.broadcast_impl_value = broadcast_unless_same
+        semantic.scalar_constant = make_number_once
+
+
+def reduce_by_halves(each: Any, values: Any) -> Any:
+    """Reduce with a function of the kernel's own, which like on a GPU combines all pairs of a round at once."""
+    axis = each.axis
+    assert axis is not None, "which axis?"
+    kinds, parts = [value.dtype for value in values], [value.handle.data for value in values]
+    while parts[0].shape[axis] > 1:
+        # Sizes are powers of two.
+        lower, upper = zip(*(np.split(part, 2, axis) for part in parts), strict=True)
+        pairs = [each.to_tensor(part, kind) for half in (lower, upper) for part, kind in zip(half, kinds, strict=True)]
+        combined = each.combine_fn.fn(*pairs)
+        parts = [part.handle.data for part in (combined if isinstance(combined, tuple) else (combined,))]
+    if each.keep_dims:
+        return [each.to_tensor(part, kind) for part, kind in zip(parts, kinds, strict=True)]
+    return [each.to_tensor(part.squeeze(axis), kind) for part, kind in zip(parts, kinds, strict=True)]
 
 
 class OutOfBounds(Exception):

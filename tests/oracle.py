@@ -29,7 +29,8 @@ from weft.models.weights import load_model
 from weft.runner.batching import build_batch
 
 LENGTHS = (1, 2, 63, 64, 65, 127, 200)
-GREEDY_TOKENS = 48
+# Some answers decode past the end of a cell.
+GREEDY_TOKENS = 24
 TOLERANCE = 1e-4
 
 
@@ -150,7 +151,7 @@ class Running:
 class DirectRunner:
     """Runs a model by plans made here. `poison=False` leaves what was left behind as it is."""
 
-    def __init__(self, model: CausalModel, budget_bytes: int = 64 << 20, poison: bool = True) -> None:
+    def __init__(self, model: CausalModel, budget_bytes: int = 8 << 20, poison: bool = True) -> None:
         self.model = model
         self.spec = MemorySpec(model.memories(CPU))
         self.store = Store(self.spec, budget_bytes)
@@ -329,8 +330,8 @@ def assert_parity(pair: Pair, lengths: Sequence[int] = LENGTHS) -> None:
         runner = DirectRunner(pair.model)
         [logits] = runner.step([(runner.open(prompt), length)])
         assert pair.difference(prompt, logits) < TOLERANCE, f"prompt of {length} tokens"
-    [alone] = DirectRunner(pair.model).generate([random_tokens(100, seed=7)], GREEDY_TOKENS)
-    pair.assert_greedy(alone, 100)
+    [alone] = DirectRunner(pair.model).generate([random_tokens(120, seed=7)], GREEDY_TOKENS)
+    pair.assert_greedy(alone, 120)
     assert_company_parity(pair, lengths)
 
 

@@ -84,7 +84,7 @@ def makers(name: str, modules: dict[str, str]) -> set[str]:
     return {
         module
         for module, text in modules.items()
-        for node in ast.walk(ast.parse(text))
+        for node in fences.nodes(text)
         if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name
     }
 

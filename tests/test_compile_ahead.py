@@ -27,36 +27,44 @@ from weft.runner.cuda import compiling
 ROOT = Path(__file__).parent.parent
 
 
-def start(*arguments: str) -> dict[str, dict[str, int]]:
-    """Return what the parts of a start compiled and launched, in a process where Triton compiles."""
+Start = dict[str, dict[str, int]]
+
+
+def starts(*names: str) -> dict[str, Start]:
+    """Return what the parts of each start compiled and launched, in processes where Triton compiles."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.compiled_start", *arguments]
+    command = [sys.executable, "-m", "tests.compiled_start", *names]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, int]] = json.loads(done.stdout)
+    found: dict[str, Start] = json.loads(done.stdout)
     return found
 
 
-def test_a_kernel_that_was_compiled_ahead_is_launched_without_compiling():
-    found = start("one kernel")
+@pytest.fixture(scope="module")
+def of_a_kernel() -> dict[str, Start]:
+    return starts("one kernel", "two threads", "broken kernel")
+
+
+def test_a_kernel_that_was_compiled_ahead_is_launched_without_compiling(of_a_kernel):
+    found = of_a_kernel["one kernel"]
     assert found["ahead"] == {"compiled": 2, "read": 0, "launched": 0}
     assert found["launched"] == {"compiled": 0, "read": 0, "launched": 6}
     assert found["another"] == {"compiled": 1, "read": 0, "launched": 1}
 
 
-def test_launches_of_other_threads_are_not_collected():
-    assert start("two threads") == {"meanwhile": {"launched": 1}, "after": {"launched": 1}}
+def test_launches_of_other_threads_are_not_collected(of_a_kernel):
+    assert of_a_kernel["two threads"] == {"meanwhile": {"launched": 1}, "after": {"launched": 1}}
 
 
-def test_a_kernel_that_does_not_compile_fails_where_it_is_launched():
-    found = start("broken kernel")
+def test_a_kernel_that_does_not_compile_fails_where_it_is_launched(of_a_kernel):
+    found = of_a_kernel["broken kernel"]
     assert found == {"ahead": {"compiled": 0, "read": 0, "launched": 0}, "failed": {"CompilationError": 1}}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["lfm2", "qwen3_next", "qwen3_5 head"])
 def test_no_step_of_a_start_compiles_what_was_not_compiled_ahead(family):
-    found = start(family)
+    found = starts(family)[family]
     assert found["ahead"]["compiled"] > 20
     assert found["ahead"]["launched"] == 0
     for part in ("trials", "recorded", "served"):

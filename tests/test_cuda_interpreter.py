@@ -56,6 +56,48 @@ def test_sums_wrap_around_as_they_do_in_tritons_own():
     assert not interpreter.interpreter_builder.options.debug
 
 
+@triton.jit
+def larger_and_sum(a, b, c, d):
+    return tl.where(a > c, a, c), b + d
+
+
+@triton.jit
+def reduce_rows(values, largest, sums, ROWS: tl.constexpr, COUNT: tl.constexpr, keep: tl.constexpr):
+    place = tl.arange(0, ROWS)[:, None] * COUNT + tl.arange(0, COUNT)[None, :]
+    x = tl.load(values + place)
+    larger, added = tl.reduce((x, x.to(tl.float32)), 1, larger_and_sum, keep_dims=keep)
+    if keep:
+        larger, added = larger.reshape(ROWS), added.reshape(ROWS)
+    tl.store(largest + tl.arange(0, ROWS), larger)
+    tl.store(sums + tl.arange(0, ROWS), added)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_function_of_a_kernel_reduces_an_axis(keep):
+    values = torch.randint(-9, 9, (4, 8), dtype=torch.int32)
+    largest, sums = torch.zeros(4, dtype=torch.int32), torch.zeros(4)
+    reduce_rows[(1,)](values, largest, sums, ROWS=4, COUNT=8, keep=keep)
+    assert largest.tolist() == values.amax(1).tolist()
+    assert sums.tolist() == values.sum(1).tolist()
+
+
+@triton.jit
+def mix(halves, numbers, results, COUNT: tl.constexpr):
+    place = tl.arange(0, COUNT)
+    half, number = tl.load(halves + place), tl.load(numbers + place)
+    square = half[:, None] * number[None, :] + 0.5
+    total = tl.sum(square, axis=0) + (number // 2) * (1 - number)
+    tl.store(results + place, total + (half / 3) * (half == half) + number % 2)
+
+
+def test_operands_of_other_types_and_shapes_are_still_converted():
+    halves, numbers, results = torch.arange(8).half(), torch.arange(3, 11, dtype=torch.int32), torch.zeros(8)
+    mix[(1,)](halves, numbers, results, COUNT=8)
+    square = (halves[:, None] * numbers[None, :] + 0.5).float().sum(0)
+    expected = square + (numbers // 2) * (1 - numbers) + halves.float() / 3 + numbers % 2
+    torch.testing.assert_close(results, expected)
+
+
 def test_it_is_the_one_that_runs_these_tests():
     assert isinstance(interpreter._get_np_dtype, Types)
 

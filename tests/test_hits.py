@@ -65,7 +65,7 @@ def test_no_stranger_shows_through(family: str) -> None:
     """A long stranger fills all memory; then fresh and resumed rows, alone and in a batch, as in a new engine."""
     memory = int(1.5 * smallest_memory(family, 300))
     used, stem = make_engine(family, memory), tokens(130, 4)
-    strangers = [Ask(tokens(250, 100 + i), greedy(20)) for i in range(10)]
+    strangers = [Ask(tokens(250, 100 + i), greedy(20)) for i in range(6)]
     serve(used, strangers)
     assert used.ledger.cache.counts.evicted_pages + used.ledger.cache.counts.evicted_points, "memory was never full"
     new = make_engine(family, memory)

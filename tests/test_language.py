@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fences import ROOT, module_of, parse, project_files
+from tests.fences import ROOT, module_of, nodes, project_files
 
 # What to write instead.
 BANNED = {
@@ -67,7 +67,7 @@ def docstrings(source: str) -> list[ast.Constant]:
 
 
 def find_docstrings(source: str) -> Iterator[ast.Constant]:
-    for node in ast.walk(parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             first = node.body[0]
             value = first.value if isinstance(first, ast.Expr) else None
@@ -80,7 +80,7 @@ def messages(source: str) -> str:
     apart = {(each.lineno, each.col_offset) for each in docstrings(source)}
     found = [
         node.value
-        for node in ast.walk(parse(source))
+        for node in nodes(source)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         if (node.lineno, node.col_offset) not in apart
     ]

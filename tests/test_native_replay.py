@@ -39,7 +39,7 @@ GROUPED = "nemotron_h, pattern, expert groups, no conv bias"
 def crowd(seed):
     """Requests that come, cross cells and end at different times: rows change their number, tails, slots and pages."""
     return [
-        Ask(tokens(40 + 23 * index, seed * 10 + index), greedy(30 + 25 * index), step=9 * index) for index in range(4)
+        Ask(tokens(40 + 23 * index, seed * 10 + index), greedy(26 + 10 * index), step=9 * index) for index in range(4)
     ]
 
 
