@@ -55,7 +55,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     'nemotron_h'
     >>> family_of({"model_type": "nemotron_h", "hybrid_override_pattern": "MEM*E"})
     'nemotron_h with experts'
-    >>> family_of({"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe"]})
+    >>> family_of({"model_type": "nemotron_h", "layers_block_type": ["attention", "moe"]})
     'nemotron_h with experts'
     """
     family = str(config.get("model_type"))
