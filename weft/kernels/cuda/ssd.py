@@ -220,16 +220,14 @@ def launch_short(
         *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
     )  # fmt: skip
     choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
-    width, closing_blocks = group_heads * head_dim, blocks_to_close(group_heads * head_dim, sizes["BLOCK_STATE"])
-    programs = -(-width // choice.block) + alone * -(-width // (CLOSING_BLOCK * closing_blocks))
     touched = min(group_heads, heads_touched(choice.block, head_dim))
-    short_kernel[(rows * groups * programs,)](
+    short_kernel[(rows * groups * -(-group_heads * head_dim // choice.block),)](
         named(
             x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), D=inputs.D, weights=weights, scales=scales, y=y,
-            y_stride=y.stride(0), rows=rows,
+            y_stride=y.stride(0),
         ),
-        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK,
-        CLOSING_BLOCKS=closing_blocks, ALONE=alone, num_warps=choice.warps,
+        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK, ALONE=alone,
+        num_warps=choice.warps,
     )  # fmt: skip
 
 

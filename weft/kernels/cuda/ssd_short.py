@@ -2,8 +2,8 @@
 several tokens.
 
     weigh    by row and some heads of a group: the weights of all tokens in the output of each new one
-    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and, as
-             programs that come first and mostly end at once, the states of cells that close
+    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and, if
+             the row closes its cell, the state there
 
 All tokens of a row are computed from the checkpoint before its first one. In steps without longer rows that holds for
 rows that reach the end of their cell, too, and they write the state there; in others they are left to `cells_kernel`.
@@ -106,56 +106,47 @@ def weigh_short(
 
 @jit(**STEP)
 def short_kernel(
-    x, x_stride, C, C_stride, D, weights, scales, y, y_stride, rows,
+    x, x_stride, C, C_stride, D, weights, scales, y, y_stride,
     state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
     tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr,
-    LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr,
-    ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, ALONE: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program of BLOCK columns of a group in one row, or, before those, of columns to close. If it runs ALONE, rows
-    that are not short are padding."""
+    """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and rows that are not short are
+    padding."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = GROUPS * ((WIDTH + BLOCK - 1) // BLOCK)
-    CLOSING_WIDTH: tl.constexpr = CLOSING_BLOCK * CLOSING_BLOCKS
-    CLOSING_CHUNKS: tl.constexpr = GROUPS * ((WIDTH + CLOSING_WIDTH - 1) // CLOSING_WIDTH)
-    program = tl.program_id(0)
-    closing = rows * CLOSING_CHUNKS if ALONE else 0
-    if program < closing:
-        row = program // CLOSING_CHUNKS
-        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        # A row without tokens has no piece.
-        closes = is_short(at, ROOM, NEW) & (at.offset + at.end - at.start >= CELL)
-        slot = tl.load(piece_slot + tl.load(first_piece + row), closes, -1)
-        wait(EARLY)
-        if slot >= 0:
-            close_columns(
-                state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
-                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
-                slot, program % CLOSING_CHUNKS, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING,
-                CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
-            )  # fmt: skip
+    row, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
+    at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    group, first_column = chunk // (CHUNKS // GROUPS), chunk % (CHUNKS // GROUPS) * BLOCK
+    if is_short(at, ROOM, NEW):
+        read_short(
+            x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
+            tail_input + at.tail * tail_input_stride, at, row, group, first_column,
+            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
+        )  # fmt: skip
+        if ALONE:
+            # A row without tokens has no piece. The state was just read, so it is read again from the cache.
+            slot = tl.load(piece_slot + tl.load(first_piece + row), at.offset + at.end - at.start >= CELL, -1)
+            if slot >= 0:
+                close_columns(
+                    state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
+                    tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
+                    slot, chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK,
+                    BLOCK // CLOSING_BLOCK, PRECISION,
+                )  # fmt: skip
     else:
-        row, chunk = (program - closing) // CHUNKS, (program - closing) % CHUNKS
-        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        group, first_column = chunk // (CHUNKS // GROUPS), chunk % (CHUNKS // GROUPS) * BLOCK
-        if is_short(at, ROOM, NEW):
-            read_short(
-                x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
-                tail_input + at.tail * tail_input_stride, at, row, group, first_column,
-                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
-            )  # fmt: skip
-        else:
-            wait(EARLY)
-            if ALONE:
-                # Padding has finite outputs.
-                column = first_column + tl.arange(0, BLOCK)
-                for number in range(at.end - at.start):
-                    y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
-                    tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
+        wait(EARLY)
+        if ALONE:
+            # Padding has finite outputs.
+            column = first_column + tl.arange(0, BLOCK)
+            for number in range(at.end - at.start):
+                y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
+                tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
 
 
 @triton.jit
