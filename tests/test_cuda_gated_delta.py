@@ -338,3 +338,7 @@ def test_kernels_compile_for_sm_90():
 @pytest.mark.slow
 def test_kernels_of_other_types_and_sizes_compile_for_sm_90():
     assert_compiles(launch_float32, launch_many_rows_float32, launch_wide_keys, launch_drafts_float32)
+
+
+def launch_many_drafts() -> None:
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True)

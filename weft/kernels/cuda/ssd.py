@@ -43,6 +43,7 @@ NARROWEST = 16
 # Columns at a time of a program that closes a cell; its maximum number of iterations, and of state elements in all.
 # There are few programs, as most have nothing to do; measured on an H200.
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
+POLICY = ""
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
@@ -227,7 +228,7 @@ def launch_short(
             y_stride=y.stride(0),
         ),
         *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK, ALONE=alone,
-        num_warps=choice.warps,
+        POLICY=POLICY, num_warps=choice.warps,
     )  # fmt: skip
 
 
