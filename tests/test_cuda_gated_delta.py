@@ -114,11 +114,15 @@ def test_padding_beside_rows_of_drafts_has_outputs_of_zero(monkeypatch):
         make_rig([4, 3, 2, 12], cell=16, room=7).step_with_padding(longest=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype):
+@pytest.mark.parametrize(("dtype", "many"), [(torch.float32, False), (torch.float16, False), (torch.float32, True)])
+def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype, many):
+    if many:
+        # As with many rows, where a program reads several blocks.
+        monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", 0)
+        monkeypatch.setattr(cuda_gated_delta, "SHORT", cuda_gated_delta.SHORT._replace(values=16))
     launched, launch = [], cuda_gated_delta.launch_short
     monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: launched.append(call[4]) or launch(*call))
-    rig = make_rig([90, 75, 66, 12], (1, 16, 2, 16), dtype, cell=64, decay=0.05, room=7)
+    rig = make_rig([90, 75, 66, 12], (1, 16, 2, 32 if many else 16), dtype, cell=64, decay=0.05, room=7)
     rig.tolerance = rig.tolerance if dtype == torch.float32 else 2e-2
     rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
     assert launched == [], "rows are longer on average"
@@ -327,18 +331,18 @@ def launch_drafts() -> None:
     launch_step(REAL, torch.bfloat16, [Row(70, 74, 0), Row(0, 3)], projected=True)
 
 
+def launch_many_drafts() -> None:
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True)
+
+
 def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts)
+    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts, launch_many_drafts)
 
 
 @pytest.mark.slow
 def test_kernels_of_other_types_and_sizes_compile_for_sm_90():
     assert_compiles(launch_float32, launch_many_rows_float32, launch_wide_keys, launch_drafts_float32)
-
-
-def launch_many_drafts() -> None:
-    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True)

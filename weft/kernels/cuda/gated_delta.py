@@ -51,7 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states. They are weighed by one warp for each key head.
+# How rows of a few tokens read states. Their tails are weighed by one warp for each key head, some tokens at a time.
+SHORT_CHUNK = 16
 SHORT = GatedDeltaLaunch(64, 4, 1)
 MANY_ROWS, MANY_BLOCKS = 64, 2
 POLICY = ""
@@ -188,7 +189,8 @@ def launch_short(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
+        found, *step, **constants, HEADS=power_of_two(shared["SHARED"]), CHUNK=min(SHORT_CHUNK, shared["BLOCK"]),
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
