@@ -202,3 +202,12 @@ def test_on_a_gpu_rows_of_any_length_equal_the_loop(make, dtype):
     rig = make([700, 260, 65, 64, 1], dtype=dtype, channels=2048, device="cuda", cell=64)
     rig.tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     rig.run([1, 1, 2, 63, 64, 300])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [make_rig, make_gated_rig])
+def test_on_a_gpu_rows_of_a_few_tokens_equal_the_loop(make):
+    rig = recorded(make([100, 90, 65, 20], dtype=torch.bfloat16, channels=3000, device="cuda", cell=64, room=7), 8)
+    rig.tolerance = 2e-2
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    rig.run([8, 4, 1])

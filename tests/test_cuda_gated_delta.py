@@ -250,6 +250,17 @@ def close(found: Tensor, answer: Tensor, tolerance: float, what: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("many", [64, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_rows_at_real_sizes_equal_the_loop(monkeypatch, dtype, many):
+    monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", many)
+    rig = make_rig([100, 90, 65, 20], (4, 128, 8, 128), dtype, decay=0.1, device="cuda", cell=64, room=7)
+    rig.compare = lambda found, answer, what: close(found, answer, 1e-4 if dtype == torch.float32 else 2e-2, what)
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    rig.run([8, 4, 3])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("few", [32, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_at_real_sizes_follow_a_prefill(monkeypatch, dtype, few):
@@ -337,6 +348,7 @@ def launch_many_drafts() -> None:
 
 def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
+    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * 65, projected=True)
 
 
 def test_kernels_compile_for_sm_90():
