@@ -194,7 +194,7 @@ def launch_short(
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
-    blocks = MANY_BLOCKS if rows > MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
+    blocks = MANY_BLOCKS if alone and rows > MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
     read_short[(-(-value_dim // (values * blocks)), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
         **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone, POLICY=POLICY,

@@ -44,6 +44,7 @@ NARROWEST = 16
 # There are few programs, as most have nothing to do; measured on an H200.
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
 POLICY = ""
+WEIGH_WARPS = 2
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
@@ -211,14 +212,14 @@ def launch_short(
     scales = x.new_empty(rows, heads, new, dtype=torch.float32)
     low_limit, high_limit = finite(inputs.limit)
     sizes = {**sizes, **early(x, rows <= EARLY_ROWS)}
-    to_weigh = {name: size for name, size in sizes.items() if name not in ("HEAD_DIM", "PRECISION")}
+    to_weigh = {name: size for name, size in sizes.items() if name != "HEAD_DIM"}
     head_block = min(SHORT_HEADS, power_of_two(group_heads))
     weigh_short[(groups * -(-group_heads // head_block), rows)](
         named(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
         ),
-        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
+        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=WEIGH_WARPS,
     )  # fmt: skip
     choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
     touched = min(group_heads, heads_touched(choice.block, head_dim))

@@ -39,7 +39,7 @@ def weigh_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (HEAD_BLOCK heads of a group, row of several tokens). Append the tokens to the tail, but for x, and write
 
@@ -52,7 +52,7 @@ def weigh_short(
     at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
         # Load what is older than the step.
-        n, cell, new = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, NEW)
+        n, cell = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL)
         kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
         tail_B += at.tail * tail_B_stride + group * (RING * STATE)
         known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
@@ -69,37 +69,41 @@ def weigh_short(
         bias = None if dt_bias is None else tl.load(dt_bias + head, real, 0.0)
 
         wait(EARLY)
-        B += group * STATE
-        C += group * STATE
-        is_new = unpadded((new < at.end - at.start)[:, None], n[None, :], STATE, BLOCK_STATE)
-        new_keys = tl.load(B + (at.first + new).to(tl.int64)[:, None] * B_stride + n[None, :], is_new, 0.0)
+        count, in_new = at.end - at.start, tl.arange(0, SUMMED)
+        is_new = unpadded((in_new < count)[:, None], n[None, :], STATE, BLOCK_STATE)
+        token = (at.first + in_new).to(tl.int64)[:, None]
+        new_keys = tl.load(B + token * B_stride + group * STATE + n[None, :], is_new, 0.0)
+        queries = tl.load(C + token * C_stride + group * STATE + n[None, :], is_new, 0.0)
+        # Keys come first, so that warps share them out.
+        all_scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
+        all_new_scores = tl.dot(new_keys, tl.trans(queries), input_precision=PRECISION)
         # Of the new tokens so far; the others have a time step of 0.
-        totals, steps = tl.zeros([HEAD_BLOCK, NEW], tl.float32), tl.zeros([HEAD_BLOCK, NEW], tl.float32)
+        totals, steps = tl.zeros([HEAD_BLOCK, SUMMED], tl.float32), tl.zeros([HEAD_BLOCK, SUMMED], tl.float32)
         # Tails count from the start of a token's own cell, weights from that of the row's first.
         in_cell = total
         place = (row * HEADS + head).to(tl.int64) * NEW
-        for number in range(at.end - at.start):
-            token = (at.first + number).to(tl.int64)
-            query = load_unpadded(C + token * C_stride + n, n, STATE, BLOCK_STATE).to(tl.float32)
-            step = time_step(tl.load(dt + token * dt_stride + head, real, 0.0), bias, low_limit, high_limit)
+        for number in range(count):
+            step_at = dt + (at.first + number).to(tl.int64) * dt_stride + head
+            step = time_step(tl.load(step_at, real, 0.0), bias, low_limit, high_limit)
             total += step * rate
             in_cell = tl.where(at.offset + number == CELL, 0.0, in_cell) + step * rate
-            totals = tl.where(new[None, :] == number, total[:, None], totals)
-            steps = tl.where(new[None, :] == number, step[:, None], steps)
-            scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
+            totals = tl.where(in_new[None, :] == number, total[:, None], totals)
+            steps = tl.where(in_new[None, :] == number, step[:, None], steps)
+            scores = tl.sum(tl.where(in_new[None, :] == number, all_scores, 0.0), 1)
             weight_at = weights + (place + number)[:, None] * (CELL + NEW)
             weight = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
             tl.store(weight_at + cell[None, :], weight.to(weights.dtype.element_ty), known)
-            scores = tl.sum(new_keys.to(tl.float32) * query[None, :], 1)
+            scores = tl.sum(tl.where(in_new[None, :] == number, all_new_scores, 0.0), 1)
             # Later tokens decay by a number that is finite.
             weight = tl.exp2(tl.minimum(total[:, None] - totals, 0.0)) * (steps * scores[None, :])
-            tl.store(weight_at + CELL + new[None, :], weight.to(weights.dtype.element_ty), real[:, None])
+            to_new = real[:, None] & (in_new < NEW)[None, :]
+            tl.store(weight_at + CELL + in_new[None, :], weight.to(weights.dtype.element_ty), to_new)
             tl.store(scales + place + number, tl.exp2(total), real)
             here = (at.start + number) % RING
             tl.store(steps_at + here, step, real)
             tl.store(decays_at + here, in_cell, real)
         if chunk == 0:
-            tl.store(tail_B + ((at.start + new) % RING)[:, None] * STATE + n[None, :], new_keys, is_new)
+            tl.store(tail_B + ((at.start + in_new) % RING)[:, None] * STATE + n[None, :], new_keys, is_new)
     else:
         wait(EARLY)
 
