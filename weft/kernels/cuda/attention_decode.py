@@ -318,11 +318,9 @@ def _merge_parts(
     first, length = _tokens_of(row, row_first, TOKENS)
     # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
     wait(EARLY)
-    if (first_share >= last_share) | (first_token >= length):
+    is_first_border = first_share == number if BORDERS else True
+    if (first_share >= last_share) | (first_token >= length) | (not is_first_border):
         return
-    if BORDERS:
-        if first_share != number:
-            return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
     feature = tl.arange(0, BLOCK_DIM)

@@ -283,7 +283,7 @@ def short_kernel(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, LONGEST: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, block of channels). Rows of at most LONGEST tokens fit into their tails; longer ones are padding."""
+    """Program (row, block of channels). Rows of up to LONGEST tokens fit into their tails; longer ones are padding."""
     row, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     real = channel < channels
     at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, cell)

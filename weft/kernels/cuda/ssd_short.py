@@ -21,7 +21,7 @@ from weft.kernels.cuda.closing import load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_decode import close_columns
-from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
+from weft.kernels.cuda.ssd_steps import LOG2_E, time_step, unpadded
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row.
@@ -120,8 +120,7 @@ def short_kernel(
     LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, ALONE: tl.constexpr,
     PRECISION: tl.constexpr, EARLY: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
-    """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and rows that are not short are
-    padding."""
+    """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and other rows are padding."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = GROUPS * ((WIDTH + BLOCK - 1) // BLOCK)
     row, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
