@@ -10,10 +10,9 @@ import triton.language as tl
 
 
 @triton.jit
-def load_state(state, state_stride, at, inside, real, CELL, POLICY: tl.constexpr = ""):
+def load_state(state, state_stride, at, inside, real, CELL):
     """Load the state at the start of a row's first cell: zeros in a sequence's first cell."""
-    state_at = state + at.slot * state_stride + inside
-    return tl.load(state_at, real & (at.start >= CELL), 0.0, eviction_policy=POLICY)
+    return tl.load(state + at.slot * state_stride + inside, real & (at.start >= CELL), 0.0)
 
 
 @triton.jit

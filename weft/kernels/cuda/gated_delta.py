@@ -55,7 +55,6 @@ WIDE_KEYS = 128
 SHORT_CHUNK = 16
 SHORT = GatedDeltaLaunch(64, 4, 1)
 MANY_ROWS, MANY_BLOCKS = 64, 2
-POLICY = ""
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -197,7 +196,7 @@ def launch_short(
     blocks = MANY_BLOCKS if alone and rows > MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
     read_short[(-(-value_dim // (values * blocks)), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone, POLICY=POLICY,
+        **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone,
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
     )  # fmt: skip
 

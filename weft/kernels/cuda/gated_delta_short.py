@@ -175,7 +175,7 @@ def read_short(
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     BLOCKS: tl.constexpr, STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr, POLICY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (BLOCKS blocks of value columns, value head, row of several tokens). If it runs ALONE, other rows are
     padding."""
@@ -193,7 +193,7 @@ def read_short(
             # Loading the state takes longest, so it is issued first.
             value = first_value + tl.arange(0, VALUES)
             memory, corrected = load_older(
-                state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM, POLICY
+                state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
             )
 
         # Then issue all loads of this step, before anything waits for them.
@@ -210,7 +210,7 @@ def read_short(
             value = first_value + block * VALUES + tl.arange(0, VALUES)
             if BLOCKS > 1:
                 memory, corrected = load_older(
-                    state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM, POLICY
+                    state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
                 )
             real_value = value < VALUE_DIM
             value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
@@ -250,13 +250,13 @@ def read_short(
 @triton.jit
 def load_older(
     state, state_stride, tail_u, at, is_tail, ring, lane, value,
-    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, POLICY: tl.constexpr,
+    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
 ):  # fmt: skip
     """Load some columns of a head's state at the start of the cell, and of u in the tail."""
     real_value = value < VALUE_DIM
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     real = (lane < KEY_DIM)[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, inside, real, CELL, POLICY)
+    memory = load_state(state, state_stride, at, inside, real, CELL)
     corrected_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     return memory, tl.load(corrected_at, is_tail[:, None] & real_value[None, :], 0.0)
 

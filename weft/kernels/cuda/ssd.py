@@ -43,7 +43,6 @@ NARROWEST = 16
 # Columns at a time of a program that closes a cell; its maximum number of iterations, and of state elements in all.
 # There are few programs, as most have nothing to do; measured on an H200.
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
-POLICY = ""
 WEIGH_WARPS = 2
 
 
@@ -229,7 +228,7 @@ def launch_short(
             y_stride=y.stride(0),
         ),
         *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK, ALONE=alone,
-        POLICY=POLICY, num_warps=choice.warps,
+        num_warps=choice.warps,
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def short_kernel(
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr,
     LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, ALONE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr, POLICY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and other rows are padding."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -131,7 +131,6 @@ def short_kernel(
             x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
             tail_input + at.tail * tail_input_stride, at, row, group, first_column,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
-            POLICY,
         )  # fmt: skip
         if ALONE:
             # A row without tokens has no piece. The state was just read, so it is read again from the cache.
@@ -159,7 +158,7 @@ def read_short(
     first_column,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, NEW: tl.constexpr, LINES: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr, POLICY: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute some columns of a row's outputs, and append x to its tail."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
@@ -169,7 +168,7 @@ def read_short(
     real = column < WIDTH
     inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
     stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
-    values = load_state(state, state_stride, at, inside, stored, CELL, POLICY)
+    values = load_state(state, state_stride, at, inside, stored, CELL)
 
     wait(EARLY)
     kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
