@@ -308,9 +308,9 @@ def test_a_recorded_decode_serves_other_rows():
     assert all(torch.equal(*pair) for pair in zip(*outputs))
 
 
-def launch_step(sizes, dtype, rows: list[Row], projected: bool) -> None:
+def launch_step(sizes, dtype, rows: list[Row], projected: bool, room: int = 0) -> None:
     q, k, v, g, beta = (torch.empty_like(x) for x in random_inputs(sum(r.end - r.start for r in rows), sizes, dtype))
-    bench = Bench(sizes, dtype, 2, "cpu")
+    bench = Bench(sizes, dtype, 2, "cpu", room)
     if projected:
         rates = torch.empty(sizes[2])
         projected_gated_delta(q, k, v, g, beta, rates, rates, bench.batch(rows), bench.view)
@@ -343,12 +343,12 @@ def launch_drafts() -> None:
 
 
 def launch_many_drafts() -> None:
-    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True)
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True, room=7)
 
 
 def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
-    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * 65, projected=True)
+    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * 65, projected=True, room=7)
 
 
 def test_kernels_compile_for_sm_90():

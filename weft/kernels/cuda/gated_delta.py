@@ -51,8 +51,9 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states. Their tails are weighed by one warp for each key head, some tokens at a time.
-SHORT_CHUNK = 16
+# How rows of a few tokens read states. Their tails are weighed by one warp for each key head, some tokens at a time, with
+# so few registers that 128 rows of 16 key heads are weighed at once.
+SHORT_CHUNK, SHORT_REGISTERS = 16, 128
 SHORT = GatedDeltaLaunch(64, 4, 1)
 MANY_ROWS, MANY_BLOCKS = 64, 2
 # Matmuls of float32 operands need more registers and shared memory.
@@ -190,6 +191,7 @@ def launch_short(
         ),
         found, *step, **constants, HEADS=power_of_two(shared["SHARED"]), CHUNK=min(SHORT_CHUNK, shared["BLOCK"]),
         PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
+        maxnreg=None if inputs.v.dtype == torch.float32 else SHORT_REGISTERS,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.

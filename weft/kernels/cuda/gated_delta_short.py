@@ -65,7 +65,7 @@ def weigh_short(
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
         tail_decay += at.tail * tail_decay_stride + key_head * SHARED * RING
         # Load what is older than the step while the previous kernel ends.
-        keys = load_keys(tail_k, at, column, lane, CELL, RING, KEY_DIM)
+        keys, tail_totals = load_keys(tail_k, tail_decay, at, column, lane, shared, CELL, RING, KEY_DIM, SHARED)
         wait(EARLY)
         line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
@@ -117,28 +117,34 @@ def weigh_short(
             tl.store(decays + (at.start + new) % RING, total, real_new)
         for _ in tl.range(0, at.offset, CHUNK, num_stages=1):
             # The next keys load while these are weighed.
-            next_keys = load_keys(tail_k, at, column + CHUNK, lane, CELL, RING, KEY_DIM)
+            later = column + CHUNK
+            next_keys, next_totals = load_keys(
+                tail_k, tail_decay, at, later, lane, shared, CELL, RING, KEY_DIM, SHARED
+            )
             weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
-            is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+            is_weight = real_line[:, None] & (column < at.offset)[None, :]
             for number in range(SHARED):
-                tail_total = tl.load(tail_decay + number * RING + ring, is_tail, 0.0)
+                tail_total = tl.sum(tl.where((shared == number)[None, :], tail_totals, 0.0), 1)
                 line_total = tl.sum(tl.where((shared == number)[None, :], line_totals, 0.0), 1)
                 since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
                 weight_at = weights + (first_place + number) * (2 * NEW * BLOCK) + line[:, None] * BLOCK
-                is_weight = real_line[:, None] & is_tail[None, :]
                 tl.store(weight_at + column[None, :], since.to(weights.dtype.element_ty), is_weight)
-            keys, column = next_keys, column + CHUNK
+            keys, tail_totals, column = next_keys, next_totals, later
     else:
         # No kernel ends before those that it follows.
         wait(EARLY)
 
 
 @triton.jit
-def load_keys(tail_k, at, column, lane, CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr):
-    """Load the keys of some columns of an open cell, and nothing beyond the tail."""
+def load_keys(
+    tail_k, tail_decay, at, column, lane, shared,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, SHARED: tl.constexpr,
+):  # fmt: skip
+    """Load keys of some columns of an open cell, and the decays up to them by head. Read nothing beyond the tail."""
     is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-    key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-    return tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+    keys = tl.load(tail_k + ring[:, None] * KEY_DIM + lane[None, :], is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+    is_total = is_tail[:, None] & (shared < SHARED)[None, :]
+    return keys, tl.load(tail_decay + shared[None, :] * RING + ring[:, None], is_total, 0.0)
 
 
 @triton.jit
