@@ -479,9 +479,8 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
         build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
               KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
         kernel = attention_decode._merge_parts
-        for at_once in (1, tokens):
-            merging = dict(BORDERS=at_once > 1, AT_ONCE=at_once)
-            build(kernel, pointers(kernel, half), dict(HEADS=32, TOKENS=tokens, EARLY=True, **merging, **same), 1)
+        merging = dict(BORDERS=tokens > 1, AT_ONCE=tokens)
+        build(kernel, pointers(kernel, half), dict(HEADS=32, TOKENS=tokens, EARLY=True, **merging, **same), 1)
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

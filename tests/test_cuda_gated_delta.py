@@ -14,7 +14,7 @@ from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import gated_delta as cuda_gated_delta
-from weft.kernels.cuda.gated_delta import FEW_ROWS
+from weft.kernels.cuda.gated_delta import FEW_ROWS, MANY_ROWS
 from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
@@ -250,7 +250,7 @@ def close(found: Tensor, answer: Tensor, tolerance: float, what: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("many", [64, 0])
+@pytest.mark.parametrize("many", [128, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_short_rows_at_real_sizes_equal_the_loop(monkeypatch, dtype, many):
     monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", many)
@@ -343,12 +343,12 @@ def launch_drafts() -> None:
 
 
 def launch_many_drafts() -> None:
-    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * 65, projected=True, room=7)
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * MANY_ROWS, projected=True, room=7)
 
 
 def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
-    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * 65, projected=True, room=7)
+    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * MANY_ROWS, projected=True, room=7)
 
 
 def test_kernels_compile_for_sm_90():

@@ -51,11 +51,10 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states. Their tails are weighed by one warp for each key head, some tokens at a time, with
-# so few registers that 128 rows of 16 key heads are weighed at once.
-SHORT_CHUNK, SHORT_REGISTERS = 16, 128
+# How rows of a few tokens read states, and from how many rows on a program reads several blocks. They are weighed by one
+# warp for each key head.
 SHORT = GatedDeltaLaunch(64, 4, 1)
-MANY_ROWS, MANY_BLOCKS = 64, 2
+MANY_ROWS, MANY_BLOCKS = 128, 2
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -189,13 +188,11 @@ def launch_short(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        found, *step, **constants, HEADS=power_of_two(shared["SHARED"]), CHUNK=min(SHORT_CHUNK, shared["BLOCK"]),
-        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
-        maxnreg=None if inputs.v.dtype == torch.float32 else SHORT_REGISTERS,
+        found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
-    blocks = MANY_BLOCKS if alone and rows > MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
+    blocks = MANY_BLOCKS if alone and rows >= MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
     read_short[(-(-value_dim // (values * blocks)), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
         **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone,

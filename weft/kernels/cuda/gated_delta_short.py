@@ -49,8 +49,7 @@ def weigh_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
-    HEADS: tl.constexpr, CHUNK: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row of several tokens). Append keys and decays to the tail, and write, for each value head
 
@@ -61,46 +60,44 @@ def weigh_short(
     key_head, own = tl.program_id(0), tl.program_id(1)
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane, column, shared = tl.arange(0, KEYS), tl.arange(0, CHUNK), tl.arange(0, HEADS)
+        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
-        tail_decay += at.tail * tail_decay_stride + key_head * SHARED * RING
-        # Load what is older than the step while the previous kernel ends.
-        keys, tail_totals = load_keys(tail_k, tail_decay, at, column, lane, shared, CELL, RING, KEY_DIM, SHARED)
+        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
+        key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
+        keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
         wait(EARLY)
         line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
         real_line = of_line < at.end - at.start
         both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
         length_one = normalise(both)
-        new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
-        kept = (for_key & real_line)[:, None] & (lane < KEY_DIM)[None, :]
-        tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
         scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
         itself = of_line[:, None] == new[None, :]
         new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
+        weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
         alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
         # A key's line misses earlier tokens, a query's line reads its own token as well.
         seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
         seen = seen & real_line[:, None] & real_new[None, :]
-        first_place = ((own * KEY_HEADS + key_head) * SHARED).to(tl.int64)
-        # Of each line and value head.
-        line_totals = tl.zeros([2 * NEW, HEADS], tl.float32)
-        for number in range(SHARED):
-            head, place = key_head * SHARED + number, first_place + number
-            decays = tail_decay + number * RING
+        for head in range(key_head * SHARED, key_head * SHARED + SHARED):
+            decays = tail_decay + at.tail * tail_decay_stride + head * RING
             before = decay_before(decays, at, True, RING)
             gate_at = (at.first + new).to(tl.int64) * gate_stride + head
             raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
+            tail_total = tl.load(decays + ring, is_tail, 0.0)
             g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
             g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
             # Log decays since the start of the cell, of tokens as columns and as lines.
             total = before + tl.cumsum(g, 0)
             line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
-            line_totals = tl.where((shared == number)[None, :], line_total[:, None], line_totals)
             rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
+            place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
             factor_at = factors + place * (4 * NEW) + line
             tl.store(factor_at, scale * tl.exp(line_total))
             tl.store(factor_at + 2 * NEW, rate)
+            since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
+            weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
+            tl.store(weight_at, since.to(weights.dtype.element_ty), real_line[:, None] & is_tail[None, :])
 
             among = alike * tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
             among *= tl.where(for_key, -rate, 1.0)[:, None]
@@ -115,36 +112,12 @@ def weigh_short(
             closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
             total = tl.where(at.offset + new < CELL, total, total - closed)
             tl.store(decays + (at.start + new) % RING, total, real_new)
-        for _ in tl.range(0, at.offset, CHUNK, num_stages=1):
-            # The next keys load while these are weighed.
-            later = column + CHUNK
-            next_keys, next_totals = load_keys(
-                tail_k, tail_decay, at, later, lane, shared, CELL, RING, KEY_DIM, SHARED
-            )
-            weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
-            is_weight = real_line[:, None] & (column < at.offset)[None, :]
-            for number in range(SHARED):
-                tail_total = tl.sum(tl.where((shared == number)[None, :], tail_totals, 0.0), 1)
-                line_total = tl.sum(tl.where((shared == number)[None, :], line_totals, 0.0), 1)
-                since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
-                weight_at = weights + (first_place + number) * (2 * NEW * BLOCK) + line[:, None] * BLOCK
-                tl.store(weight_at + column[None, :], since.to(weights.dtype.element_ty), is_weight)
-            keys, tail_totals, column = next_keys, next_totals, later
+        new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
+        kept = (for_key & real_line)[:, None] & (lane < KEY_DIM)[None, :]
+        tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
     else:
         # No kernel ends before those that it follows.
         wait(EARLY)
-
-
-@triton.jit
-def load_keys(
-    tail_k, tail_decay, at, column, lane, shared,
-    CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """Load keys of some columns of an open cell, and the decays up to them by head. Read nothing beyond the tail."""
-    is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-    keys = tl.load(tail_k + ring[:, None] * KEY_DIM + lane[None, :], is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
-    is_total = is_tail[:, None] & (shared < SHARED)[None, :]
-    return keys, tl.load(tail_decay + shared[None, :] * RING + ring[:, None], is_total, 0.0)
 
 
 @triton.jit

@@ -43,7 +43,6 @@ NARROWEST = 16
 # Columns at a time of a program that closes a cell; its maximum number of iterations, and of state elements in all.
 # There are few programs, as most have nothing to do; measured on an H200.
 CLOSING_BLOCK, CLOSING_BLOCKS, CLOSING_NUMBERS = 16, 10, 20480
-WEIGH_WARPS = 2
 
 
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
@@ -211,24 +210,26 @@ def launch_short(
     scales = x.new_empty(rows, heads, new, dtype=torch.float32)
     low_limit, high_limit = finite(inputs.limit)
     sizes = {**sizes, **early(x, rows <= EARLY_ROWS)}
-    to_weigh = {name: size for name, size in sizes.items() if name != "HEAD_DIM"}
+    to_weigh = {name: size for name, size in sizes.items() if name not in ("HEAD_DIM", "PRECISION")}
     head_block = min(SHORT_HEADS, power_of_two(group_heads))
     weigh_short[(groups * -(-group_heads // head_block), rows)](
         named(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
         ),
-        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=WEIGH_WARPS,
+        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
     )  # fmt: skip
     choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
+    width, closing_blocks = group_heads * head_dim, blocks_to_close(group_heads * head_dim, sizes["BLOCK_STATE"])
+    programs = -(-width // choice.block) + alone * -(-width // (CLOSING_BLOCK * closing_blocks))
     touched = min(group_heads, heads_touched(choice.block, head_dim))
-    short_kernel[(rows * groups * -(-group_heads * head_dim // choice.block),)](
+    short_kernel[(rows * groups * programs,)](
         named(
             x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), D=inputs.D, weights=weights, scales=scales, y=y,
-            y_stride=y.stride(0),
+            y_stride=y.stride(0), rows=rows,
         ),
-        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK, ALONE=alone,
-        num_warps=choice.warps,
+        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK,
+        CLOSING_BLOCKS=closing_blocks, ALONE=alone, num_warps=choice.warps,
     )  # fmt: skip
 
 

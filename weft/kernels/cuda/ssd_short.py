@@ -2,8 +2,8 @@
 several tokens.
 
     weigh    by row and some heads of a group: the weights of all tokens in the output of each new one
-    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and, if
-             the row closes its cell, the state there
+    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and, as
+             programs that come first and mostly end at once, the states of cells that close
 
 All tokens of a row are computed from the checkpoint before its first one. In steps without longer rows that holds for
 rows that reach the end of their cell, too, and they write the state there; in others they are left to `cells_kernel`.
@@ -21,7 +21,7 @@ from weft.kernels.cuda.closing import load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.ssd_decode import close_columns
-from weft.kernels.cuda.ssd_steps import LOG2_E, time_step, unpadded
+from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row.
@@ -39,7 +39,7 @@ def weigh_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (HEAD_BLOCK heads of a group, row of several tokens). Append the tokens to the tail, but for x, and write
 
@@ -52,7 +52,7 @@ def weigh_short(
     at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
         # Load what is older than the step.
-        n, cell = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL)
+        n, cell, new = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, NEW)
         kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
         tail_B += at.tail * tail_B_stride + group * (RING * STATE)
         known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
@@ -69,87 +69,93 @@ def weigh_short(
         bias = None if dt_bias is None else tl.load(dt_bias + head, real, 0.0)
 
         wait(EARLY)
-        count, in_new = at.end - at.start, tl.arange(0, SUMMED)
-        is_new = unpadded((in_new < count)[:, None], n[None, :], STATE, BLOCK_STATE)
-        token = (at.first + in_new).to(tl.int64)[:, None]
-        new_keys = tl.load(B + token * B_stride + group * STATE + n[None, :], is_new, 0.0)
-        queries = tl.load(C + token * C_stride + group * STATE + n[None, :], is_new, 0.0)
-        # Keys come first, so that warps share them out.
-        all_scores = tl.dot(keys, tl.trans(queries), input_precision=PRECISION)
-        all_new_scores = tl.dot(new_keys, tl.trans(queries), input_precision=PRECISION)
+        B += group * STATE
+        C += group * STATE
+        is_new = unpadded((new < at.end - at.start)[:, None], n[None, :], STATE, BLOCK_STATE)
+        new_keys = tl.load(B + (at.first + new).to(tl.int64)[:, None] * B_stride + n[None, :], is_new, 0.0)
         # Of the new tokens so far; the others have a time step of 0.
-        totals, steps = tl.zeros([HEAD_BLOCK, SUMMED], tl.float32), tl.zeros([HEAD_BLOCK, SUMMED], tl.float32)
+        totals, steps = tl.zeros([HEAD_BLOCK, NEW], tl.float32), tl.zeros([HEAD_BLOCK, NEW], tl.float32)
         # Tails count from the start of a token's own cell, weights from that of the row's first.
         in_cell = total
         place = (row * HEADS + head).to(tl.int64) * NEW
-        for number in range(count):
-            step_at = dt + (at.first + number).to(tl.int64) * dt_stride + head
-            step = time_step(tl.load(step_at, real, 0.0), bias, low_limit, high_limit)
+        for number in range(at.end - at.start):
+            token = (at.first + number).to(tl.int64)
+            query = load_unpadded(C + token * C_stride + n, n, STATE, BLOCK_STATE).to(tl.float32)
+            step = time_step(tl.load(dt + token * dt_stride + head, real, 0.0), bias, low_limit, high_limit)
             total += step * rate
             in_cell = tl.where(at.offset + number == CELL, 0.0, in_cell) + step * rate
-            totals = tl.where(in_new[None, :] == number, total[:, None], totals)
-            steps = tl.where(in_new[None, :] == number, step[:, None], steps)
-            scores = tl.sum(tl.where(in_new[None, :] == number, all_scores, 0.0), 1)
+            totals = tl.where(new[None, :] == number, total[:, None], totals)
+            steps = tl.where(new[None, :] == number, step[:, None], steps)
+            scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
             weight_at = weights + (place + number)[:, None] * (CELL + NEW)
             weight = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
             tl.store(weight_at + cell[None, :], weight.to(weights.dtype.element_ty), known)
-            scores = tl.sum(tl.where(in_new[None, :] == number, all_new_scores, 0.0), 1)
+            scores = tl.sum(new_keys.to(tl.float32) * query[None, :], 1)
             # Later tokens decay by a number that is finite.
             weight = tl.exp2(tl.minimum(total[:, None] - totals, 0.0)) * (steps * scores[None, :])
-            to_new = real[:, None] & (in_new < NEW)[None, :]
-            tl.store(weight_at + CELL + in_new[None, :], weight.to(weights.dtype.element_ty), to_new)
+            tl.store(weight_at + CELL + new[None, :], weight.to(weights.dtype.element_ty), real[:, None])
             tl.store(scales + place + number, tl.exp2(total), real)
             here = (at.start + number) % RING
             tl.store(steps_at + here, step, real)
             tl.store(decays_at + here, in_cell, real)
         if chunk == 0:
-            tl.store(tail_B + ((at.start + in_new) % RING)[:, None] * STATE + n[None, :], new_keys, is_new)
+            tl.store(tail_B + ((at.start + new) % RING)[:, None] * STATE + n[None, :], new_keys, is_new)
     else:
         wait(EARLY)
 
 
 @jit(**STEP)
 def short_kernel(
-    x, x_stride, C, C_stride, D, weights, scales, y, y_stride,
+    x, x_stride, C, C_stride, D, weights, scales, y, y_stride, rows,
     state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
     tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr,
-    LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, ALONE: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr,
+    ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and other rows are padding."""
+    """Program of BLOCK columns of a group in one row, or, before those, of columns to close. If it runs ALONE, rows
+    that are not short are padding."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
     CHUNKS: tl.constexpr = GROUPS * ((WIDTH + BLOCK - 1) // BLOCK)
-    row, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
-    at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    group, first_column = chunk // (CHUNKS // GROUPS), chunk % (CHUNKS // GROUPS) * BLOCK
-    if is_short(at, ROOM, NEW):
-        read_short(
-            x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
-            tail_input + at.tail * tail_input_stride, at, row, group, first_column,
-            GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
-        )  # fmt: skip
-        if ALONE:
-            # A row without tokens has no piece. The state was just read, so it is read again from the cache.
-            slot = tl.load(piece_slot + tl.load(first_piece + row), at.offset + at.end - at.start >= CELL, -1)
-            if slot >= 0:
-                close_columns(
-                    state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
-                    tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
-                    slot, chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK,
-                    BLOCK // CLOSING_BLOCK, PRECISION,
-                )  # fmt: skip
-    else:
+    CLOSING_WIDTH: tl.constexpr = CLOSING_BLOCK * CLOSING_BLOCKS
+    CLOSING_CHUNKS: tl.constexpr = GROUPS * ((WIDTH + CLOSING_WIDTH - 1) // CLOSING_WIDTH)
+    program = tl.program_id(0)
+    closing = rows * CLOSING_CHUNKS if ALONE else 0
+    if program < closing:
+        row = program // CLOSING_CHUNKS
+        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+        # A row without tokens has no piece.
+        closes = is_short(at, ROOM, NEW) & (at.offset + at.end - at.start >= CELL)
+        slot = tl.load(piece_slot + tl.load(first_piece + row), closes, -1)
         wait(EARLY)
-        if ALONE:
-            # Padding has finite outputs.
-            column = first_column + tl.arange(0, BLOCK)
-            for number in range(at.end - at.start):
-                y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
-                tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
+        if slot >= 0:
+            close_columns(
+                state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
+                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
+                slot, program % CLOSING_CHUNKS, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING,
+                CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
+            )  # fmt: skip
+    else:
+        row, chunk = (program - closing) // CHUNKS, (program - closing) % CHUNKS
+        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+        group, first_column = chunk // (CHUNKS // GROUPS), chunk % (CHUNKS // GROUPS) * BLOCK
+        if is_short(at, ROOM, NEW):
+            read_short(
+                x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
+                tail_input + at.tail * tail_input_stride, at, row, group, first_column,
+                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
+            )  # fmt: skip
+        else:
+            wait(EARLY)
+            if ALONE:
+                # Padding has finite outputs.
+                column = first_column + tl.arange(0, BLOCK)
+                for number in range(at.end - at.start):
+                    y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
+                    tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
 
 
 @triton.jit
