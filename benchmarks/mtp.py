@@ -1,7 +1,7 @@
 """Measure drafts of an MTP head that is computed, with scripted acceptance, on a GPU.
 
     python -m benchmarks.mtp                     Qwen3.5-9B and Qwen3.5-35B-A3B, 3 drafts a row
-    python -m benchmarks.mtp qwen3.5-9b --quick
+    python -m benchmarks.mtp qwen3.5-9b --rows 32 --only mtp
 
 Weights are random, the head's too, so no draft would be right: acceptance is that of `benchmarks.drafts`, 3.0 tokens a
 step on average. `waiting` and `script` are verification alone, with and without a wait for each landing; `mtp waiting`
@@ -43,14 +43,16 @@ WAYS = {
 
 
 def main() -> int:
-    return run(arguments_of("mtp", __doc__, limit_seconds=420, models=tuple(MODELS)), measure, show)
+    every = sorted({rows for batches in MODELS.values() for rows in batches})
+    options = arguments_of("mtp", __doc__, limit_seconds=420, models=tuple(MODELS), rows=every, parts=tuple(WAYS))
+    return run(options, measure, show)
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     attempts = Attempts()
     began = time.perf_counter()
-    batches = MODELS.get(model, (1, 8, 32))
-    batches = (batches[0], batches[-1]) if arguments.quick else batches
+    batches = [rows for rows in MODELS.get(model, (1, 8, 32)) if rows in arguments.rows]
+    batches = sorted({batches[0], batches[-1]}) if arguments.quick else batches
     script = Script(max(batches), arguments.device)
     script.lead_device()
     llm = start(model, arguments, draft="mtp", max_sequences=max(batches), max_length=1024)
@@ -61,7 +63,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     warm_up(llm, lengths=(100,))
     for rows in batches:
         with attempts.part(f"{rows} rows"):
-            found["rows"].append({"rows": rows} | measure_rows(llm, rows, script))
+            found["rows"].append({"rows": rows} | measure_rows(llm, rows, script, arguments.only))
         keep(found, arguments)
     return found
 
@@ -171,14 +173,15 @@ def measure_rows(llm: LLM, rows: int, script: Script, ways: Iterable[str] = WAYS
 def show(model: str, found: dict[str, Any]) -> None:
     sizes = ", ".join(f"{name} {size / 2**30:.1f} GiB" for name, size in found["memory"].items())
     print(f"  {found['machine']}; started in {found['start seconds']:.0f} s; memory: {sizes}")
-    names = "".join(f" {name:>21}" for name in WAYS)
-    print(f"  {'rows':>6} {'plain':>9}{names} {'head':>8} {'busy':>8}   tokens/s (÷ plain, length, idle)")
+    names = [name for name in WAYS if any(name in each for each in found["rows"])]
+    heads = "".join(f" {name:>21}" for name in names)
+    print(f"  {'rows':>6} {'plain':>9}{heads} {'head':>8} {'busy':>8}   tokens/s (÷ plain, length, idle)")
     for each in found["rows"]:
         line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
-        for name in WAYS:
+        for name in names:
             ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
             line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
-        print(line + f" {each['mtp head']:>8.0f} {each['mtp busy']:>8.0f}")
+        print(line + f" {each.get('mtp head', 0):>8.0f} {each.get('mtp busy', 0):>8.0f}")
     for part, error in found["errors"].items():
         print(f"  {part}: {error}")
 

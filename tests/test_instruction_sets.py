@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.fences import ROOT
-from weft.kernels import processor
+from weft.base import processor
 from weft.kernels.cpu import linear
 from weft.kernels.native import library
 
@@ -32,7 +32,7 @@ OTHER = (
 
 
 def test_an_unknown_instruction_set_is_refused_with_those_that_are_known(monkeypatch):
-    monkeypatch.setenv(library.ISA, "mmx")
+    monkeypatch.setenv(processor.ISA, "mmx")
     with pytest.raises(library.Unavailable, match=r"WEFT_ISA must be one of native, .*neon, got 'mmx'"):
         library.load()
 
@@ -40,11 +40,11 @@ def test_an_unknown_instruction_set_is_refused_with_those_that_are_known(monkeyp
 def test_a_restricted_set_has_a_library_of_its_own(monkeypatch):
     if not library.available():
         pytest.skip("no C++ compiler here")
-    monkeypatch.delenv(library.ISA, raising=False)
+    monkeypatch.delenv(processor.ISA, raising=False)
     compiler = library.find_compiler()
     found = {library.fingerprint(compiler, NATIVE)}
     for isa in library.ISAS:
-        monkeypatch.setenv(library.ISA, isa)
+        monkeypatch.setenv(processor.ISA, isa)
         found.add(library.fingerprint(compiler, NATIVE))
         assert library.flags()[-1].endswith(f"={library.ISAS[isa]}")
     assert len(found) == len(library.ISAS), "native is the default"
@@ -53,11 +53,22 @@ def test_a_restricted_set_has_a_library_of_its_own(monkeypatch):
 def test_a_restricted_set_has_no_16_bit_units(monkeypatch):
     monkeypatch.setattr(linear, "HAS_ONEDNN", True)
     monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: True, raising=False)
-    monkeypatch.setenv(library.ISA, "avx2")
+    monkeypatch.setattr(processor, "facts", lambda: {"flags": "avx512f avx512_bf16"})
+    monkeypatch.setenv(processor.ISA, "avx2")
     assert not linear.has_units()
     assert "restricted to avx2" in linear.described()
-    monkeypatch.setenv(library.ISA, "native")
+    monkeypatch.setenv(processor.ISA, "native")
     assert linear.has_units()
+
+
+def test_avx512_without_16_bit_units_is_not_mistaken_for_a_cpu_with_them(monkeypatch):
+    """oneDNN supports bfloat16 on all of AVX-512, by emulation."""
+    monkeypatch.setattr(linear, "HAS_ONEDNN", True)
+    monkeypatch.setattr("torch.ops.mkldnn._is_mkldnn_bf16_supported", lambda: True, raising=False)
+    monkeypatch.delenv(processor.ISA, raising=False)
+    for flags, expected in {"avx2": False, "avx512f avx512bw": False, "avx512f amx_bf16": True}.items():
+        monkeypatch.setattr(processor, "facts", lambda flags=flags: {"flags": flags})
+        assert linear.has_units() == expected, flags
 
 
 def called(command: list[str], **environment: str) -> str:

@@ -11,12 +11,13 @@ from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.norm import gated_rms_norm, rms_norm
 from weft.kernels.cpu.norm import join as add_and_norm
 from weft.kernels.native import library
+from weft.kernels.native.norm import BLOCK
 from weft.kernels.stream import Change
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
 PAIRS = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
-SIZES = [(1, 768), (3, 33), (5, 1), (library.FEW_ROWS, 16)]
+SIZES = [(1, 768), (3, 33), (5, 1), (BLOCK, 16), (2 * BLOCK + 1, 40)]
 
 
 def random(*shape, dtype=torch.float32, seed=0):
@@ -64,6 +65,19 @@ def test_gated_norms_in_groups_and_by_heads(monkeypatch, dtype, weight_dtype, ga
         assert_close(*both(monkeypatch, gated_rms_norm, x, gate, weight, 1e-5, groups, gate_first))
     heads = (x.view(5, 3, 20), gate.view(5, 3, 20), weight[:20])
     assert_close(*both(monkeypatch, gated_rms_norm, *heads, 1e-5, 1, gate_first))
+
+
+@pytest.mark.parametrize("gate_first", [True, False])
+def test_a_row_has_the_same_bits_in_any_company(gate_first):
+    rows = 3 * BLOCK + 5
+    x, gate, change = (random(rows, 60, dtype=torch.bfloat16, seed=seed) for seed in range(3))
+    weight = random(60, dtype=torch.bfloat16, seed=3)
+    joined = add_and_norm(x, [Change(change)], weight, 1e-5)
+    gated = gated_rms_norm(x, gate, weight, 1e-5, 3, gate_first)
+    for row in (slice(0, 1), slice(BLOCK, BLOCK + 1), slice(rows - 1, rows)):
+        for alone, among in zip(add_and_norm(x[row], [Change(change[row])], weight, 1e-5), joined):
+            assert torch.equal(alone, among[row])
+        assert torch.equal(gated_rms_norm(x[row], gate[row], weight, 1e-5, 3, gate_first), gated[row])
 
 
 def test_nothing_of_the_input_is_changed():

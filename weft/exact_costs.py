@@ -6,7 +6,9 @@ measurement at start would let the bits of an answer depend on noise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 # The most that `--exact auto` lets an answer cost, in any column.
 MOST = 0.03
@@ -36,14 +38,30 @@ class Cost:
         }
 
 
-# By GPU, as its driver names it, and by the model_type of config.json. In bfloat16, all cells from one run.
+# By GPU, as its driver names it, and by `family_of` config.json. In bfloat16, all cells from one run.
 COSTS: dict[tuple[str, str], Cost] = {
-    ("NVIDIA H200", "lfm2"): Cost("lfm2-1.2b", "2026-11-17", 0.117, 0.065, 0.057, 0.052),
-    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.031, -0.049, -0.016, 0.025),
-    ("NVIDIA H200", "qwen3_5_text"): Cost("qwen3.5-9b", "2026-11-17", 0.046, 0.010, 0.038, -0.023),
-    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.112, -0.027, 0.050, -0.067),
-    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.109, 0.014, 0.027, 0.017),
+    ("NVIDIA H200", "lfm2"): Cost("lfm2-1.2b", "2026-11-17", 0.133, 0.065, 0.060, 0.095),
+    ("NVIDIA H200", "nemotron_h"): Cost("nemotron-nano-9b-v2", "2026-11-17", 0.022, -0.046, -0.016, 0.007),
+    ("NVIDIA H200", "qwen3_5_text"): Cost("qwen3.5-9b", "2026-11-17", 0.043, 0.011, 0.039, -0.021),
+    ("NVIDIA H200", "qwen3_next"): Cost("qwen3-next-mini", "2026-11-17", 0.120, -0.026, 0.032, -0.049),
+    ("NVIDIA H200", "gpt_oss"): Cost("gpt-oss-20b", "2026-11-17", 0.098, 0.020, 0.007, 0.004),
 }
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """Return the model_type of a configuration; models of Nemotron-H with experts are a family of their own.
+
+    >>> family_of({"model_type": "nemotron_h", "hybrid_override_pattern": "M-M*-"})
+    'nemotron_h'
+    >>> family_of({"model_type": "nemotron_h", "hybrid_override_pattern": "MEM*E"})
+    'nemotron_h with experts'
+    >>> family_of({"model_type": "nemotron_h", "layers_block_type": ["mamba", "moe"]})
+    'nemotron_h with experts'
+    """
+    family = str(config.get("model_type"))
+    letters, words = config.get("hybrid_override_pattern"), config.get("layers_block_type")
+    has_experts = (isinstance(letters, str) and "E" in letters) or (isinstance(words, list) and "moe" in words)
+    return f"{family} with experts" if has_experts else family
 
 
 def decide(device: str, family: str, dtype: str, conflict: str | None = None) -> tuple[bool, str]:

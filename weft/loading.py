@@ -20,7 +20,7 @@ from weft.base.sampling import SamplingParams
 from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.exact_costs import decide
+from weft.exact_costs import decide, family_of
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
@@ -270,7 +270,7 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> 
         # On a GPU a model's drafts exclude it, and with others its cost was not measured.
         conflict = f"draft is {options.draft}"
     name = str(dtype).removeprefix("torch.")
-    exact, reason = decide(device_name(device), str(config.get("model_type")), name, conflict)
+    exact, reason = decide(device_name(device), family_of(config), name, conflict)
     # Last, because it imports the kernels.
     declined = why_not_exact(device, dtype) if exact else None
     exact, reason = (exact, reason) if declined is None else (False, f"off: {declined}")

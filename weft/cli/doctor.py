@@ -71,7 +71,7 @@ def libraries() -> Iterator[tuple[str, str]]:
 
 
 def machine() -> dict[str, str]:
-    from weft.kernels import processor
+    from weft.base import processor
     from weft.kernels.devices import free_bytes
 
     return {

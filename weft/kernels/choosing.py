@@ -49,7 +49,7 @@ DECODES = {
     "channel_delta": ("channel_delta",),
     "together": (),
 }
-# Operations with a C++ kernel for few rows, in any step.
+# Operations with a C++ kernel in any step: norms for all rows, others for few of them.
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
@@ -271,7 +271,9 @@ def reason_on_cpu(group: str, missing: str | None) -> str:
         return "the device is a CPU"
     if missing is not None:
         return f"no C++: {missing}"
-    return import_module("weft.kernels.cpu.linear").described() if group == "linear" else "C++ for few rows"
+    if group == "linear":
+        return str(import_module("weft.kernels.cpu.linear").described())
+    return "C++" if group == "norm" else "C++ for few rows"
 
 
 def chosen_everywhere(package: str, reason: str) -> Chosen:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels import processor
+from weft.base import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.native import library as native
@@ -35,11 +35,11 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, 
 
 
 def has_units() -> bool:
-    """Return whether this CPU multiplies bfloat16 in hardware, and the instruction set is not restricted.
+    """Return whether this CPU multiplies bfloat16 in hardware, and oneDNN may use it.
 
     Without such units torch multiplies bfloat16 element by element, hundreds of times slower than float32.
     """
-    return HAS_ONEDNN and native.is_unrestricted() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return HAS_ONEDNN and processor.multiplies_bfloat16() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 HAS_BFLOAT16 = has_units()
@@ -48,7 +48,7 @@ HAS_BFLOAT16 = has_units()
 def described() -> str:
     """Describe how matmuls are computed here, for the log and `weft doctor`."""
     instructions = " ".join(processor.features()) or platform.machine()
-    if not native.is_unrestricted():
+    if not processor.is_unrestricted():
         instructions += f", restricted to {native.instruction_set()}"
     units = "oneDNN for many rows of bfloat16" if HAS_BFLOAT16 else "no 16-bit units: bfloat16 is widened in cache"
     return f"C++ for {instructions}; {units}"

@@ -19,7 +19,7 @@ from weft.kernels.stream import Change, Normed, Residual
 
 
 def rms_norm(x: Float[Tensor, "*n size"], weight: Float[Tensor, " size"], eps: float) -> Float[Tensor, "*n size"]:
-    if x.ndim == 2 and are_few(x, weight, x) and x.is_contiguous():
+    if x.ndim == 2 and has_kernel(x, weight, x) and x.is_contiguous():
         return kernels.join(x, None, weight, eps)[1]
     return (x * _inverse(x, eps)).mul_(weight).to(x.dtype)
 
@@ -46,7 +46,7 @@ def join(
 ) -> tuple[Float[Tensor, "n size"], Float[Tensor, "n size"]]:
     """Return x plus all changes, and the norm of that sum."""
     plain = x.is_contiguous() and all(_is_plain(change, x, weight) for change in changes)
-    if changes and plain and are_few(x, weight, x):
+    if changes and plain and has_kernel(x, weight, x):
         for change in changes:
             x, normed = kernels.join(x, change, weight, eps)
         return x, normed
@@ -60,11 +60,11 @@ def _is_plain(change: Change, x: Tensor, weight: Tensor) -> bool:
     return same and change.value.ndim == 2 and change.value.is_contiguous()
 
 
-def are_few(x: Tensor, weight: Tensor, result: Tensor) -> bool:
-    """Return whether to use the C++ kernel. No input may be shorter than the result, whose dtype must be supported."""
+def has_kernel(x: Tensor, weight: Tensor, result: Tensor) -> bool:
+    """Return whether C++ can do it. No input may be shorter than the result, whose dtype must be supported."""
     kind = result.dtype
     return (
-        0 < x.shape[0] <= native.FEW_ROWS
+        x.shape[0] > 0
         and native.available()
         and kind in native.DTYPES
         and x.dtype in (kind, torch.float32)
@@ -93,7 +93,7 @@ def gated_rms_norm(
     The result has the gate's dtype: x may be the float32 output of a scan in a bfloat16 model. `out`, if given, is
     filled and returned; its rows need not be adjacent.
     """
-    if are_few(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
+    if has_kernel(x, weight, gate) and rows_are_lines(x) and rows_are_lines(gate):
         return kernels.gated_norm(x, gate, weight, eps, groups, gate_first, out)
     opening = F.silu(gate.float())
     if gate_first:

@@ -31,12 +31,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from weft.base.processor import ISA
+
 log = logging.getLogger("weft")
 
 FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
-# Restricts kernels to an instruction set, to test and measure what other processors run.
-ISA = "WEFT_ISA"
 # The compiler's name of each instruction set.
 ISAS = {"native": "native", "sse2": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
 COMPILERS = ("g++", "clang++", "c++")
@@ -227,11 +227,6 @@ def instruction_set() -> str:
     if name not in ISAS:
         raise Unavailable(f"{ISA} must be one of {', '.join(ISAS)}, got {name!r}")
     return name
-
-
-def is_unrestricted() -> bool:
-    """Return whether kernels may use all instructions of this CPU."""
-    return os.environ.get(ISA, "native") in ("", "native")
 
 
 def flags() -> tuple[str, ...]:

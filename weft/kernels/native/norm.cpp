@@ -1,9 +1,22 @@
-// RMS norms of a few rows, with the addition before them or their gate. Arithmetic is float32.
+// RMS norms, with the addition before them or their gate. Arithmetic is float32. Threads share blocks of rows.
+
+#include <algorithm>
 
 #include "activation.h"
+#include "pool.h"
 
 namespace weft {
 namespace {
+
+// Rows of a block: fewer are not worth a second thread. norm.py has the same number.
+constexpr long BLOCK = 64;
+
+// body(first row, end of rows, block) for every block.
+template <class Body>
+void share_rows(long rows, long threads, const Body& body) {
+    long blocks = (rows + BLOCK - 1) / BLOCK;
+    share(blocks, threads, [&](long block) { body(block * BLOCK, std::min(rows, (block + 1) * BLOCK), block); });
+}
 
 // One over the root mean square of a line.
 template <class Value>
@@ -36,16 +49,16 @@ struct Join {
     const void* change_weight;
     const void* weight;
     void *joined, *normed;
-    int64_t rows, size, kind, weight_kind;
+    int64_t rows, size, kind, weight_kind, threads;
     float factor, change_eps, eps;
 };
 
 // joined = x + factor * change, where the change may have its own norm; normed = the norm of that.
 template <class Value, class Weight>
-void join(const Join& given) {
+void join_rows(const Join& given, long begin, long end) {
     auto weight = static_cast<const Weight*>(given.weight);
     auto own = static_cast<const Weight*>(given.change_weight);
-    for (long row = 0; row < given.rows; row++) {
+    for (long row = begin; row < end; row++) {
         long first = row * given.size;
         auto x = static_cast<const Value*>(given.x) + first;
         auto normed = static_cast<Value*>(given.normed) + first;
@@ -63,21 +76,26 @@ void join(const Join& given) {
     }
 }
 
+template <class Value, class Weight>
+void join(const Join& given) {
+    share_rows(given.rows, given.threads,
+               [&](long begin, long end, long) { join_rows<Value, Weight>(given, begin, end); });
+}
+
 // Rows consist of `parts` of equal size, each normed separately; strides of rows are in values.
 struct Gated {
     const void *x, *gate, *weight;
     void* y;
-    float* line;  // room for `size` floats, rounded up to a whole vector
+    float* lines;  // for each block of rows, room for `size` floats, rounded up to a whole vector
     int64_t rows, parts, size, x_row, gate_row, y_row;
     int64_t weight_part;  // 0 if all parts share their weights
-    int64_t gate_first, x_kind, kind, weight_kind;
+    int64_t gate_first, x_kind, kind, weight_kind, threads;
     float eps;
 };
 
 template <class Input, class Gate, class Weight>
-void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Gated& given, Gate* y) {
+void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Gated& given, float* line, Gate* y) {
     long size = given.size;
-    float* line = given.line;
     for (long i = 0; i < size; i += LANES) {
         Vector value = load(x + i, size - i);
         store(line + i, given.gate_first ? value * activated(load(gate + i, size - i), SILU) : value);
@@ -91,14 +109,17 @@ void gated_part(const Input* x, const Gate* gate, const Weight* weight, const Ga
 
 template <class Input, class Gate, class Weight>
 void gated(const Gated& given) {
-    for (long row = 0; row < given.rows; row++)
-        for (long part = 0; part < given.parts; part++) {
-            long first = part * given.size;
-            gated_part(static_cast<const Input*>(given.x) + row * given.x_row + first,
-                       static_cast<const Gate*>(given.gate) + row * given.gate_row + first,
-                       static_cast<const Weight*>(given.weight) + part * given.weight_part, given,
-                       static_cast<Gate*>(given.y) + row * given.y_row + first);
-        }
+    long room = (given.size + LANES - 1) / LANES * LANES;
+    share_rows(given.rows, given.threads, [&](long begin, long end, long block) {
+        for (long row = begin; row < end; row++)
+            for (long part = 0; part < given.parts; part++) {
+                long first = part * given.size;
+                gated_part(static_cast<const Input*>(given.x) + row * given.x_row + first,
+                           static_cast<const Gate*>(given.gate) + row * given.gate_row + first,
+                           static_cast<const Weight*>(given.weight) + part * given.weight_part, given,
+                           given.lines + block * room, static_cast<Gate*>(given.y) + row * given.y_row + first);
+            }
+    });
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Norms of a few rows: of a residual stream plus its changes, and of a mixer's output with its gate."""
+"""Norms: of a residual stream plus its changes, and of a mixer's output with its gate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.native.calls import call, room
+from weft.kernels.native.calls import call, room, scratch
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.outputs import rows_are_lines
 from weft.kernels.stream import Change
 
-JOIN, GATED = Struct("6P4q3f"), Struct("5P11qf")
-# A gated norm needs a line of floats, in whole vectors.
-LANES = 16
+JOIN, GATED = Struct("6P5q3f"), Struct("5P12qf")
+# Rows that a thread takes at a time, and the floats of a vector. norm.cpp has the same block.
+BLOCK, LANES = 64, 16
 NOTHING = (None, 1.0, None, 0.0)
 
 
@@ -31,7 +31,7 @@ def join(
     )
     values = JOIN.pack(
         x.data_ptr(), address(value), address(own), weight.data_ptr(), joined.data_ptr(), normed.data_ptr(),
-        rows, size, DTYPES[dtype], DTYPES[weight.dtype], factor, own_eps, eps,
+        rows, size, DTYPES[dtype], DTYPES[weight.dtype], torch.get_num_threads(), factor, own_eps, eps,
     )  # fmt: skip
     call("weft_join", values)
     return joined, normed
@@ -53,11 +53,11 @@ def gated_norm(
     y = room(gate.shape, gate.dtype) if out is None else out
     assert y.dtype == gate.dtype
     assert rows_are_lines(y)
-    line = room((size + LANES,), torch.float32)
+    lines = scratch(-(-x.shape[0] // BLOCK) * -(-size // LANES) * LANES)
     values = GATED.pack(
-        x.data_ptr(), gate.data_ptr(), weight.data_ptr(), y.data_ptr(), line.data_ptr(),
+        x.data_ptr(), gate.data_ptr(), weight.data_ptr(), y.data_ptr(), lines.data_ptr(),
         x.shape[0], parts, size, x.stride(0), gate.stride(0), y.stride(0), size if x.ndim == 2 else 0,
-        gate_first, DTYPES[x.dtype], DTYPES[gate.dtype], DTYPES[weight.dtype], eps,
+        gate_first, DTYPES[x.dtype], DTYPES[gate.dtype], DTYPES[weight.dtype], torch.get_num_threads(), eps,
     )  # fmt: skip
     call("weft_gated_norm", values)
     return y

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
 
 # Features by the names of /proc/cpuinfo, the most capable first: units for 16-bit matrices, then vector lengths.
-FEATURES = ("amx_bf16", "avx512_bf16", "bf16", "avx512f", "avx2", "avx", "sve", "asimd")
+UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+FEATURES = (*UNITS, "avx512f", "avx2", "avx", "sve", "asimd")
+
+# Restricts kernels to an instruction set, to test and measure what other processors run.
+ISA = "WEFT_ISA"
 
 
 @cache
@@ -29,3 +34,16 @@ def features() -> tuple[str, ...]:
     found = facts()
     here = set((found.get("flags") or found.get("Features") or "").split())
     return tuple(each for each in FEATURES if each in here)
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU has units for matrices of bfloat16, and kernels may use them.
+
+    oneDNN's own answer is no help: it says yes to AVX-512 without them, and then emulates them.
+    """
+    return is_unrestricted() and any(unit in UNITS for unit in features())
+
+
+def is_unrestricted() -> bool:
+    """Return whether kernels may use all instructions of this CPU."""
+    return os.environ.get(ISA, "native") in ("", "native")
