@@ -51,8 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states, and from how many rows on a program reads several blocks. They are weighed by one
-# warp for each key head.
+# How rows of a few tokens read states, and from how many rows on a program reads several blocks. Tails are weighed by
+# one warp for each key head.
 SHORT = GatedDeltaLaunch(64, 4, 1)
 MANY_ROWS, MANY_BLOCKS = 128, 2
 # Matmuls of float32 operands need more registers and shared memory.
