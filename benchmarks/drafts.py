@@ -32,6 +32,7 @@ from benchmarks.gpu import (
     Ask,
     Attempts,
     arguments_of,
+    begin,
     fresh,
     keep,
     machine,
@@ -269,15 +270,13 @@ def measure_rows(llm: LLM, rows: int, script: Script, ways: Sequence[str]) -> di
 def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, IdleClock]:
     """Return the rate while all rows decode, and the share of that time in which the GPU waits between steps.
 
-    It ends with the first answer that does: the others follow over a tenth of the steps, in ever smaller batches, which
-    a server would fill. From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts
-    are worth.
+    It begins when the first token of every answer has landed; before that, prompts are computed. It ends with the first
+    answer that does: the others follow over a tenth of the steps, in ever smaller batches, which a server would fill.
+    From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts are worth.
     """
     for round_, answer in enumerate((warm_answer, ANSWER)):
-        for number in range(rows):
-            engine.add(Ask(random_prompt(llm, PROMPT, rows, number, round_), answer).request())
-        while len(engine.planner.queue) or engine.planner.prefilling:
-            engine.step()
+        asks = (Ask(random_prompt(llm, PROMPT, rows, number, round_), answer) for number in range(rows))
+        begin(engine, [ask.request() for ask in asks])
         clock = IdleClock(engine._device)
         began, tokens, all_decode = time.perf_counter(), 0, True
         while all_decode:

@@ -225,6 +225,13 @@ class Ask:
         return Request(self.prompt, greedy, snapshots=self.snapshots)
 
 
+def begin(engine: Engine, requests: Sequence[Request]) -> None:
+    """Add requests and run the engine until the first token of each has landed: no prompt is in flight any more."""
+    waiting = {engine.add(request) for request in requests}
+    while waiting:
+        waiting -= {output.sequence for output in engine.step()}
+
+
 def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = lambda ask: None) -> float:
     """Run all requests and return the seconds it took. `follow` returns the request that follows a finished one."""
     open_asks: dict[int, Ask] = {}

@@ -479,7 +479,7 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
         build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
               KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
         kernel = attention_decode._merge_parts
-        build(kernel, pointers(kernel, half), dict(HEADS=32, TOKENS=tokens, EARLY=True, **same), 1)
+        build(kernel, pointers(kernel, half), dict(same, HEADS=32, TOKENS=tokens, AT_ONCE=tokens, BORDERS=1, EARLY=1))
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

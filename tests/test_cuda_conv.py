@@ -12,6 +12,7 @@ from tests.operations import GPU_ROWS, causal_conv, gated_short_conv
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.kernels.cuda import causal_conv as cuda_conv
 from weft.kernels.cuda import overlap
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.device.store import Store
@@ -102,6 +103,51 @@ def test_rejected_drafts_leave_no_trace():
     rig.run_with_drafts(6)
 
 
+def recorded(rig: Rig, longest: int) -> Rig:
+    """Let steps whose rows are short be those recorded for drafts."""
+    call = rig.call
+
+    def call_recorded(inputs, batch, view):
+        short = batch.longest <= longest
+        return call(inputs, replace(batch, longest=longest, host=None, derived={}) if short else batch, view)
+
+    rig.call = call_recorded
+    return rig
+
+
+@pytest.mark.parametrize(("make", "width"), [(make_rig, 2), (make_rig, 3), (make_rig, 4), (make_gated_rig, 3)])
+def test_rows_of_a_few_tokens_equal_the_loop_wherever_they_end(make, width, monkeypatch):
+    launched = []
+    short = cuda_conv.short_kernel
+    monkeypatch.setattr(cuda_conv, "short_kernel", Counted(short, launched))
+    rig = recorded(make([60, 41, 33, 20, 9], width, cell=16, room=7), 8)
+    rig.step([(0, 13), (1, 9), (2, 16), (3, 1)])
+    assert not launched, "rows are longer"
+    # To the end of a cell, beyond it, inside it, and from the start of a sequence or of a cell.
+    rig.step([(0, 3), (1, 8), (2, 5), (3, 8), (4, 2)])
+    rig.step([(0, 8), (1, 1), (2, 4), (3, 7), (4, 1)])
+    rig.run([5, 8, 1, 4])
+    assert len(launched) > 4
+    rig = recorded(make([40, 35], width, cell=16, room=7), 8)
+    rig.step([(0, 14), (1, 7)])
+    rig.run_with_drafts(8)
+
+
+def test_padding_beside_rows_of_a_few_tokens_has_outputs_of_zero():
+    recorded(make_rig([4, 3, 2, 20], cell=16, room=7), 4).step_with_padding(longest=4)
+
+
+class Counted:
+    """A kernel that notes its launches."""
+
+    def __init__(self, kernel, launched):
+        self.kernel, self.launched = kernel, launched
+
+    def __getitem__(self, grid):
+        self.launched.append(grid)
+        return self.kernel[grid]
+
+
 def test_windows_are_the_inputs_to_the_bit():
     rig = make_rig([40, 21], dtype=torch.float16)
     rig.tolerance = 2e-3
@@ -119,7 +165,7 @@ def test_windows_are_the_inputs_to_the_bit():
 
 def launch(dtype: torch.dtype, gated: bool, width: int = 4, drafts: bool = False) -> None:
     channels = 128
-    spec = MemorySpec((short_conv_memory(channels, width, str(dtype).removeprefix("torch.")),))
+    spec = MemorySpec((short_conv_memory(channels, width, str(dtype).removeprefix("torch.")),), draft_room=7 * drafts)
     store = Store(spec, 1 << 20)
     rows = [Row(70, 71, 1, 0), Row(64, 200, 2, 1)]
     batch = build_batch(make_plan(rows, [Capture(1, 128, 3)]), spec, torch.zeros(9, dtype=torch.int64), "cpu", GPU_ROWS)
@@ -156,3 +202,12 @@ def test_on_a_gpu_rows_of_any_length_equal_the_loop(make, dtype):
     rig = make([700, 260, 65, 64, 1], dtype=dtype, channels=2048, device="cuda", cell=64)
     rig.tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     rig.run([1, 1, 2, 63, 64, 300])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("make", [make_rig, make_gated_rig])
+def test_on_a_gpu_rows_of_a_few_tokens_equal_the_loop(make):
+    rig = recorded(make([100, 90, 65, 20], dtype=torch.bfloat16, channels=3000, device="cuda", cell=64, room=7), 8)
+    rig.tolerance = 2e-2
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    rig.run([8, 4, 1])

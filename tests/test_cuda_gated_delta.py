@@ -14,7 +14,7 @@ from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import gated_delta as cuda_gated_delta
-from weft.kernels.cuda.gated_delta import FEW_ROWS
+from weft.kernels.cuda.gated_delta import FEW_ROWS, MANY_ROWS
 from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec
@@ -114,11 +114,15 @@ def test_padding_beside_rows_of_drafts_has_outputs_of_zero(monkeypatch):
         make_rig([4, 3, 2, 12], cell=16, room=7).step_with_padding(longest=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype):
+@pytest.mark.parametrize(("dtype", "many"), [(torch.float32, False), (torch.float16, False), (torch.float32, True)])
+def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype, many):
+    if many:
+        # As with many rows, where a program reads several blocks.
+        monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", 0)
+        monkeypatch.setattr(cuda_gated_delta, "SHORT", cuda_gated_delta.SHORT._replace(values=16))
     launched, launch = [], cuda_gated_delta.launch_short
     monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: launched.append(call[4]) or launch(*call))
-    rig = make_rig([90, 75, 66, 12], (1, 16, 2, 16), dtype, cell=64, decay=0.05, room=7)
+    rig = make_rig([90, 75, 66, 12], (1, 16, 2, 32 if many else 16), dtype, cell=64, decay=0.05, room=7)
     rig.tolerance = rig.tolerance if dtype == torch.float32 else 2e-2
     rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
     assert launched == [], "rows are longer on average"
@@ -246,6 +250,17 @@ def close(found: Tensor, answer: Tensor, tolerance: float, what: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("many", [128, 0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_rows_at_real_sizes_equal_the_loop(monkeypatch, dtype, many):
+    monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", many)
+    rig = make_rig([100, 90, 65, 20], (4, 128, 8, 128), dtype, decay=0.1, device="cuda", cell=64, room=7)
+    rig.compare = lambda found, answer, what: close(found, answer, 1e-4 if dtype == torch.float32 else 2e-2, what)
+    rig.step([(0, 60), (1, 57), (2, 64), (3, 1)])
+    rig.run([8, 4, 3])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("few", [32, 0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_decodes_at_real_sizes_follow_a_prefill(monkeypatch, dtype, few):
@@ -293,9 +308,9 @@ def test_a_recorded_decode_serves_other_rows():
     assert all(torch.equal(*pair) for pair in zip(*outputs))
 
 
-def launch_step(sizes, dtype, rows: list[Row], projected: bool) -> None:
+def launch_step(sizes, dtype, rows: list[Row], projected: bool, room: int = 0) -> None:
     q, k, v, g, beta = (torch.empty_like(x) for x in random_inputs(sum(r.end - r.start for r in rows), sizes, dtype))
-    bench = Bench(sizes, dtype, 2, "cpu")
+    bench = Bench(sizes, dtype, 2, "cpu", room)
     if projected:
         rates = torch.empty(sizes[2])
         projected_gated_delta(q, k, v, g, beta, rates, rates, bench.batch(rows), bench.view)
@@ -327,12 +342,17 @@ def launch_drafts() -> None:
     launch_step(REAL, torch.bfloat16, [Row(70, 74, 0), Row(0, 3)], projected=True)
 
 
+def launch_many_drafts() -> None:
+    launch_step(REAL, torch.bfloat16, [Row(70, 74, 0)] * MANY_ROWS, projected=True, room=7)
+
+
 def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0), Row(0, 3)], projected=True)
+    launch_step(REAL, torch.float32, [Row(70, 74, 0)] * MANY_ROWS, projected=True, room=7)
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts)
+    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts, launch_many_drafts)
 
 
 @pytest.mark.slow

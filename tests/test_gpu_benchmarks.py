@@ -122,7 +122,7 @@ def test_verification_is_measured_with_scripted_acceptance(
     monkeypatch.setattr(mtp, "MODELS", {model: (1, 2)})
     monkeypatch.setattr(benchmark, "warm_up", lambda *_, **__: None)
     arguments = Namespace(quick=False, device="cpu", dtype="float32", memory="64MiB", here=None, rows=[1, 2])
-    arguments.only = list(drafts.WAYS)
+    arguments.only = list(benchmark.WAYS)
     found = benchmark.measure(model, arguments)
     assert (found["errors"], [each["rows"] for each in found["rows"]]) == ({}, [1, 2])
     for each in found["rows"]:

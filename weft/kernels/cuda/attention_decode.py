@@ -153,9 +153,14 @@ def attend_rows(
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
-    _merge_parts[(heads, rows * tokens)](
+    # Every border of two shares cuts at most one row.
+    borders = sharing.shares - 1
+    if not borders:
+        return
+    at_once = power_of_two(tokens) if rows > borders else 1
+    _merge_parts[(heads, borders if rows > borders else rows * tokens)](
         found, pages_of(batch, view), rows_of(batch),
-        **common, num_warps=1 if block_dim < 256 else 2,
+        **common, BORDERS=rows > borders, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
     )  # fmt: skip
 
 
@@ -218,6 +223,13 @@ def _attend_share(
         row_begin, row_end = tl.load(page_bounds + row), tl.load(page_bounds + row + 1)
         start, first_position = tl.load(row_start + row), tl.load(page_first + row)
         first, length = _tokens_of(row, row_first, TOKENS)
+        if TOKENS > 1:
+            # Padding has finite outputs. Only the share in which the row begins writes them.
+            for later in range(TOKENS, tl.where(share_begin <= row_begin, length, 0), TOKENS):
+                zero_at = (tl.cast(first, tl.int64) + later + token)[:, None] * out_token_stride
+                is_zero = (later + token < length)[:, None] & (token < TOKENS)[:, None] & is_feature[None, :]
+                zeros = tl.zeros([LINES, BLOCK_DIM], out_ptr.dtype.element_ty)
+                tl.store(out_ptr + zero_at + head[:, None] * HEAD_DIM + feature[None, :], zeros, mask=is_zero)
         length = tl.minimum(length, TOKENS)
         position, last = start + token, start + length - 1
         low = tl.maximum(first_position, start - WINDOW + 1) if WINDOW else first_position
@@ -287,48 +299,56 @@ def _merge_parts(
     positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, EARLY: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, EARLY: tl.constexpr, BORDERS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the parts of one head of one token, each weighted by the sum that it was divided by."""
-    head, row, token = tl.program_id(0), tl.program_id(1) // TOKENS, tl.program_id(1) % TOKENS
+    """Merge the parts of AT_ONCE tokens of one head, each weighted by the sum that it was divided by.
+
+    A program is that of a token or, with BORDERS, of a border of two shares: the first one inside a row merges it.
+    """
+    head, number = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
+    if BORDERS:
+        first_token = 0
+        row = tl.minimum(_row_of((number + 1) * size, page_bounds, rows), rows - 1)
+    else:
+        first_token = number % TOKENS
+        row = number // TOKENS
     first_share = tl.load(page_bounds + row) // size
     last_share = (tl.load(page_bounds + row + 1) - 1) // size
     first, length = _tokens_of(row, row_first, TOKENS)
     # Wait even if there is nothing to merge: kernels that wait for this one rely on the one before it too.
     wait(EARLY)
+    is_first_border = first_share == number if BORDERS else True
+    if (first_share >= last_share) | (first_token >= length) | (not is_first_border):
+        return
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    BLOCK: tl.constexpr = 16
+    BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
-    out_ptr += (tl.cast(first, tl.int64) + token) * out_token_stride + head * HEAD_DIM + feature
-    if TOKENS > 1:
-        # Padding has finite outputs.
-        for later in range(token + TOKENS, length, TOKENS):
-            at = out_ptr + (later - token).to(tl.int64) * out_token_stride
-            tl.store(at, tl.zeros([BLOCK_DIM], out_ptr.dtype.element_ty), mask=is_feature)
-    if (first_share == last_share) | (token >= length):
-        return
     # A sink is a part of its own, without values.
-    peak = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else tl.full([], float("-inf"), tl.float32)
-    total = tl.full([], 1.0 if HAS_SINKS else 0.0, tl.float32)
-    mixed = tl.zeros([BLOCK_DIM], tl.float32)
-    line = token * GROUP + head % GROUP
+    sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else float("-inf")
+    peak = tl.zeros([AT_ONCE], tl.float32) + sink
+    total = tl.full([AT_ONCE], 1.0 if HAS_SINKS else 0.0, tl.float32)
+    mixed = tl.zeros([AT_ONCE, BLOCK_DIM], tl.float32)
+    token = first_token + tl.arange(0, AT_ONCE)
+    is_token, line = token < tl.minimum(length, TOKENS), token * GROUP + head % GROUP
     for first_of_block in range(first_share, last_share + 1, BLOCK):
         share = first_of_block + tl.arange(0, BLOCK)
-        is_share = share <= last_share
+        known = is_token[:, None] & (share <= last_share)[None, :]
         begins = (share == first_share).to(tl.int32)
-        which = ((head // GROUP * shares + share) * 2 + begins) * (TOKENS * GROUP) + line
-        part_at = which[:, None] * HEAD_DIM + feature[None, :]
-        parts = tl.load(parts_ptr + part_at, mask=is_share[:, None] & is_feature[None, :], other=0.0)
+        which = ((head // GROUP * shares + share) * 2 + begins)[None, :] * (TOKENS * GROUP) + line[:, None]
+        part_at = which[:, :, None] * HEAD_DIM + feature[None, None, :]
+        parts = tl.load(parts_ptr + part_at, mask=known[:, :, None] & is_feature[None, None, :], other=0.0)
         sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
-        sums = tl.load(parts_ptr + sums_at, mask=is_share, other=float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(sums, 0))
+        sums = tl.load(parts_ptr + sums_at, mask=known, other=float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(sums, 1))
         # Nothing seen yet: any finite number works.
         reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(sums - reference)
+        weights = tl.exp2(sums - reference[:, None])
         fading = tl.exp2(peak - reference)
-        mixed = mixed * fading + tl.sum(weights[:, None] * parts, 0)
-        total = total * fading + tl.sum(weights, 0)
+        mixed = mixed * fading[:, None] + tl.sum(weights[:, :, None] * parts, 1)
+        total = total * fading + tl.sum(weights, 1)
         peak = new_peak
-    tl.store(out_ptr, (mixed / total).to(out_ptr.dtype.element_ty), mask=is_feature)
+    out_at = (tl.cast(first, tl.int64) + token)[:, None] * out_token_stride + head * HEAD_DIM + feature[None, :]
+    is_output = is_token[:, None] & is_feature[None, :]
+    tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_output)

@@ -1,7 +1,7 @@
 """Causal depthwise convolution, with its bias, its SiLU and the gates of a short convolution.
 
-There is one kernel for decodes and one for longer rows. (Few decodes of a short convolution use a third, fused with
-the matmul before it, in `short_conv.py`.)
+There is one kernel for decodes, one for longer rows, and one for steps whose longer rows all have a few tokens, such as
+drafts. (Few decodes of a short convolution use another, fused with the matmul before it, in `short_conv.py`.)
 
 A row's earlier inputs come from its tail or from the checkpoint before its cell, or are zeros before position 0.
 Only one program per row and block of channels reads or writes the tail. Longer rows are processed in blocks of a
@@ -28,7 +28,7 @@ from weft.kernels.recurrent import ConvolutionWeights
 from weft.memory.device.store import RecurrentView
 
 # Channels per program and its warps, measured on an H200: for few decodes (total number of values), for many, for
-# longer rows, where several programs split a block, and for rows of up to `FEW_TOKENS`, which are not split.
+# longer rows, where several programs split a block, and for rows of up to `FEW_TOKENS` in steps without longer ones.
 FEW, FEW_CHANNELS, FEW_WARPS = 1 << 17, 128, 1
 MANY_CHANNELS, MANY_WARPS = 256, 1
 CHANNELS, WARPS, SPLITS = 256, 2, 4
@@ -71,13 +71,17 @@ def causal_conv(
             WIDTH=width, SILU=activation, CHANNELS=block, num_warps=warps, **early(x),
         )  # fmt: skip
     if batch.pieces:
+        if records_drafts(batch, min(FEW_TOKENS, batch.cell, tail.shape[1])) and width <= UNROLLED.value:
+            short_kernel[(batch.rows - batch.decodes, -(-channels // SHORT_CHANNELS))](
+                given, window_of(view), rows_of(batch), pieces_of(batch),
+                WIDTH=width, SILU=activation, CHANNELS=SHORT_CHANNELS, LONGEST=batch.longest, num_warps=SHORT_WARPS,
+            )  # fmt: skip
+            return y
         # The first program of a row must hold all tokens that read inputs from before the row.
-        short = records_drafts(batch, FEW_TOKENS)
-        splits = SPLITS if batch.cell >= SPLITS * (width - 1) and not short else 1
-        block, warps = (SHORT_CHANNELS, SHORT_WARPS) if short else (CHANNELS, WARPS)
-        extend_kernel[(batch.pieces, -(-channels // block), splits)](
+        splits = SPLITS if batch.cell >= SPLITS * (width - 1) else 1
+        extend_kernel[(batch.pieces, -(-channels // CHANNELS), splits)](
             given, window_of(view), rows_of(batch), pieces_of(batch),
-            WIDTH=width, SILU=activation, CHANNELS=block, SPLITS=splits, num_warps=warps,
+            WIDTH=width, SILU=activation, CHANNELS=CHANNELS, SPLITS=splits, num_warps=WARPS,
         )  # fmt: skip
     return y
 
@@ -85,7 +89,7 @@ def causal_conv(
 @triton.jit
 def load_new(x, before, token, x_stride, channel, mask):
     """Load the input, rounded to the dtype in which it is stored, even after a gate multiplies it."""
-    offset = token.to(tl.int64) * x_stride + channel
+    offset = tl.cast(token, tl.int64) * x_stride + channel
     value = tl.load(x + offset, mask=mask, other=0.0)
     if before is not None:
         gate = tl.load(before + offset, mask=mask, other=0.0).to(tl.float32)
@@ -154,7 +158,7 @@ def finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS: tl.co
     if SILU:
         total = total * tl.sigmoid(total)
     if after is not None:
-        total *= tl.load(after + token.to(tl.int64) * x_stride + channel, mask=real, other=0.0).to(tl.float32)
+        total *= tl.load(after + tl.cast(token, tl.int64) * x_stride + channel, mask=real, other=0.0).to(tl.float32)
     return total
 
 
@@ -196,11 +200,12 @@ def load_any(x, before, earlier, token, x_stride, channel, channels, real, WIDTH
 
 @triton.jit
 def emit(
-    a, b, c, d, taps_a, taps_b, taps_c, taps_d, offset, after, y, token, high, x_stride, channel, channels, real,
+    a, b, c, d, taps, offset, after, y, token, high, x_stride, channel, channels, real,
     WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Write the output of the token with input d, preceded by c, b and a. Add the oldest first, as decodes do."""
     real = real & (token < high)
+    taps_a, taps_b, taps_c, taps_d = taps
     total = tl.zeros_like(taps_d)
     if WIDTH >= 4:
         total += a.to(tl.float32) * taps_a
@@ -209,7 +214,7 @@ def emit(
     total += c.to(tl.float32) * taps_c
     total += d.to(tl.float32) * taps_d
     total = finish(total, offset, after, token, x_stride, channel, real, HAS_BIAS, SILU)
-    tl.store(y + token.to(tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
+    tl.store(y + tl.cast(token, tl.int64) * channels + channel, total.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
@@ -218,12 +223,8 @@ def convolve_in_registers(
     channel, channels, real, WIDTH: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Convolve four tokens at a time, which load together; the inputs before them stay in registers."""
-    taps_d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
-    taps_c = load_taps(weight, WIDTH - 2, channel, weight_channel, weight_tap, real)
-    taps_b = load_taps(weight, WIDTH - 3, channel, weight_channel, weight_tap, real) if WIDTH >= 3 else taps_c
-    taps_a = load_taps(weight, WIDTH - 4, channel, weight_channel, weight_tap, real) if WIDTH >= 4 else taps_c
+    taps = load_all_taps(weight, channel, weight_channel, weight_tap, real, WIDTH)
     offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
-    # fmt: off
     c = load_any(x, before, earlier, low - 1, x_stride, channel, channels, real, WIDTH)
     b, a = c, c
     if WIDTH >= 3:
@@ -232,20 +233,97 @@ def convolve_in_registers(
         a = load_any(x, before, earlier, low - 3, x_stride, channel, channels, real, WIDTH)
     for index in range(0, high - low, 4):
         token = low + index
-        d = load_new(x, before, token, x_stride, channel, real)
-        e = load_new(x, before, token + 1, x_stride, channel, real & (token + 1 < high))
-        f = load_new(x, before, token + 2, x_stride, channel, real & (token + 2 < high))
-        g = load_new(x, before, token + 3, x_stride, channel, real & (token + 3 < high))
-        emit(a, b, c, d, taps_a, taps_b, taps_c, taps_d, offset, after, y, token, high, x_stride, channel, channels,
-             real, WIDTH, bias is not None, SILU)
-        emit(b, c, d, e, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 1, high, x_stride, channel, channels,
-             real, WIDTH, bias is not None, SILU)
-        emit(c, d, e, f, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 2, high, x_stride, channel, channels,
-             real, WIDTH, bias is not None, SILU)
-        emit(d, e, f, g, taps_a, taps_b, taps_c, taps_d, offset, after, y, token + 3, high, x_stride, channel, channels,
-             real, WIDTH, bias is not None, SILU)
-        a, b, c = e, f, g
+        four = load_four(x, before, token, high, x_stride, channel, real)
+        emit_four(
+            a, b, c, four, taps, offset, after, y, token, high, x_stride, channel, channels, real,
+            WIDTH, bias is not None, SILU,
+        )  # fmt: skip
+        a, b, c = four[1], four[2], four[3]
+
+
+@triton.jit
+def load_all_taps(weight, channel, weight_channel, weight_tap, real, WIDTH: tl.constexpr):
+    """Load the taps of four inputs, the newest last; those beyond WIDTH are not used."""
+    d = load_taps(weight, WIDTH - 1, channel, weight_channel, weight_tap, real)
+    c = load_taps(weight, WIDTH - 2, channel, weight_channel, weight_tap, real)
+    b = load_taps(weight, WIDTH - 3, channel, weight_channel, weight_tap, real) if WIDTH >= 3 else c
+    a = load_taps(weight, WIDTH - 4, channel, weight_channel, weight_tap, real) if WIDTH >= 4 else c
+    return a, b, c, d
+
+
+@triton.jit
+def load_four(x, before, token, high, x_stride, channel, real):
+    """Load the inputs of four tokens, of those before `high`."""
+    d = load_new(x, before, token, x_stride, channel, real)
+    e = load_new(x, before, token + 1, x_stride, channel, real & (token + 1 < high))
+    f = load_new(x, before, token + 2, x_stride, channel, real & (token + 2 < high))
+    g = load_new(x, before, token + 3, x_stride, channel, real & (token + 3 < high))
+    return d, e, f, g
+
+
+@triton.jit
+def emit_four(
+    a, b, c, four, taps, offset, after, y, token, high, x_stride, channel, channels, real,
+    WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Write the outputs of four tokens, preceded by c, b and a, of those before `high`."""
+    d, e, f, g = four
+    # fmt: off
+    emit(a, b, c, d, taps, offset, after, y, token, high, x_stride, channel, channels, real, WIDTH, HAS_BIAS, SILU)
+    emit(b, c, d, e, taps, offset, after, y, token + 1, high, x_stride, channel, channels, real, WIDTH, HAS_BIAS, SILU)
+    emit(c, d, e, f, taps, offset, after, y, token + 2, high, x_stride, channel, channels, real, WIDTH, HAS_BIAS, SILU)
+    emit(d, e, f, g, taps, offset, after, y, token + 3, high, x_stride, channel, channels, real, WIDTH, HAS_BIAS, SILU)
     # fmt: on
+
+
+@jit(**STEP)
+def short_kernel(
+    x, x_stride, before, after, weight, weight_channel, weight_tap, bias, y, channels, ring, cell,
+    state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
+    piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
+    WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, LONGEST: tl.constexpr,
+):  # fmt: skip
+    """Program (row, block of channels). Rows of up to LONGEST tokens fit into their tails; longer ones are padding."""
+    row, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    real = channel < channels
+    at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, cell)
+    length = tl.where(at.end - at.start <= LONGEST, at.end - at.start, 0)
+    # A row without tokens has no piece.
+    slot = tl.load(piece_slot + tl.load(first_piece + row), at.offset + length >= cell, -1)
+    earlier = earlier_of(at, state, state_stride, tail_conv, tail_conv_stride, ring)
+    first = at.first.to(tl.int64)
+    x += first * x_stride
+    y += first * channels
+    if before is not None:
+        before += first * x_stride
+    if after is not None:
+        after += first * x_stride
+    taps = load_all_taps(weight, channel, weight_channel, weight_tap, real, WIDTH)
+    offset = tl.load(bias + channel, mask=real, other=0.0).to(tl.float32) if bias is not None else 0.0
+    c = load_earlier(earlier, at.start - 1, channel, channels, real, WIDTH)
+    b = load_earlier(earlier, at.start - 2, channel, channels, real, WIDTH) if WIDTH >= 3 else c
+    a = load_earlier(earlier, at.start - 3, channel, channels, real, WIDTH) if WIDTH >= 4 else c
+    if slot >= 0:
+        captured = state + slot.to(tl.int64) * state_stride + channel
+        for place in tl.static_range(WIDTH - 1):
+            source = cell - at.offset - (WIDTH - 1) + place
+            value = load_any(x, before, earlier, source, x_stride, channel, channels, real, WIDTH)
+            tl.store(captured + place * channels, value, mask=real)
+    # Everything that is needed of this tail has been read: new inputs may replace it.
+    tl.debug_barrier()
+    for token in range(0, length, 4):
+        four = load_four(x, before, token, length, x_stride, channel, real)
+        emit_four(
+            a, b, c, four, taps, offset, after, y, token, length, x_stride, channel, channels, real,
+            WIDTH, bias is not None, SILU,
+        )  # fmt: skip
+        for index in tl.static_range(4):
+            kept = earlier.tail + ((at.start + token + index) % ring) * channels + channel
+            tl.store(kept, four[index], mask=real & (token + index < length))
+        a, b, c = four[1], four[2], four[3]
+    # Padding has finite outputs.
+    for token in range(length, at.end - at.start):
+        tl.store(y + tl.cast(token, tl.int64) * channels + channel, tl.zeros([CHANNELS], y.dtype.element_ty), mask=real)
 
 
 @triton.jit

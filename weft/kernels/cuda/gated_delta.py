@@ -51,8 +51,10 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states. They are weighed by one warp for each key head.
+# How rows of a few tokens read states, and from how many rows on a program reads several blocks. Tails are weighed by
+# one warp for each key head.
 SHORT = GatedDeltaLaunch(64, 4, 1)
+MANY_ROWS, MANY_BLOCKS = 128, 2
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -189,9 +191,11 @@ def launch_short(
         found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    read_short[(-(-value_dim // values), heads, rows)](
+    # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
+    blocks = MANY_BLOCKS if alone and rows >= MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
+    read_short[(-(-value_dim // (values * blocks)), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values, ALONE=alone,
+        **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone,
         num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
     )  # fmt: skip
 

@@ -153,67 +153,91 @@ def read_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCKS: tl.constexpr, STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of value columns, value head, row of several tokens). If it runs ALONE, other rows are padding."""
+    """Program (BLOCKS blocks of value columns, value head, row of several tokens). If it runs ALONE, other rows are
+    padding."""
     head, own = tl.program_id(1), tl.program_id(2)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
+    first_value = tl.program_id(0) * (VALUES * BLOCKS)
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
         lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-        value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
-        real_value = value < VALUE_DIM
-        # Loading the state takes longest, so it is issued first.
+        line, other = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         state += head * (KEY_DIM * VALUE_DIM)
-        inside = lane[:, None] * VALUE_DIM + value[None, :]
-        memory = load_state(state, state_stride, at, inside, (lane < KEY_DIM)[:, None] & real_value[None, :], CELL)
         tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
         is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        tail_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
-        corrected = tl.load(tail_at, is_tail[:, None] & real_value[None, :], 0.0)
+        if BLOCKS == 1:
+            # Loading the state takes longest, so it is issued first.
+            value = first_value + tl.arange(0, VALUES)
+            memory, corrected = load_older(
+                state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
+            )
 
         # Then issue all loads of this step, before anything waits for them.
         wait(EARLY)
-        line, other = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
         for_key, of_line = line < NEW, line % NEW
         real_line, token = of_line < at.end - at.start, (at.first + of_line).to(tl.int64)
         both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
-        value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
-        is_value = (for_key & real_line)[:, None] & real_value[None, :]
-        values = tl.load(value_at, is_value, 0.0).to(tl.float32)
         place = (own * heads + head).to(tl.int64)
         factor, rate = load_factors(factors, place, line, NEW)
         weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
         weighed = tl.load(weight_at, real_line[:, None] & is_tail[None, :], 0.0)
         system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
-
-        found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
-        found = tl.dot(weighed, corrected, found, input_precision=PRECISION)
-        found = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
-        lines = tl.dot(system, found, input_precision=PRECISION)
-        y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
-        is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
-        tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
-        u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
-        tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
+        for block in tl.range(0, BLOCKS, num_stages=STAGES):
+            value = first_value + block * VALUES + tl.arange(0, VALUES)
+            if BLOCKS > 1:
+                memory, corrected = load_older(
+                    state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
+                )
+            real_value = value < VALUE_DIM
+            value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
+            is_value = (for_key & real_line)[:, None] & real_value[None, :]
+            values = tl.load(value_at, is_value, 0.0).to(tl.float32)
+            found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
+            found = tl.dot(weighed, corrected, found, input_precision=PRECISION)
+            found = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
+            lines = tl.dot(system, found, input_precision=PRECISION)
+            y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
+            is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
+            tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
+            u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
+            tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
         if at.offset + at.end - at.start >= CELL:
             slot = tl.load(piece_slot + tl.load(first_piece + own))
             if slot >= 0:
                 # Other threads of this program wrote what these read.
                 tl.debug_barrier()
-                close_short(
-                    state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
-                    tail_u, tail_decay + at.tail * tail_decay_stride + head * RING, value,
-                    CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
-                )  # fmt: skip
+                for block in range(BLOCKS):
+                    close_short(
+                        state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
+                        tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
+                        first_value + block * VALUES + tl.arange(0, VALUES),
+                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
+                    )  # fmt: skip
     else:
         wait(EARLY)
         if ALONE:
             # Padding has finite outputs.
-            value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+            value = first_value + tl.arange(0, VALUES * BLOCKS)
             for number in range(at.end - at.start):
                 y_at = y + ((at.first + number).to(tl.int64) * heads + head) * VALUE_DIM + value
-                tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), value < VALUE_DIM)
+                tl.store(y_at, tl.zeros([VALUES * BLOCKS], y.dtype.element_ty), value < VALUE_DIM)
+
+
+@triton.jit
+def load_older(
+    state, state_stride, tail_u, at, is_tail, ring, lane, value,
+    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+):  # fmt: skip
+    """Load some columns of a head's state at the start of the cell, and of u in the tail."""
+    real_value = value < VALUE_DIM
+    inside = lane[:, None] * VALUE_DIM + value[None, :]
+    real = (lane < KEY_DIM)[:, None] & real_value[None, :]
+    memory = load_state(state, state_stride, at, inside, real, CELL)
+    corrected_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
+    return memory, tl.load(corrected_at, is_tail[:, None] & real_value[None, :], 0.0)
 
 
 @triton.jit
