@@ -76,7 +76,7 @@ WAYS = {
 }
 # Fixed numbers of drafts that the engine's choice is held against, and the least seconds and answers of each.
 LENGTHS = (1, 2, 3, 5, 7)
-LENGTH_SECONDS, LENGTH_ROUNDS = 2.0, 4
+LENGTH_SECONDS, LENGTH_ROUNDS = 1.5, 3
 # Sizes of steps that are kept of each way: the most frequent.
 SIZES = 5
 # Rows of a seat after which its script begins again.
