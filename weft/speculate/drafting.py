@@ -25,10 +25,12 @@ LONG_MATCH = 8
 # Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
-# Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
-MEMORY = 0.95
+# Weight of the past in the acceptance of a row and of all rows.
+MEMORY = 0.98
 MEMORY_OF_ALL = 0.99
-PRIOR_WEIGHT = 2.0
+# How many verified drafts an assumed prior counts for, and at most what all rows have learned: a row that believed its
+# first few drafts would have too many or too few of them, by luck.
+PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 8.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
@@ -69,6 +71,12 @@ class Acceptance:
         # Places that were never verified are as good as the last one that was.
         return self.rate(len(self._accepted) - 1) if self._accepted else self._prior
 
+    def _prior_weight(self, place: int) -> float:
+        all_ = self._overall
+        if all_ is None or place >= len(all_._accepted):
+            return PRIOR_WEIGHT
+        return min(OVERALL_WEIGHT, all_._accepted[place] + all_._refused[place])
+
     def worth(self, count: int) -> tuple[float, ...]:
         """Return for each of `count` drafts the probability that it and all before it are accepted."""
         found = self._worth[:count]
@@ -81,9 +89,10 @@ class Acceptance:
     def note(self, drafts: int, accepted: int) -> None:
         """Record a verified row. Drafts after the first refused one say nothing."""
         seen = min(drafts, accepted + 1)
-        priors = [self.rate(place) for place in range(len(self._accepted), seen)]
-        self._accepted += [PRIOR_WEIGHT * prior for prior in priors]
-        self._refused += [PRIOR_WEIGHT * (1 - prior) for prior in priors]
+        for place in range(len(self._accepted), seen):
+            prior, weight = self.rate(place), self._prior_weight(place)
+            self._accepted.append(weight * prior)
+            self._refused.append(weight * (1 - prior))
         for place in range(seen):
             self._accepted[place] = self._memory * self._accepted[place] + (place < accepted)
             self._refused[place] = self._memory * self._refused[place] + (place == accepted)
