@@ -34,8 +34,9 @@ PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
-# A step with drafts must promise this many times the tokens per unit of time of one without.
-LEAST_GAIN = 1.02
+# A step with drafts must promise this many times the tokens per unit of time of one without: at first, and after a step
+# with drafts on a device that pads. While drafts are verified, bad luck passes; without them it would stay.
+LEAST_GAIN, LEAST_KEPT_GAIN = 1.02, 0.97
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
@@ -316,6 +317,8 @@ class Drafting:
         # All steps of a size cost the same. None: there are no such sizes.
         self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
         self._probe_after = self._probe_every = FIRST_PROBE
+        # Whether the last choice had drafts.
+        self._drafts = False
         # Steps that trials of more drafts may lose.
         self._trials = 0.0
 
@@ -343,7 +346,7 @@ class Drafting:
         if sizes is not None:
             most = min(most, max(sizes, default=0))
         gained = list(accumulate(worth[:most]))
-        best, best_value = 0, LEAST_GAIN * rows
+        best, best_value = 0, rows * (LEAST_KEPT_GAIN if self._drafts and sizes is not None else LEAST_GAIN)
         more, more_value, more_ratio = 0, 0.0, 0.0
         for count in _counts_to_weigh(len(gained), sizes):
             ratio = self.costs.ratio(rows, count)
@@ -355,6 +358,7 @@ class Drafting:
                     break
             elif value > more_value:
                 more, more_value, more_ratio = count, value, ratio
+        self._drafts = best > 0
         if not best:
             return [0] * len(proposals)
         self._probe_every = FIRST_PROBE
