@@ -2,6 +2,7 @@
 
     python -m benchmarks.drafts                          Nemotron-Nano-9B-v2 and Qwen3.5-9B, 3 drafts a row
     python -m benchmarks.drafts qwen3.5-9b --rows 32 128 --only falling never
+    python -m benchmarks.drafts qwen3.5-9b --rows 4 8 16 32 --only lengths
 
 With random weights, no draft would be right. So acceptance is scripted, as in published benchmarks: drafts are any
 tokens, and each is accepted with a fixed probability if those before it were, whatever the model says; host and device
@@ -11,6 +12,10 @@ waits for the landing of the one before it, as drafts from the host need it, and
 from the device could; up to 7 drafts chosen by the engine, whose acceptance falls from 0.7 to 0.1; and drafts that are
 never accepted, chosen by the engine. `idle` is the share of the time in which the GPU waits between two recorded
 steps. Rates are those while all rows decode.
+
+`lengths` holds the engine's choice against 1, 2, 3, 5 and 7 drafts in every row, with the acceptance that falls from
+0.7 to 0.1. All read the same script, and a row of a step counts for the tokens that are expected of its number of
+drafts: what is left to chance is what the engine learns. `±` is the standard error, by the differences between answers.
 """
 
 from __future__ import annotations
@@ -22,7 +27,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from itertools import accumulate
+from operator import mul
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -68,6 +75,9 @@ WAYS = {
     "falling": (FALLING, False, True),
     "never": (NEVER, False, True),
 }
+# Fixed numbers of drafts that the engine's choice is held against, and the least seconds and answers of each.
+LENGTHS = (1, 2, 3, 5, 7)
+LENGTH_SECONDS, LENGTH_ROUNDS = 1.5, 3
 # Sizes of steps that are kept of each way: the most frequent.
 SIZES = 5
 # Rows of a seat after which its script begins again.
@@ -75,7 +85,7 @@ SCRIPTED = 1024
 
 
 def main() -> int:
-    options = arguments_of("drafts", __doc__, limit_seconds=240, models=MODELS, rows=BATCHES, parts=tuple(WAYS))
+    options = arguments_of("drafts", __doc__, limit_seconds=300, models=MODELS, rows=BATCHES, parts=(*WAYS, "lengths"))
     return run(options, measure, show)
 
 
@@ -93,7 +103,10 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     found["rows"] = []
     for rows in batches:
         with attempts.part(f"{rows} rows"):
-            each = {"rows": rows} | measure_rows(llm, rows, script, arguments.only)
+            ways = [name for name in WAYS if name in arguments.only]
+            each = {"rows": rows} | (measure_rows(llm, rows, script, ways) if ways else {})
+            if "lengths" in arguments.only:
+                each["lengths"] = measure_lengths(llm, rows, script)
             found["rows"].append(each)
             print(line_of(each), flush=True)
         keep(found, arguments)
@@ -114,6 +127,8 @@ class Script:
         self.rows = np.zeros(seats + 1, np.int64)
         self.device_right = torch.zeros(seats + 1, SCRIPTED, dtype=torch.int32, device=device)
         self.device_rows = torch.zeros(seats + 1, dtype=torch.int64, device=device)
+        # Expected tokens of a row by its number of drafts.
+        self.expected = [1.0]
 
     def lead_device(self) -> None:
         """Let devices that are created from now on read the script."""
@@ -129,6 +144,7 @@ class Script:
         self.device_right.copy_(torch.from_numpy(self.right))
         self.device_rows.zero_()
         self.rows[:] = 0
+        self.expected = list(accumulate(accumulate(chances, mul), initial=1.0))
 
     def read(self, seat: int) -> int:
         """Return how many drafts of a seat's next row are right."""
@@ -216,7 +232,7 @@ class ScriptedDrafts(SequenceDrafts):
 
 
 class ScriptedDrafting(Drafting):
-    """`fixed`: every row has all its drafts in every step; otherwise learned costs decide.
+    """`fixed`: drafts cost nothing, so every row has all of them in every step; otherwise learned costs decide.
 
     `follows`: steps with drafts do not wait for each other.
     """
@@ -233,16 +249,17 @@ class ScriptedDrafting(Drafting):
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> SequenceDrafts:
         return ScriptedDrafts(prompt, self.chances, self.overall, self.fixed)
 
-    def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
-        return [len(p.tokens) for p in proposals] if self.fixed else super().choose(proposals, rows, most)
-
 
 class ScriptedEngine(Engine):
-    """Accepts drafts as the script says, whatever the model does."""
+    """Accepts drafts as the script says, whatever the model does. `expected` counts the tokens of landed steps that are
+    expected of the numbers of drafts, whatever was accepted."""
 
     script: Script
+    expected = 0.0
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
+        self.expected += step.plan.rows - len(step.drafts)
+        self.expected += sum(self.script.expected[len(p.tokens)] for p in step.drafts.values())
         seats = step.plan.seat.tolist()
         return {row: min(self.script.read(seats[row]), len(p.tokens)) for row, p in step.drafts.items()}
 
@@ -253,11 +270,8 @@ def measure_rows(llm: LLM, rows: int, script: Script, ways: Sequence[str]) -> di
     found: dict[str, Any] = {"plain": plain, "plain idle": clock.idle}
     for name in ways:
         chances, fixed, following = WAYS[name]
-        before = llm.engine
         drafting = ScriptedDrafting(chances, fixed, following)
-        engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
-        engine.script = script
-        script.begin(chances)
+        engine = scripted_engine(llm, drafting, script, chances)
         warm = WARM_ANSWER if fixed else ANSWER
         found[name], clock = tokens_per_second(engine, llm, rows, warm)
         found[f"{name} idle"], found[f"{name} sizes"] = clock.idle, clock.sizes.most_common(SIZES)
@@ -267,42 +281,122 @@ def measure_rows(llm: LLM, rows: int, script: Script, ways: Sequence[str]) -> di
     return found
 
 
+def scripted_engine(llm: LLM, drafting: ScriptedDrafting, script: Script, chances: Sequence[float]) -> ScriptedEngine:
+    """Return a new engine on the same device, and begin the script."""
+    before = llm.engine
+    engine = ScriptedEngine(before.ledger.spec, before._device, before.config, drafting=drafting)
+    engine.script = script
+    script.begin(chances)
+    return engine
+
+
 def tokens_per_second(engine: Engine, llm: LLM, rows: int, warm_answer: int = ANSWER) -> tuple[float, IdleClock]:
     """Return the rate while all rows decode, and the share of that time in which the GPU waits between steps.
 
-    It begins when the first token of every answer has landed; before that, prompts are computed. It ends with the first
-    answer that does: the others follow over a tenth of the steps, in ever smaller batches, which a server would fill.
     From answers of `warm_answer` tokens before them, the engine learns what steps cost and drafts are worth.
     """
-    for round_, answer in enumerate((warm_answer, ANSWER)):
-        asks = (Ask(random_prompt(llm, PROMPT, rows, number, round_), answer) for number in range(rows))
-        begin(engine, [ask.request() for ask in asks])
-        clock = IdleClock(engine._device)
-        began, tokens, all_decode = time.perf_counter(), 0, True
-        while all_decode:
-            outputs = engine.step()
-            tokens += sum(output.token is not None for output in outputs)
-            all_decode = all(output.finish is None for output in outputs)
-        seconds = time.perf_counter() - began
-        clock.stop()
-        while not engine.idle:
-            engine.step()
-    return tokens / seconds, clock
+    decode_answers(engine, llm, rows, warm_answer, 0)
+    found = decode_answers(engine, llm, rows, ANSWER, 1)
+    return found.tokens / found.seconds, found.clock
+
+
+class Decoded(NamedTuple):
+    """What was decoded while all rows did: tokens, those that a scripted engine expected, and seconds."""
+
+    tokens: int
+    expected: float
+    seconds: float
+    clock: IdleClock
+
+
+def decode_answers(engine: Engine, llm: LLM, rows: int, answer: int, round_: int) -> Decoded:
+    """Decode answers of this length, and measure while all rows do.
+
+    It begins when the first token of every answer has landed; before that, prompts are computed. It ends with the first
+    answer that does: the others follow over a tenth of the steps, in ever smaller batches, which a server would fill.
+    """
+    asks = (Ask(random_prompt(llm, PROMPT, rows, number, round_), answer) for number in range(rows))
+    begin(engine, [ask.request() for ask in asks])
+    clock = IdleClock(engine._device)
+    began, expected, tokens, all_decode = time.perf_counter(), expected_of(engine), 0, True
+    while all_decode:
+        outputs = engine.step()
+        tokens += sum(output.token is not None for output in outputs)
+        all_decode = all(output.finish is None for output in outputs)
+    seconds, expected = time.perf_counter() - began, expected_of(engine) - expected
+    clock.stop()
+    while not engine.idle:
+        engine.step()
+    return Decoded(tokens, expected, seconds, clock)
+
+
+def expected_of(engine: Engine) -> float:
+    return engine.expected if isinstance(engine, ScriptedEngine) else 0.0
+
+
+# the engine's choice and fixed numbers of drafts ----------------------------------------------------------------------
+
+
+class LengthRate(NamedTuple):
+    """Expected tokens per second, its standard error, the tokens per second that were counted, and sizes of steps."""
+
+    expected: float
+    error: float
+    counted: float
+    sizes: list[tuple[tuple[int, int], int]]
+
+
+def measure_lengths(llm: LLM, rows: int, script: Script) -> dict[str, Any]:
+    """Return rates of the engine's choice and of fixed numbers of drafts, and the ratio of the choice to the best."""
+    rates = {}
+    for count in (*LENGTHS, None):
+        drafting = ScriptedDrafting(FALLING if count is None else FALLING[:count], fixed=count is not None)
+        engine = scripted_engine(llm, drafting, script, FALLING)
+        rates["chosen" if count is None else str(count)] = rate_of_length(engine, llm, rows, drafting.fixed)
+    best = max(map(str, LENGTHS), key=lambda count: rates[count].expected)
+    chosen, fixed = rates["chosen"], rates[best]
+    ratio = chosen.expected / fixed.expected
+    error = ratio * float(np.hypot(chosen.error / chosen.expected, fixed.error / fixed.expected))
+    return {name: rate._asdict() for name, rate in rates.items()} | {"best": best, "ratio": ratio, "error": error}
+
+
+def rate_of_length(engine: ScriptedEngine, llm: LLM, rows: int, fixed: bool) -> LengthRate:
+    """Measure answers one after the other, after one of which the engine learns."""
+    decode_answers(engine, llm, rows, WARM_ANSWER if fixed else ANSWER, 0)
+    parts: list[Decoded] = []
+    while len(parts) < LENGTH_ROUNDS or sum(part.seconds for part in parts) < LENGTH_SECONDS:
+        parts.append(decode_answers(engine, llm, rows, ANSWER, 1 + len(parts)))
+    expected, seconds = np.array([part.expected for part in parts]), np.array([part.seconds for part in parts])
+    rate = expected.sum() / seconds.sum()
+    sizes = sum((part.clock.sizes for part in parts), Counter[tuple[int, int]]())
+    tokens = sum(part.tokens for part in parts)
+    # Of a ratio of two sums.
+    error = np.sqrt(len(parts) / (len(parts) - 1) * ((expected - rate * seconds) ** 2).sum()) / seconds.sum()
+    return LengthRate(rate, error, tokens / seconds.sum(), sizes.most_common(SIZES))
 
 
 def line_of(each: dict[str, Any]) -> str:
     """Return the figures of one number of rows: tokens/s, and for each way their ratio to plain, length and idle."""
-    line = f"  {each['rows']:>6} {each['plain']:>9.0f}"
+    line = f"  {each['rows']:>6}"
+    if "plain" in each:
+        line += f" {each['plain']:>9.0f}"
     for name in filter(each.__contains__, WAYS):
         ratio, idle = each[name] / each["plain"], each[f"{name} idle"]
         line += f" {each[name]:>7.0f} {ratio:.2f} {each[f'{name} accepted']:.2f} {idle:.2f}"
-    return line
+    return line + lengths_of(each["lengths"]) if "lengths" in each else line
+
+
+def lengths_of(found: dict[str, Any]) -> str:
+    """Return the expected tokens/s of fixed numbers of drafts and of the choice, and its ratio to the best."""
+    rates = "  ".join(f"{name}: {found[name]['expected']:.0f}" for name in (*map(str, LENGTHS), "chosen"))
+    counted = found["chosen"]["counted"] / found[found["best"]]["counted"]
+    return f"  {rates}  chosen / {found['best']}: {found['ratio']:.4f} ± {found['error']:.4f} (counted {counted:.3f})"
 
 
 def show(model: str, found: dict[str, Any]) -> None:
     print(f"  {found['machine']['device']}")
-    if "rows" in found:
-        first = next(iter(found["rows"]), {})
+    first = next(iter(found.get("rows", ())), {})
+    if "plain" in first:
         names = "".join(f" {name:>21}" for name in filter(first.__contains__, WAYS))
         print(f"  {'rows':>6} {'plain':>9}{names}   tokens/s (÷ plain, length, idle)")
     for each in found.get("rows", ()):

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.drafts import FALLING, NEVER, ScriptedDrafting
-from tests import test_draft_lengths
-from tests.test_draft_lengths import ROOM, SPEC, ScriptedDevice, expected, table
+from tests.test_draft_lengths import EXPERTS, ROOM, SPEC, ScriptedDevice, expected, lasting
 from tests.test_suffixes import LinearCosts
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
@@ -27,20 +26,18 @@ from weft.runner.cuda.recorded import draft_counts, draft_sizes
 from weft.speculate.drafting import Drafting, Proposal
 
 ROWS = 256
-# Milliseconds of steps of Qwen3.5-35B-A3B, by rows: those of one and four tokens a row were measured on an H200.
-MILLISECONDS = {1: (2.2, 2.9, 4.1, 6.0), 128: (20.3, 23.0, 27.2, 37.0), 256: (24.8, 29.0, 37.7, 55.0)}
 
 
 def first_steps(chances: tuple[float, ...], dearer: float, count: int) -> list[tuple[float, list[int]]]:
     """Duration and drafts of the first steps of 256 rows in a new engine. Every one must have a recorded size."""
-    device = ScriptedDevice(ROWS, chances, dearer)
+    device = ScriptedDevice(ROWS, chances, dearer, EXPERTS)
     config = EngineConfig(memory_bytes=1 << 24, max_sequences=ROWS, max_length=1024, depth=1, cache=False)
     engine = Engine(SPEC, device, config, drafting=ScriptedDrafting(chances, fixed=False))
     params = SamplingParams(max_tokens=900, temperature=0.0, ignore_eos=True)
     for number in range(ROWS):
         engine.add(Request(np.full(8, 1 + number, np.int32), params))
     times = [patch.object(module, "perf_counter", lambda: device.now / 1e3) for module in (loop, load)]
-    with times[0], times[1], patch.object(test_draft_lengths, "MEASURED", MILLISECONDS):
+    with times[0], times[1]:
         while len(device.steps) < count:
             engine.step()
     return device.steps
@@ -50,8 +47,7 @@ def gain(steps: list[tuple[float, list[int]]], chances: tuple[float, ...]) -> fl
     """Expected tokens per millisecond, over those without drafts."""
     tokens = expected(chances)
     rate = sum(tokens[each] for _, drafts in steps for each in drafts) / sum(took for took, _ in steps)
-    with patch.object(test_draft_lengths, "MEASURED", MILLISECONDS):
-        return rate / (ROWS / table(ROWS, 1))
+    return rate / (ROWS / lasting(EXPERTS, ROWS, 1))
 
 
 def test_many_rows_draft_in_recorded_steps_and_miss_none() -> None:

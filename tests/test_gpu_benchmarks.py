@@ -117,12 +117,12 @@ def test_verification_is_measured_with_scripted_acceptance(
     monkeypatch.setattr(following, "verify_drafts", following.verify_drafts)
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", recorded.PROMPT_TOKENS)
     monkeypatch.setattr(drafts, "machine", lambda device: {"device": device})
-    for name, value in {"PROMPT": 16, "ANSWER": 24}.items():
+    for name, value in {"PROMPT": 16, "ANSWER": 24, "LENGTHS": (1, 3), "LENGTH_SECONDS": 0.0}.items():
         monkeypatch.setattr(drafts, name, value)
     monkeypatch.setattr(mtp, "MODELS", {model: (1, 2)})
     monkeypatch.setattr(benchmark, "warm_up", lambda *_, **__: None)
     arguments = Namespace(quick=False, device="cpu", dtype="float32", memory="64MiB", here=None, rows=[1, 2])
-    arguments.only = list(benchmark.WAYS)
+    arguments.only = [*benchmark.WAYS, *(["lengths"] if benchmark is drafts else [])]
     found = benchmark.measure(model, arguments)
     assert (found["errors"], [each["rows"] for each in found["rows"]]) == ({}, [1, 2])
     for each in found["rows"]:
@@ -130,4 +130,12 @@ def test_verification_is_measured_with_scripted_acceptance(
             assert each[name] > 0
             assert each[f"{name} accepted"] == pytest.approx(3.0, abs=0.5)
         assert benchmark is drafts or each["mtp calls"] > 10
+        if benchmark is drafts:
+            lengths = each["lengths"]
+            assert lengths["best"] in ("1", "3")
+            assert lengths["ratio"] * lengths[lengths["best"]]["expected"] == pytest.approx(
+                lengths["chosen"]["expected"]
+            )
+            # Tokens are those that are expected, but for luck.
+            assert lengths["3"]["counted"] == pytest.approx(lengths["3"]["expected"], rel=0.2)
     benchmark.show(model, found)

@@ -217,6 +217,34 @@ def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
     assert costs.ratio(4, 3) == 1.0
 
 
+def test_a_small_step_that_was_slow_long_ago_makes_drafts_of_more_rows_no_cheaper() -> None:
+    costs = LearnedCosts()
+    for _ in range(2):
+        costs.observe(5, 0, 10.0)
+    for _ in range(8):
+        costs.observe(16, 0, 2.0)
+        costs.observe(32, 16, 4.0)
+    assert (costs.ratio(16, 16), costs.seconds(16, 0)) == (2.0, 2.0)
+    assert costs.seconds(8, 0) == 2.0, "it takes no longer than 16 rows"
+    assert costs.seconds(20, 0) == 10.0, "nothing larger was measured"
+
+
+def test_drafts_are_compared_with_steps_that_were_measured_lately() -> None:
+    costs = LearnedCosts()
+    for _ in range(2):
+        costs.observe(16, 0, 10.0)
+    assert costs.known(16)
+    for _ in range(FORGET_AFTER):
+        # All rows draft, so no step without drafts shows that the machine is no longer busy.
+        costs.observe(32, 16, 4.0)
+    assert not costs.known(16), "the next steps have no drafts"
+    assert costs.seconds(16, 0) == 10.0, "until then, the old duration is the best guess"
+    for _ in range(2):
+        costs.observe(16, 0, 2.0)
+    assert costs.known(16)
+    assert costs.ratio(16, 16) == 2.0
+
+
 def test_an_engine_without_a_cache_keeps_no_text() -> None:
     for shares, kept in ((True, 7), (False, 0)):
         drafting = Drafting(4, shares=shares)

@@ -186,6 +186,16 @@ def test_a_new_sequence_begins_with_what_others_learned() -> None:
     assert later.worth[0] < 0.05 < first.worth[0]
 
 
+def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
+    drafting = Guessing(costs=FreeDrafts())
+    drafting.counts_that_fit = lambda rows: [rows] if rows <= ROWS else []
+    rows, seats = DraftRows(drafting, SimpleNamespace(), 2 * ROWS), np.arange(2 * ROWS)
+    for seat in seats:
+        rows.sit(seat, SimpleNamespace(drafting=drafting.begin(None, b"", None, None)))
+    assert not rows.asleep(seats[:ROWS], 1).any()
+    assert rows.asleep(seats, 1).all()
+
+
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
     """Otherwise drafts from the first step on would leave nothing to compare with, and always look free."""
     costs = LearnedCosts()

@@ -88,7 +88,7 @@ class DraftRows:
         """Return which of these seats propose nothing after the plan of this number."""
         drafting = self.drafting
         # Without the duration of such a step without drafts, nothing tells whether they pay.
-        if drafting is None or not drafting.costs.known(len(seats)):
+        if drafting is None or not drafting.possible(len(seats)) or not drafting.costs.known(len(seats)):
             return np.ones(len(seats), np.bool_)
         found: NDArray[np.bool_] = self._wakes[seats] > number
         return found
@@ -116,8 +116,7 @@ class DraftRows:
         follow it, cannot be continued by drafts yet. It waits if enough rows have drafts that the whole step does, or
         if the drafts are likely to gain more than the step that it misses.
         """
-        if not rows or self.drafting is None or not self.drafting.possible(count):
-            return {}, set()
+        assert self.drafting is not None
         offered = self._offers(rows)
         self._note_fruitless(rows, offered, number)
         if not offered:

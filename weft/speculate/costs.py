@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
@@ -15,7 +15,7 @@ NEEDED = 2
 TRIED, TRIED_OF = 3, 8
 # How many times as many as were measured are tried then.
 GROWS = 4
-# Steps after which the costs of drafts are learned anew.
+# Steps after which the costs of drafts, and of the steps that they are compared with, are learned anew.
 FORGET_AFTER = 2048
 # Weight of the past in the costs of prompt chunks, and how many times its prediction a chunk may count for.
 CHUNK_MEMORY = 0.9
@@ -62,8 +62,8 @@ class LearnedCosts:
     in proportion to its tokens, so that they do not pay.
 
     Now and then all steps with drafts are forgotten, because what was slow when it ran for the first time, or on a busy
-    machine, would never be tried again. No row drafts before steps of about as many rows were measured without:
-    drafts would look free.
+    machine, would never be tried again. No row drafts before steps of about as many rows were measured without, since
+    then: drafts would look free, or as good as they did on a busy machine.
 
     `padded` returns how many tokens a device computes in a step of these rows and drafts: all steps that it pads to one
     size cost the same.
@@ -79,17 +79,18 @@ class LearnedCosts:
         self._observed += 1
         if self._observed % FORGET_AFTER == 0:
             self._drafted = Durations()
+            self._plain.measure_anew()
         (self._drafted if drafts else self._plain).add(self.padded(tokens - drafts, drafts), seconds)
 
     def known(self, rows: int) -> bool:
-        return any(rows <= 2 * size and size <= 2 * rows for size in self._plain.sizes)
+        return any(rows <= 2 * size and size <= 2 * rows and self._plain.is_new(size) for size in self._plain.sizes)
 
     def measured(self, rows: int, drafts: int) -> bool:
         return _size_class(self.padded(rows, drafts)) in self._drafted.sizes
 
     def ratio(self, rows: int, drafts: int) -> float:
         fewest = _size_class(self.padded(rows, 0))
-        base = self._plain.at(fewest) or self._plain.below(fewest)
+        base = self._plain.about(fewest) or self._plain.below(fewest)
         if base is None:
             return 1.0
         size = _size_class(self.padded(rows, drafts))
@@ -100,7 +101,7 @@ class LearnedCosts:
         return max(1.0, took / base)
 
     def seconds(self, rows: int, drafts: int) -> float:
-        base = self._plain.at(_size_class(self.padded(rows, 0))) if rows else None
+        base = self._plain.about(_size_class(self.padded(rows, 0))) if rows else None
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 
@@ -111,9 +112,11 @@ class Durations:
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
         self._fastest: dict[int, float] = {}
-        # Sizes of which enough is known, in order, and the most that is known of each and of smaller ones.
+        # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, and the least of
+        # each and of larger ones.
         self.sizes: list[int] = []
         self._most: list[float] = []
+        self._least: list[float] = []
 
     def add(self, tokens: int, seconds: float) -> None:
         size = _size_class(tokens)
@@ -124,12 +127,28 @@ class Durations:
             return
         self._fastest[size] = fastest
         self.sizes = sorted(self._fastest)
-        self._most = list(accumulate((self._fastest[size] for size in self.sizes), max))
+        fastest_of = [self._fastest[size] for size in self.sizes]
+        self._most = list(accumulate(fastest_of, max))
+        self._least = list(accumulate(reversed(fastest_of), min))[::-1]
 
     def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
         place = bisect_right(self.sizes, size)
         return self._most[place - 1] if place else None
+
+    def about(self, size: int) -> float | None:
+        """Return the most that is known of steps of this size and smaller ones, unless a larger one was faster: a small
+        step that was slow long ago says little."""
+        place = bisect_left(self.sizes, size)
+        known = self.at(size)
+        return known if known is None or place == len(self.sizes) else min(known, self._least[place])
+
+    def measure_anew(self) -> None:
+        """Replace what is known of each size as soon as it is measured again."""
+        self._last.clear()
+
+    def is_new(self, size: int) -> bool:
+        return len(self._last.get(size, ())) >= NEEDED
 
     def below(self, size: int) -> float | None:
         """Return the least that a step smaller than all known ones may take: in proportion to the smallest of them."""

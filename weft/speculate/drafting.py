@@ -25,20 +25,25 @@ LONG_MATCH = 8
 # Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
-# Weight of the past in the acceptance of a row and of all rows, and how many verified drafts the prior counts for.
-MEMORY = 0.95
-MEMORY_OF_ALL = 0.99
-PRIOR_WEIGHT = 2.0
+# Weight of the past in the acceptance of a row and of all rows.
+MEMORY = 0.98
+MEMORY_OF_ALL = 0.998
+# How many verified drafts an assumed prior counts for, and at most what all rows have learned: a row that believed its
+# first few drafts would have too many or too few of them, by luck.
+PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
-# A step with drafts must promise this many times the tokens per unit of time of one without.
-LEAST_GAIN = 1.02
+# A step with drafts must promise this many times the tokens per unit of time of one without: at first, and after a step
+# with drafts on a device that pads. While drafts are verified, bad luck passes; without them it would stay.
+LEAST_GAIN, LEAST_KEPT_GAIN = 1.02, 0.97
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
 # Tokens of a step, without padding, up to which sizes are tried in any order: what takes time is to read the weights.
 CHEAP_TRIAL = 256
+# Share of the time that may be lost by trying more drafts than pay as far as is known.
+TRIALS = 0.0025
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -69,6 +74,12 @@ class Acceptance:
         # Places that were never verified are as good as the last one that was.
         return self.rate(len(self._accepted) - 1) if self._accepted else self._prior
 
+    def _prior_weight(self, place: int) -> float:
+        all_ = self._overall
+        if all_ is None or place >= len(all_._accepted):
+            return PRIOR_WEIGHT
+        return min(OVERALL_WEIGHT, all_._accepted[place] + all_._refused[place])
+
     def worth(self, count: int) -> tuple[float, ...]:
         """Return for each of `count` drafts the probability that it and all before it are accepted."""
         found = self._worth[:count]
@@ -81,9 +92,10 @@ class Acceptance:
     def note(self, drafts: int, accepted: int) -> None:
         """Record a verified row. Drafts after the first refused one say nothing."""
         seen = min(drafts, accepted + 1)
-        priors = [self.rate(place) for place in range(len(self._accepted), seen)]
-        self._accepted += [PRIOR_WEIGHT * prior for prior in priors]
-        self._refused += [PRIOR_WEIGHT * (1 - prior) for prior in priors]
+        for place in range(len(self._accepted), seen):
+            prior, weight = self.rate(place), self._prior_weight(place)
+            self._accepted.append(weight * prior)
+            self._refused.append(weight * (1 - prior))
         for place in range(seen):
             self._accepted[place] = self._memory * self._accepted[place] + (place < accepted)
             self._refused[place] = self._memory * self._refused[place] + (place == accepted)
@@ -305,6 +317,10 @@ class Drafting:
         # All steps of a size cost the same. None: there are no such sizes.
         self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
         self._probe_after = self._probe_every = FIRST_PROBE
+        # Whether the last choice had drafts.
+        self._drafts = False
+        # Steps that trials of more drafts may lose.
+        self._trials = 0.0
 
     def begin(
         self, prompt: NDArray[np.int32], salt: bytes, most: int | None, prediction: NDArray[np.int32] | None
@@ -325,27 +341,42 @@ class Drafting:
 
         A step of these rows fits a size of the device, if that has any.
         """
-        worth = [(each, number) for number, proposal in enumerate(proposals) for each in proposal.worth]
-        # Within a proposal worth falls, so a sorted prefix takes the first drafts of each.
-        worth.sort(key=lambda each: -each[0])
+        worth = sorted((each for proposal in proposals for each in proposal.worth), reverse=True)
         sizes = self.counts_that_fit(rows)
         if sizes is not None:
             most = min(most, max(sizes, default=0))
-        gained = list(accumulate(gain for gain, _ in worth[:most]))
-        best, best_value = 0, LEAST_GAIN * rows
+        gained = list(accumulate(worth[:most]))
+        best, best_value = 0, rows * (LEAST_KEPT_GAIN if self._drafts and sizes is not None else LEAST_GAIN)
+        more, more_value, more_ratio = 0, 0.0, 0.0
         for count in _counts_to_weigh(len(gained), sizes):
-            value = (rows + gained[count - 1]) / self.costs.ratio(rows, count)
+            ratio = self.costs.ratio(rows, count)
+            value = (rows + gained[count - 1]) / ratio
             if value > best_value:
-                best, best_value = count, value
+                best, best_value, more_value = count, value, 0.0
                 if sizes is not None and rows + count > CHEAP_TRIAL and not self.costs.measured(rows, count):
                     # Larger sizes take no less time. They are tried once this one is known.
                     break
-        if best:
-            self._probe_every = FIRST_PROBE
-        lengths = [0] * len(proposals)
-        for _, number in worth[:best]:
-            lengths[number] += 1
-        return lengths
+            elif value > more_value:
+                more, more_value, more_ratio = count, value, ratio
+        self._drafts = best > 0
+        if not best:
+            return [0] * len(proposals)
+        self._probe_every = FIRST_PROBE
+        if more_value and self._tries(more_ratio * (1 - more_value / best_value)):
+            best = more
+        return _lengths(proposals, best, worth[best - 1])
+
+    def _tries(self, lost: float) -> bool:
+        """Return whether a step tries more drafts than pay as far as is known, and loses this part of a step.
+
+        Only a verified draft shows its acceptance: without trials, what had bad luck would never be chosen again. What
+        nearly pays is tried often.
+        """
+        self._trials += TRIALS
+        if lost > self._trials:
+            return False
+        self._trials = 0.0
+        return True
 
     def possible(self, rows: int) -> bool:
         """Return whether a step of these rows may have drafts. Without a size for it, the device would be slower."""
@@ -377,6 +408,22 @@ class Drafting:
             self.counts.proposed[proposal.drafter, place] += 1
             self.counts.accepted[proposal.drafter, place] += place <= accepted
         drafts.learn(proposal, accepted)
+
+
+def _lengths(proposals: Sequence[Proposal], count: int, least: float) -> list[int]:
+    """Return how many drafts each proposal has among the best `count` of all, which are worth at least this much.
+
+    >>> _lengths([Proposal("a", "a", (1, 2), (0.9, 0.5)), Proposal("a", "a", (1, 2), (0.6, 0.5))], 3, 0.5)
+    [2, 1]
+    """
+    # Within a proposal worth falls, so the best ones are its first.
+    lengths = [sum(worth > least for worth in proposal.worth) for proposal in proposals]
+    left = count - sum(lengths)
+    for number, proposal in enumerate(proposals):
+        equal = min(left, proposal.worth.count(least))
+        lengths[number] += equal
+        left -= equal
+    return lengths
 
 
 def _counts_to_weigh(most: int, sizes: Sequence[int] | None = None) -> list[int]:
