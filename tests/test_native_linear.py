@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -61,12 +65,39 @@ def test_any_sizes_give_the_product(dtype, rows, inputs, outputs, biased, thread
         torch.set_num_threads(before)
 
 
-def test_weights_of_16_bits_give_the_same_floats_as_when_they_are_widened():
-    weight = random(130, 77, dtype=torch.bfloat16, seed=1)
-    for rows in (1, 2, 3, 5, 16, MANY):
-        x, bias = random(rows, 77), random(130, seed=2)
+@pytest.mark.parametrize("inputs", [1, 3, 4, 6, 8, 77, 128, 389, 640])
+def test_weights_of_16_bits_give_the_same_floats_as_when_they_are_widened(inputs):
+    weight = random(130, inputs, dtype=torch.bfloat16, seed=1)
+    for rows in (*range(1, 9), 16, MANY):
+        x, bias = random(rows, inputs), random(130, seed=2)
         short, wide = (product(x, pack(each), 130, bias) for each in (weight, weight.float()))
         assert torch.equal(short, wide)
+
+
+@pytest.mark.parametrize("inputs", [1, 4, 7, 12, 128, 260])
+def test_nothing_behind_the_weights_is_read(inputs):
+    """Multiply in a child process, which dies when it reads the page behind the weights."""
+    packed = pack(random(64, inputs, dtype=torch.bfloat16, seed=1))
+    used = packed.numel() * packed.element_size()
+    size = -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    at_end = torch.frombuffer(memory, dtype=packed.dtype, count=packed.numel(), offset=size - used).view_as(packed)
+    at_end.copy_(packed)
+    end = at_end.data_ptr() + used
+    no_access = 0
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), ctypes.c_size_t(mmap.PAGESIZE), no_access) == 0
+    x = random(8, inputs)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        child = os.fork()
+        if child == 0:
+            for rows in range(1, 9):
+                product(x[:rows], at_end, 64)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("activation", NAMES)

@@ -5,6 +5,9 @@
 #include <utility>
 
 #include "vector.h"
+#if defined(__aarch64__)
+#include "attention_arm.h"
+#endif
 
 namespace weft {
 
@@ -81,6 +84,9 @@ inline Vector folded(Vector first, Vector second) {
     return pick<WIDTH, 0>(first, second, EveryLane{}) + pick<WIDTH, WIDTH>(first, second, EveryLane{});
 }
 
+#if !defined(__aarch64__)
+using Partial = Vector;
+
 // The sums of sixteen vectors, in order: a transposition that adds as it goes.
 inline Vector sums(const Vector* part) {
     Vector eights[8], fours[4], twos[2];
@@ -89,6 +95,7 @@ inline Vector sums(const Vector* part) {
     for (long i = 0; i < 2; i++) twos[i] = folded<2>(fours[i], fours[i + 2]);
     return folded<1>(twos[0], twos[1]);
 }
+#endif
 
 template <int WIDTH>
 inline Vector greater_half(Vector value) {
@@ -112,7 +119,11 @@ inline void multiply(const Vector* keys, const float* queries, long padded, Vect
 // Products of QUERIES with TOKENS, before the sum over lanes; each query has room for LANES tokens.
 template <class Value, long QUERIES, long KEYS>
 inline void products_of(const Value* keys, long stride, const float* queries, long padded, long size,
-                        Vector* products) {
+                        Partial* products) {
+#if defined(__aarch64__)
+    static_assert(KEYS == 1);
+    multiply_key<Value, QUERIES>(keys, queries, padded, size, products);
+#else
     Vector part[QUERIES][KEYS] = {}, key[KEYS];
     long whole = size / LANES * LANES;
     for (long i = 0; i < whole; i += LANES) {
@@ -125,6 +136,7 @@ inline void products_of(const Value* keys, long stride, const float* queries, lo
     }
     for (long query = 0; query < QUERIES; query++)
         for (long token = 0; token < KEYS; token++) products[query * LANES + token] = part[query][token];
+#endif
 }
 
 // Scores of up to sixteen tokens from `first` on; those beyond the last are never the greatest and weigh nothing.
@@ -133,7 +145,7 @@ inline void score(const Tokens<Value>& tokens, long first, const float* queries,
                   Vector* scores) {
     constexpr Vector lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     // Entries beyond the last token stay undefined: each ends in its own lane, which is ignored.
-    Vector products[QUERIES][LANES];
+    Partial products[QUERIES][LANES];
     long token = 0, count = tokens.count - first, stride = tokens.stride, size = tokens.size;
     count = count < LANES ? count : LANES;
     const Value* keys = tokens.keys + first * stride;
@@ -174,6 +186,10 @@ template <class Value, long QUERIES, long VECTORS>
 inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*weights)[CHUNK], const float* shrinking,
                 float* mixed, long line) {
     const Value *values = tokens.values + at, *next = tokens.next_values ? tokens.next_values + at : nullptr;
+#if defined(__aarch64__)
+    static_assert(VECTORS == 1);
+    mix_values<Value, QUERIES>(values, tokens.stride, tokens.count, next, rest, weights, shrinking, mixed, line);
+#else
     Vector part[QUERIES][VECTORS], value[VECTORS];
     for (long query = 0; query < QUERIES; query++)
         for (long i = 0; i < VECTORS; i++) part[query][i] = load(mixed + query * line + i * LANES) * shrinking[query];
@@ -186,6 +202,7 @@ inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*w
     }
     for (long query = 0; query < QUERIES; query++)
         for (long i = 0; i < VECTORS; i++) store(mixed + query * line + i * LANES, part[query][i]);
+#endif
 }
 
 // QUERIES that share their keys over up to CHUNK tokens. `seen` is the first query's; the others' follow it.
