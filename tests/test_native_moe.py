@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.operations import CPU, PLAIN
 from weft.kernels.activations import NAMES
 from weft.kernels.cpu import linear as products
-from weft.kernels.cpu.linear import FEW_ROWS, prepare
-from weft.kernels.cpu.moe import prepare_experts
+from weft.kernels.cpu.linear import prepare
+from weft.kernels.cpu.moe import FEW_EACH, prepare_experts
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated, plain
 from weft.kernels.native import calls, library, moe
 from weft.kernels.native.linear import pack
@@ -216,7 +216,7 @@ def test_with_16_bit_units_panels_are_for_few_rows_of_each_expert(monkeypatch):
     assert torch.equal(twice.few[0], pack(layer.first))
     assert torch.equal(twice.few[1], pack(layer.second))
     wrong = replace(twice, few=(pack(layer.first * torch.nan), twice.few[1]))
-    most = FEW_ROWS[torch.bfloat16] * 4 // 2
+    most = FEW_EACH[torch.bfloat16] * 4 // 2
     few, many = most, most + 1
     assert CPU.experts(random(few, 32, dtype=torch.bfloat16), choices(few, 4, 2), wrong).isnan().all()
     assert not CPU.experts(random(many, 32, dtype=torch.bfloat16), choices(many, 4, 2), wrong).isnan().any()

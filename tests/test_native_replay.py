@@ -170,6 +170,7 @@ def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_
         return Weight(matrix, weight.bias, pack(matrix), weight.outputs) if matrix.numel() else weight
 
     monkeypatch.setattr(linears, "prepare", prepare)
+    monkeypatch.setitem(linears.FEW_ROWS, torch.bfloat16, 4)
     operations = choose("cpu", torch.bfloat16, model_of("qwen3_5").memories).operations
     monkeypatch.setattr(operations, "prepare", prepare, raising=False)
     model = dummy_model(TINY["qwen3_5"], torch.bfloat16, operations)

@@ -261,6 +261,13 @@ def test_many_draws_follow_the_distribution(wishes):
     np.testing.assert_allclose(frequency, plain_distribution(batch[0]), atol=1.01 / count)
 
 
+def test_logits_of_16_bits_are_widened_to_pytorchs_floats():
+    every = torch.arange(1 << 16).to(torch.int16).view(torch.bfloat16).view(4, -1)
+    for rows in (1, 2, 4):
+        found = CPU.for_sampling(every[:rows])
+        assert torch.equal(found.view(torch.int32), every[:rows].float().view(torch.int32))
+
+
 def test_random_numbers_draw_by_chance():
     """Chi-square of 20,000 independent draws: 39 degrees of freedom, 5 standard deviations."""
     random = np.random.default_rng(5)

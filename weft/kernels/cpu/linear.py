@@ -23,9 +23,9 @@ from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
-# Up to this number of rows panels are faster: than 16-bit units, which need several rows to be busy, and than PyTorch's
-# library for float32.
-FEW_ROWS = {torch.bfloat16: 4, torch.float32: 64}
+# Up to this number of rows panels are faster: than PyTorch's library for float32, and than oneDNN's 16-bit units, which
+# need many rows to be busy, and whose threads compete with those of the other kernels of a step.
+FEW_ROWS = {torch.bfloat16: 16, torch.float32: 64}
 # Up to this number of rows a CPU multiplies faster in bfloat16 if the weights come first: it then reads them in place
 # instead of copying them into another layout at every matmul.
 WEIGHTS_FIRST_ROWS = 64

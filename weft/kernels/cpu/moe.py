@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import FEW_ROWS, as_rows, has_units_for, in_panels, linear, pack_many, wide
+from weft.kernels.cpu.linear import as_rows, has_units_for, in_panels, linear, pack_many, wide
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.native import library as native
 from weft.kernels.native import moe as kernels
@@ -24,6 +24,9 @@ from weft.kernels.native.linear import product
 from weft.kernels.plain import moe as plain
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
+
+# Up to this number of rows of each expert on average, panels are faster than 16-bit units and than PyTorch's library.
+FEW_EACH = {torch.bfloat16: 4, torch.float32: 64}
 
 
 def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
@@ -91,7 +94,7 @@ def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
     fits = all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
-    few = layer.few is None or chosen.numel() <= FEW_ROWS[x.dtype] * len(layer.first)
+    few = layer.few is None or chosen.numel() <= FEW_EACH[x.dtype] * len(layer.first)
     return fits and (few or prefers_calls(x.shape[0]))
 
 

@@ -34,6 +34,7 @@ class Pool {
         grow(threads - 1);
         piece_ = piece;
         work_ = work;
+        pieces_ = pieces;
         done_.store(0, std::memory_order_relaxed);
         helpers_.store(threads - 1, std::memory_order_relaxed);
         left_.store(pieces, std::memory_order_seq_cst);
@@ -57,7 +58,8 @@ class Pool {
         long left = left_.load(std::memory_order_acquire);
         while (left > 0)
             if (left_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) {
-                piece_(work_, left - 1);
+                // In order, because processors fetch ahead what follows in memory.
+                piece_(work_, pieces_ - left);
                 done_.fetch_add(1, std::memory_order_release);
                 return true;
             }
@@ -105,7 +107,7 @@ class Pool {
 
     std::mutex busy_, sleep_;
     std::condition_variable wake_;
-    long size_ = 0;
+    long size_ = 0, pieces_ = 0;
     Piece piece_ = nullptr;
     const void* work_ = nullptr;
     alignas(64) std::atomic<long> left_{0};

@@ -67,12 +67,28 @@ struct Sums {
     }
 };
 
+// Asks for weights of a later input. While the multiplications of several rows wait for one line of weights, an x86
+// processor has no room to begin many others, so it would wait for the memory line by line.
+inline void ask_far_ahead([[maybe_unused]] const Pair* weights) {
+#if !defined(__aarch64__)
+    __builtin_prefetch(weights + FAR_AHEAD * HALF);
+#endif
+}
+
+inline void ask_far_ahead([[maybe_unused]] const float* weights) {
+#if !defined(__aarch64__)
+    __builtin_prefetch(weights + FAR_AHEAD * PANEL);
+    __builtin_prefetch(weights + FAR_AHEAD * PANEL + LINE / 4);
+#endif
+}
+
 // Weights lie as [count, HALF] pairs.
 template <int ROWS, class Inputs>
 void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begin) {
     constexpr int EACH = HALF / REGISTER;
     Sums<ROWS, 2 * EACH> found(sums, begin);
-    for (long i = 0; i < count; i++, weights += HALF)
+    for (long i = 0; i < count; i++, weights += HALF) {
+        ask_far_ahead(weights);
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) {
             Lane low, high;
@@ -83,6 +99,7 @@ void add_pairs(Inputs x, const Pair* weights, long count, float* sums, bool begi
                 found.total[row][EACH + j] += high * x.at(i, row);
             }
         }
+    }
     found.store(sums);
 }
 
@@ -92,6 +109,7 @@ void add_floats(Inputs x, const float* weights, long stride, long count, float* 
     constexpr int EACH = OUTPUTS / REGISTER;
     Sums<ROWS, EACH> found(sums, begin);
     for (long i = 0; i < count; i++, weights += stride) {
+        if constexpr (OUTPUTS == PANEL) ask_far_ahead(weights);
         Lane factor[EACH];
 #pragma GCC unroll 8
         for (int j = 0; j < EACH; j++) factor[j] = load_lane(weights + j * REGISTER);

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace weft {
 
@@ -145,6 +146,44 @@ inline float sum(Vector value) {
     for (long width = LANES / 2; width; width /= 2)
         for (long i = 0; i < width; i++) part[i] += part[i + width];
     return part[0];
+}
+
+// Lanes of two vectors in blocks of twice WIDTH: the first half of a block comes from the first vector.
+constexpr int near_lane(int width, int lane) {
+    int inside = lane % (2 * width), block = lane - inside;
+    return inside < width ? lane : int(LANES) + block + inside - width;
+}
+
+#if defined(__has_builtin)
+#define WEFT_HAS_SHUFFLEVECTOR __has_builtin(__builtin_shufflevector)
+#else
+#define WEFT_HAS_SHUFFLEVECTOR 0
+#endif
+
+template <int WIDTH, int AWAY, int... LANE>
+inline Vector pick(Vector first, Vector second, std::integer_sequence<int, LANE...>) {
+#if WEFT_HAS_SHUFFLEVECTOR
+    return __builtin_shufflevector(first, second, (near_lane(WIDTH, LANE) + AWAY)...);
+#else
+    return __builtin_shuffle(first, second, Integers{(near_lane(WIDTH, LANE) + AWAY)...});
+#endif
+}
+
+using EveryLane = std::make_integer_sequence<int, int(LANES)>;
+
+// The sums of the halves of every block of twice WIDTH lanes: first vector, then second.
+template <int WIDTH>
+inline Vector folded(Vector first, Vector second) {
+    return pick<WIDTH, 0>(first, second, EveryLane{}) + pick<WIDTH, WIDTH>(first, second, EveryLane{});
+}
+
+// The sums of sixteen vectors, in order: a transposition that adds as it goes. Each has the bits of `sum`.
+inline Vector sums(const Vector* part) {
+    Vector eights[8], fours[4], twos[2];
+    for (long i = 0; i < 8; i++) eights[i] = folded<8>(part[i], part[i + 8]);
+    for (long i = 0; i < 4; i++) fours[i] = folded<4>(eights[i], eights[i + 4]);
+    for (long i = 0; i < 2; i++) twos[i] = folded<2>(fours[i], fours[i + 2]);
+    return folded<1>(twos[0], twos[1]);
 }
 
 // e^x within two units in the last place; 0 below -87.3, infinity above 88.7, NaN stays NaN.
