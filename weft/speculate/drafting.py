@@ -36,7 +36,7 @@ PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
 # A step with drafts must promise this many times the tokens per unit of time of one without: at first, and after a step
 # with drafts on a device that pads. While drafts are verified, bad luck passes; without them it would stay.
-LEAST_GAIN, LEAST_KEPT_GAIN = 1.02, 0.97
+LEAST_GAIN, LEAST_KEPT_GAIN = 1.02, 0.98
 # Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
