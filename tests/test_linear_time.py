@@ -293,5 +293,7 @@ def test_quadratic_time_would_be_seen():
     import re
 
     strings = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
-    assert growth(lambda body: sum(1 for _ in strings.finditer(body)), sent('\\"', BODY + '"'), 8000) > 10
-    assert growth(split_by("a*b|a"), repeated("a"), 8000) > 10
+    searched = (lambda body: sum(1 for _ in strings.finditer(body)), sent('\\"', BODY + '"'))
+    for work, make in (searched, (split_by("a*b|a"), repeated("a"))):
+        # The better of two short measurements: what slows the first one down would hide the growth.
+        assert max(growth(work, make, 8000) for _ in range(2)) > 10

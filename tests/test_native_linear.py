@@ -92,9 +92,13 @@ def test_nothing_behind_the_weights_is_read(inputs):
     try:
         child = os.fork()
         if child == 0:
-            for rows in range(1, 9):
-                product(x[:rows], at_end, 64)
-            os._exit(0)
+            code = 1
+            try:
+                for rows in range(1, 9):
+                    product(x[:rows], at_end, 64)
+                code = 0
+            finally:
+                os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
     finally:
         torch.set_num_threads(threads)

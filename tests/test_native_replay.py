@@ -146,7 +146,8 @@ def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
         found = llm.generate(prompts, asked, progress=False)
         alone = [llm.generate([prompt], asked, progress=False)[0] for prompt in prompts]
         # Units add in another order, and then rounding decides between some tokens.
-        assert HAS_BFLOAT16 or [each.token_ids[0] for each in found] == [each.token_ids[0] for each in alone]
+        by_units = HAS_BFLOAT16 and 4 * count >= many
+        assert by_units or [each.token_ids[0] for each in found] == [each.token_ids[0] for each in alone]
     steps = {rows: step for (rows, _), step in llm.engine._device.compute.steps.items()}
     assert steps[2] is not None
     assert (steps[many] is None) == HAS_BFLOAT16, "oneDNN multiplies this many rows with 16-bit units"

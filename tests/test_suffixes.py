@@ -229,6 +229,22 @@ def test_a_small_step_that_was_slow_long_ago_makes_drafts_of_more_rows_no_cheape
     assert costs.seconds(20, 0) == 10.0, "nothing larger was measured"
 
 
+def test_a_large_step_that_was_fast_once_makes_drafts_of_fewer_rows_no_dearer() -> None:
+    """Contexts were short then, or a late landing made the next step look short."""
+    costs = LearnedCosts()
+    for _ in range(8):
+        costs.observe(64, 0, 0.5)
+    for _ in range(8):
+        costs.observe(16, 0, 12.0)
+        costs.observe(32, 16, 13.0)
+    assert (costs.ratio(16, 16), costs.seconds(16, 0)) == (13 / 12, 12.0)
+    while costs.known(16):
+        costs.observe(32, 16, 13.0)
+    for _ in range(2):
+        costs.observe(16, 0, 12.0)
+    assert costs.seconds(20, 0) == 12.0, "what was measured long ago says nothing of a size that never was"
+
+
 def test_drafts_are_compared_with_steps_that_were_measured_lately() -> None:
     costs = LearnedCosts()
     for _ in range(2):

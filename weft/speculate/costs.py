@@ -6,6 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import accumulate
+from math import inf
 from typing import Protocol
 
 # Durations kept of each size, and how many must be known before they count.
@@ -113,7 +114,7 @@ class Durations:
         self._last: dict[int, deque[float]] = {}
         self._fastest: dict[int, float] = {}
         # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, and the least of
-        # each and of larger ones.
+        # each and of larger ones that were measured lately.
         self.sizes: list[int] = []
         self._most: list[float] = []
         self._least: list[float] = []
@@ -123,13 +124,16 @@ class Durations:
         last = self._last.setdefault(size, deque(maxlen=KEPT))
         last.append(seconds)
         fastest = min(last)
-        if len(last) < NEEDED or self._fastest.get(size) == fastest:
+        if len(last) < NEEDED or (len(last) > NEEDED and self._fastest.get(size) == fastest):
             return
         self._fastest[size] = fastest
+        self._tabulate()
+
+    def _tabulate(self) -> None:
         self.sizes = sorted(self._fastest)
-        fastest_of = [self._fastest[size] for size in self.sizes]
-        self._most = list(accumulate(fastest_of, max))
-        self._least = list(accumulate(reversed(fastest_of), min))[::-1]
+        self._most = list(accumulate((self._fastest[size] for size in self.sizes), max))
+        new = (self._fastest[size] if self.is_new(size) else inf for size in reversed(self.sizes))
+        self._least = list(accumulate(new, min))[::-1]
 
     def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
@@ -137,8 +141,10 @@ class Durations:
         return self._most[place - 1] if place else None
 
     def about(self, size: int) -> float | None:
-        """Return the most that is known of steps of this size and smaller ones, unless a larger one was faster: a small
-        step that was slow long ago says little."""
+        """Return what was measured lately of steps of this size. If nothing was, return the most that is known of it
+        and of smaller ones, unless a larger one was faster lately: a small step that was slow long ago says little."""
+        if self.is_new(size):
+            return self._fastest[size]
         place = bisect_left(self.sizes, size)
         known = self.at(size)
         return known if known is None or place == len(self.sizes) else min(known, self._least[place])
@@ -146,6 +152,7 @@ class Durations:
     def measure_anew(self) -> None:
         """Replace what is known of each size as soon as it is measured again."""
         self._last.clear()
+        self._tabulate()
 
     def is_new(self, size: int) -> bool:
         return len(self._last.get(size, ())) >= NEEDED
