@@ -31,7 +31,8 @@ __all__ = [
 CHUNK_ELEMENTS = 1 << 18
 
 
-# From this number of elements on PyTorch starts its threads, which takes longer than to widen a few times as many.
+# From this number of elements on PyTorch starts its threads, which takes longer than to widen a few times as many with
+# NumPy. (Not in a recorded step: a recording does not see NumPy.)
 THREADED_ELEMENTS = 1 << 15
 
 
