@@ -1,4 +1,4 @@
-"""Products with weights: of one row, of few, whose inputs several programs share, and of some, with an activation."""
+"""Products with weights: one row, few whose inputs programs share, some and many with an activation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import linear as linear_module
-from weft.kernels.cuda import linear_some
+from weft.kernels.cuda import linear_many, linear_some
 from weft.kernels.cuda.gpus import H200, described, gpu_of
 from weft.kernels.cuda.linear import matmul, suits
 from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
+from weft.kernels.cuda.linear_many import are_many, many_rows
 from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
 from weft.kernels.cuda.linear_some import are_parted, are_some, can_describe, rows_in_parts, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
@@ -232,6 +233,36 @@ def test_parts_of_a_real_model_add_up_to_the_plain_product(rows, inputs):
     check_parts(rows, inputs, 4096, torch.bfloat16, "cuda")
 
 
+def check_many(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(rows + inputs)
+    x = torch.randn(rows, inputs + 8, device=device).to(dtype)[:, :inputs]
+    weight = (torch.randn(outputs, inputs, device=device) * inputs**-0.5).to(dtype)
+    for bias in (None, torch.randn(outputs, device=device).to(dtype)):
+        wanted = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        gate, up = wanted.chunk(2, -1)
+        for parts, name, theirs in ((2, "silu", F.silu(gate) * up), (1, "relu2", F.relu(wanted).square())):
+            mine = many_rows(x, weight, bias, name, parts)
+            torch.testing.assert_close(mine.float(), theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("programs", [2, 132])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(130, 72, 528), (256, 64, 256)])
+def test_activated_products_of_many_rows_are_those_of_the_plain_product(
+    device, rows, inputs, outputs, programs, monkeypatch
+):
+    # With two programs, each has several tiles.
+    monkeypatch.setattr(linear_many, "gpu_of", lambda device: replace(H200, multiprocessors=programs))
+    check_many(rows, inputs, outputs, torch.float16, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("sizes", [(4096, 24576), (4480, 15680), (2048, 16384)])
+@pytest.mark.parametrize("rows", [200, 512, 1000])
+def test_many_rows_of_a_real_model_are_the_plain_product(rows, sizes):
+    check_many(rows, *sizes, torch.bfloat16, "cuda")
+
+
 def test_more_rows_than_a_program_has_are_refused():
     x, weight = torch.zeros(129, 64).half(), torch.zeros(128, 64).half()
     with pytest.raises(AssertionError):
@@ -273,6 +304,23 @@ def test_some_rows_suit_where_most_multiprocessors_have_a_program(monkeypatch):
     assert not are_some(torch.zeros(64, 128, dtype=torch.bfloat16).t(), weight), "lines lie across"
     monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
     assert not are_some(x, weight)
+
+
+def test_many_rows_suit_where_their_tiles_fill_the_gpu(monkeypatch):
+    x, weight = (torch.zeros(rows, 64, dtype=torch.bfloat16) for rows in (512, 24576))
+    assert not are_many(x, weight), "there is no such unit on a CPU"
+    monkeypatch.setattr(linear_some, "is_able", lambda device: True)
+    assert are_many(x, weight)
+    assert suits(x, weight, activated=True)
+    assert not suits(x, weight)
+    assert not are_many(x[:128], weight), "fewer have a kernel of their own"
+    assert not are_many(x[:256], weight), "192 tiles are computed in the time of 264"
+    assert not are_many(x[:400], weight), "most of the fourth tile would be empty"
+    assert not are_many(torch.cat((x, x, x)), weight), "more were not measured"
+    assert not are_many(x.float(), weight.float())
+    assert not are_many(x, weight[:-8]), "the second part would begin anywhere"
+    monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
+    assert not are_many(x, weight)
 
 
 def test_parts_suit_where_most_multiprocessors_have_a_program(monkeypatch):
@@ -338,6 +386,14 @@ def launch_some_rows() -> None:
         rows_in_parts(x, weight, None)
 
 
+def launch_many_rows() -> None:
+    x = torch.empty(512, 4096, dtype=torch.bfloat16)
+    weight, bias = torch.empty(24576, 4096, dtype=torch.bfloat16), torch.empty(24576, dtype=torch.bfloat16)
+    for added in (None, bias):
+        many_rows(x, weight, added, "silu", 2)
+        many_rows(x, weight, added, "relu2", 1)
+
+
 def launch_few_rows_of_all_sizes() -> None:
     launch_few_rows(FEW)
 
@@ -348,7 +404,7 @@ def launch_one_row_of_all_sizes() -> None:
 
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few_rows)
-    assert_compiles(launch_one_row, launch_some_rows, in_registers=True)
+    assert_compiles(launch_one_row, launch_some_rows, launch_many_rows, in_registers=True)
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ def named(**given: Any) -> Arguments:
             # The value of a float or boolean does not matter; any other argument is None, or a descriptor.
             key.append(kind if kind is float or kind is bool else argument)
             if kind is TensorDescriptor:
+                tensor = argument.base
                 key[-1:] = argument.base.dtype, *argument.block_shape
     return Arguments(given, tuple(key), tensor, values)
 

@@ -1,8 +1,8 @@
 """Matmuls with weights, by our own kernels where they are faster than torch's library.
 
 Those are matmuls of few rows, and matmuls with an activation. There is a kernel for one row (`linear_one`), for few
-(`linear_few`) and for some dozens (`linear_some`). All of them read the weights once, and let the next kernel start
-before they end.
+(`linear_few`), for some dozens (`linear_some`), which read the weights once, and for hundreds (`linear_many`). All of
+them let the next kernel start before they end.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.linear_few import MOST_ROWS, are_few, few_rows
+from weft.kernels.cuda.linear_many import MANY_ROWS, are_many, many_rows
 from weft.kernels.cuda.linear_one import one_row
 from weft.kernels.cuda.linear_some import are_parted, are_some, rows_in_parts, some_rows
 from weft.kernels.cuda.linear_tiles import tiled
@@ -95,7 +96,7 @@ def suits(
     if isinstance(x, LazyNorm):
         x = x.x
     if not are_few(x, weight):
-        return activated and are_some(x, weight)
+        return activated and (are_some(x, weight) or are_many(x, weight))
     if len(x) == 1:
         return len(weight) <= MANY_OF_ONE
     return len(weight) <= (MANY_OUTPUTS if len(x) <= 16 or gpu_of(x.device).is_roomy else MANY_ELSEWHERE)
@@ -118,4 +119,6 @@ def matmul(
     if len(x) <= MOST_ROWS:
         return few_rows(x, weight, bias, activation, parts, summed)
     assert activation is not None, "longer products are the library's"
+    if len(x) in MANY_ROWS:
+        return many_rows(x, weight, bias, activation, parts)
     return some_rows(x, weight, bias, activation, parts)
