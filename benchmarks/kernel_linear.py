@@ -1,11 +1,12 @@
-"""Matmuls of up to 128 rows with weights: cases for `benchmarks.kernels`, compared with cuBLAS.
+"""Matmuls of up to 512 rows with weights: cases for `benchmarks.kernels`, compared with cuBLAS.
 
     python -m benchmarks.kernels linear
     python -m benchmarks.kernel_linear                  tries all blocks and cuts of every matmul and prints the best
     python -m benchmarks.kernel_linear Falcon LFM2      only layers whose names begin with these; compiling takes time
 
 Every layer of a run has its own weights, so that none are cached. Outputs that are added to the residual stream stay
-split in parts, as in a step. Where our kernel fuses the activation, cuBLAS is followed by our activation kernel.
+split in parts, as in a step. Where our kernel fuses the activation, cuBLAS is followed by our activation kernel. A case
+whose output is not that of cuBLAS fails.
 Isolated matmuls favour other cuts than whole steps do; the cuts of `cut` were chosen by timing whole steps.
 """
 
@@ -32,7 +33,7 @@ from weft.kernels.cuda.vectors import LOADS, Vectors
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 
-DEVICE, DTYPE, ROWS = "cuda", torch.bfloat16, (1, 8, 32, 128)
+DEVICE, DTYPE, ROWS = "cuda", torch.bfloat16, (1, 8, 32, 128, 512)
 # Row counts that blocks and cuts are tried for.
 TRIED_ROWS = (1, 32)
 # Layers measured together, so that the start of the graph counts once.
@@ -67,6 +68,12 @@ class Layer:
         if isinstance(by, Vectors):
             return one_row(x, weight, None, self.activation, self.parts, by)
         return few_rows(x, weight, None, self.activation, self.parts, self.summed, by)
+
+    def check(self, x: Tensor, weight: Tensor) -> None:
+        """Compare our output with cuBLAS's; both round where the other does."""
+        own = self.multiply(x, weight)
+        own = own.sum(0).to(x.dtype) if own.ndim == 3 else own
+        torch.testing.assert_close(own, self.multiply_by_cublas(x, weight), rtol=3e-2, atol=3e-2)
 
     def multiply_by_cublas(self, x: Tensor, weight: Tensor) -> Tensor:
         y = F.linear(x, weight)
@@ -104,6 +111,7 @@ def cases() -> Iterator[Case]:
             x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
             if not layer.is_ours(x, weights[0]):
                 continue
+            layer.check(x, weights[0])
             own = one_after_another([partial(layer.multiply, x, weight) for weight in weights])
             peer = one_after_another([partial(layer.multiply_by_cublas, x, weight) for weight in weights])
             yield f"{name}, {rows} rows, {COUNT} layers", own, COUNT * layer.floor_bytes(rows), {"cuBLAS": peer}

@@ -307,20 +307,21 @@ def test_some_rows_suit_where_most_multiprocessors_have_a_program(monkeypatch):
 
 
 def test_many_rows_suit_where_their_tiles_fill_the_gpu(monkeypatch):
-    x, weight = (torch.zeros(rows, 64, dtype=torch.bfloat16) for rows in (512, 24576))
-    assert not are_many(x, weight), "there is no such unit on a CPU"
+    x, weight = (torch.empty(rows, 2048, dtype=torch.bfloat16) for rows in (2560, 24576))
+    assert not are_many(x[:512], weight), "there is no such unit on a CPU"
     monkeypatch.setattr(linear_some, "is_able", lambda device: True)
-    assert are_many(x, weight)
-    assert suits(x, weight, activated=True)
-    assert not suits(x, weight)
+    assert are_many(x[:512], weight)
+    assert suits(x[:512], weight, activated=True)
+    assert not suits(x[:512], weight)
     assert not are_many(x[:128], weight), "fewer have a kernel of their own"
     assert not are_many(x[:256], weight), "192 tiles are computed in the time of 264"
     assert not are_many(x[:400], weight), "most of the fourth tile would be empty"
-    assert not are_many(torch.cat((x, x, x)), weight), "more were not measured"
-    assert not are_many(x.float(), weight.float())
-    assert not are_many(x, weight[:-8]), "the second part would begin anywhere"
+    assert not are_many(x, weight), "more gain less"
+    assert not are_many(x[:512, :1024], weight[:, :1024])
+    assert not are_many(x[:512].float(), weight)
+    assert not are_many(x[:512], weight[:-8]), "the second part would begin anywhere"
     monkeypatch.setattr(linear_some, "gpu_of", lambda device: SMALL)
-    assert not are_many(x, weight)
+    assert not are_many(x[:512], weight)
 
 
 def test_parts_suit_where_most_multiprocessors_have_a_program(monkeypatch):
