@@ -200,7 +200,7 @@ class Planner:
             # Guesses leave at least half of the budget to prompts.
             room //= 2
         every = np.concatenate([seats, followers]) if len(followers) else seats
-        awake = every[~self.drafts.asleep(every, self.number)]
+        awake = self.drafts.awake(every, self.number)
         if not len(awake):
             return {}, seats
         landed, may_follow = self.landed, self.follows
