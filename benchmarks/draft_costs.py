@@ -72,6 +72,8 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
             measure_way(model, arguments, WAYS[name], each, alone=base_of(name) not in found["ways"])
             print(line_of(name, each, found["ways"].get(base_of(name))), flush=True)
         keep(found, arguments)
+        # A start freezes the heap.
+        gc.unfreeze()
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
