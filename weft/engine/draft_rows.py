@@ -94,6 +94,28 @@ class DraftRows:
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
         return found if known else seats[:0]
 
+    def candidates(
+        self,
+        sequences: SequenceOf[Sequence],
+        left: SequenceOf[int],
+        flying: NDArray[np.bool_] | None,
+        may_follow: bool,
+    ) -> dict[int, Candidate]:
+        """Return rows that may draft, by seat: how many samples each has `left`, and whether it is `flying`, if any
+        is. `may_follow`: rows of the step may draft on top of what is in flight."""
+        if flying is None:
+            return {row.seat: Candidate(row, count) for row, count in zip(sequences, left, strict=True)}
+        seats = [row.seat for row in sequences]
+        facts = (flying, self.off_board[seats], self.drafted[seats], self.sampling.looks_back[seats])
+        return {
+            row.seat: Candidate(row, count, drafts if off_board else 0, may_follow and not looks_back)
+            if flies
+            else Candidate(row, count)
+            for row, count, flies, off_board, drafts, looks_back in zip(
+                sequences, left, *(fact.tolist() for fact in facts), strict=True
+            )
+        }
+
     @property
     def follow(self) -> bool:
         """Return whether drafts can follow others in flight. A draft model must know the tokens that it continues."""
