@@ -287,10 +287,10 @@ def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]
     """Return the drafter that `--draft auto` means, and why."""
     if options.exact is True and device != "cpu":
         return "off", "with exact answers on a GPU, steps with drafts are not recorded"
+    if device == "cpu":
+        return "suffix", "on a CPU, an MTP head would cost more than it saves"
     if not has_head(folder, options.weights):
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
-    if device == "cpu":
-        return "suffix", "on a CPU, an MTP head costs more than it saves"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
     return "mtp", "the checkpoint has an MTP head"
