@@ -233,7 +233,9 @@ class DraftRows:
                 continue
             count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
             if count > FRUITLESS:
-                self._wakes[seat] = number + min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+                steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+                # All rows in the same steps: the others are planned as if there were no drafts.
+                self._wakes[seat] = number + steps - number % steps
 
     def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
         assert self.drafting is not None
