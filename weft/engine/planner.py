@@ -205,8 +205,8 @@ class Planner:
             room //= 2
         sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
         idle, left = self.number == self.landed, self._left[awake].tolist()
-        flying = None if idle else self._last_plan[awake] > self.landed
-        found = self.drafts.candidates(sequences, left, flying, self.follows)
+        in_flight = None if idle else self._last_plan[awake] > self.landed
+        found = self.drafts.candidates(sequences, left, in_flight, self.follows)
         fits = partial(self._fits_device, count)
         chosen, held = self.drafts.choose(found, count, room, self.number, idle, self._has_prompts, fits)
         if not chosen and not held:
