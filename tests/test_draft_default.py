@@ -117,3 +117,11 @@ def test_an_error_names_the_least_memory_without_drafts() -> None:
 def test_a_start_on_a_cpu_does_not_look_for_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "has_head", lambda *_: pytest.fail("a head is of no use here"))
     assert loading.chosen_draft(Options(), Path(), "cpu")[0] == "suffix"
+
+
+def test_engines_with_roles_have_no_head_by_default(gpu: None) -> None:
+    """A decode engine has no hidden states of prompts that another engine computed; the form of both is the same."""
+    folder = checkpoint("qwen3_5").folder
+    options = Options(model=str(folder), exact=False)
+    assert loading.decided(options, folder, "cuda", torch.bfloat16, apart=True).draft == "suffix"
+    assert loading.decided(options, folder, "cuda", torch.bfloat16).draft == "mtp"

@@ -168,22 +168,20 @@ class Loaded:
         return grammars
 
 
-def load(
-    options: Options, progress: bool = True, identify: bool = False, others: RankProcesses | None = None
-) -> Loaded:
+def load(options: Options, progress: bool = True, apart: bool = False, others: RankProcesses | None = None) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    With `identify`, its fingerprint is computed even without a file. `others` are the processes of the other ranks, if
-    they have been started already.
+    `apart`: prefixes come from or go to other engines, so its fingerprint is computed even without a file. `others` are
+    the processes of the other ranks, if they have been started already.
     """
     if options.tensor_parallel == 1:
-        return load_model_of(options, progress, None, identify)
+        return load_model_of(options, progress, None, apart)
     try:
         # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
         check_shapes(options)
         others = others or RankProcesses(options.tensor_parallel)
-        others.load(options, identify)
-        return load_model_of(options, progress, others, identify)
+        others.load(options, identify=apart)
+        return load_model_of(options, progress, others, apart)
     except BaseException:
         if others is not None:
             others.close()
@@ -201,7 +199,7 @@ def check_shapes(options: Options) -> None:
         raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
 
 
-def load_model_of(options: Options, progress: bool, others: RankProcesses | None, identify: bool = False) -> Loaded:
+def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
@@ -210,7 +208,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     if others is not None:
         use_share_of(0, others.ranks, device, options.threads)
     given = options
-    options = decided(options, folder, device, dtype)
+    options = decided(options, folder, device, dtype, apart)
     exact = options.exact is True
     try:
         model, config = load_model(
@@ -250,20 +248,20 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
-    if options.disk is None and options.remote is None and not identify:
+    if options.disk is None and options.remote is None and not apart:
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
 
 
-def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> Options:
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, apart: bool = False) -> Options:
     """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint."""
     if options.exact == "auto":
         exact, reason = chosen_exact(options, folder, device, dtype)
         log.info("exact: %s", reason)
         options = replace(options, exact=exact)
     if options.draft == "auto":
-        draft, reason = chosen_draft(options, folder, device)
+        draft, reason = chosen_draft(options, folder, device, apart)
         log.info("draft: %s: %s", draft, reason)
         options = replace(options, draft=draft)
     return options
@@ -283,7 +281,7 @@ def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype
     return (exact, reason) if declined is None else (False, f"off: {declined}")
 
 
-def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]:
+def chosen_draft(options: Options, folder: Path, device: str, apart: bool = False) -> tuple[str, str]:
     """Return the drafter that `--draft auto` means, and why."""
     if options.exact is True and device != "cpu":
         return "off", "with exact answers on a GPU, steps with drafts are not recorded"
@@ -293,6 +291,8 @@ def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
+    if apart:
+        return "suffix", "an MTP head cannot read prompts that another engine has computed"
     return "mtp", "the checkpoint has an MTP head"
 
 
