@@ -127,7 +127,7 @@ def examine(options: DoctorOptions) -> list[str]:
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
     spec, config = llm.engine.ledger.spec, llm.config
     drafter = llm.engine.planner.drafts.model
-    own = "" if drafter is None else f", by {drafter.name} in {config.draft_bytes / 2**30:.2f} GiB of its own"
+    own = "" if drafter is None else f", with {config.draft_bytes / 2**30:.2f} GiB of its own"
     return {
         "name": options.model or builtin.NAME,
         "vocabulary": llm.vocab_size,
