@@ -50,6 +50,7 @@ def options_of(asked: argparse.Namespace, chunk: int, **more: Any) -> Options:
         max_length=longest,
         max_sequences=16,
         max_tokens_per_step=chunk,
+        draft="off",
         **sizes,
         **more,
     )

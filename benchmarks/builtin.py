@@ -2,8 +2,8 @@
 
 Measures the start-up time of `weft serve`, the time to the first token of a short question to a server that has just
 started, and tokens per second of one and of sixteen streams, over HTTP and through `weft.LLM`. Runs transformers on the
-same checkpoint for comparison. Answers are greedy and have their full length. Prints a table of medians and, with
-`--json FILE`, writes all values.
+same checkpoint for comparison. Answers are greedy, have their full length, and are not drafted. Prints a table of
+medians and, with `--json FILE`, writes all values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def body(number: int, tokens: int) -> dict[str, Any]:
 def server(threads: int) -> Iterator[tuple[str, float]]:
     """Start a server; yield its address and the seconds until its first line of output."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", str(threads)]
+    command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", str(threads), "--draft", "off"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -99,7 +99,7 @@ def with_weft(threads: int, tokens: int, repeats: int) -> Found:
 
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     found: Found = {"weft_one_stream": [], "weft_many_streams": []}
-    with LLM(threads=threads, progress=False) as llm:
+    with LLM(threads=threads, progress=False, draft="off") as llm:
         for number in range(repeats + 1):
             chunks = llm.chat_stream(body(number, tokens)["messages"], params)
             next(chunks)

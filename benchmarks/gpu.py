@@ -188,8 +188,12 @@ class Attempts:
 
 
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
-    """Load the model as users do, through the options of `weft.LLM`."""
+    """Load the model as users do, through the options of `weft.LLM`, but without drafts unless they are asked for.
+
+    Random weights repeat themselves, so drafts would be right far too often.
+    """
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
+    given["draft"] = "off"
     llm = LLM(model, progress=False, **given | options)
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
         raise RuntimeError("the GPU kernels must be available; the log above says why they are not")

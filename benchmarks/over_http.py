@@ -99,7 +99,7 @@ def compare(server: subprocess.Popen[bytes], engine: subprocess.Popen[str], argu
 
 def start_server(arguments: argparse.Namespace, folder: Path) -> subprocess.Popen[bytes]:
     options = ["--weights", "dummy", "--device", arguments.device, "--dtype", arguments.dtype]
-    options += ["--memory", arguments.memory, "--port", str(arguments.port), "--max-sequences", "256"]
+    options += ["--memory", arguments.memory, "--port", str(arguments.port), "--max-sequences", "256", "--draft", "off"]
     command = [sys.executable, "-m", "weft", "serve", arguments.model, *options, *arguments.serve_option]
     with (folder / "server.log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)

@@ -102,7 +102,7 @@ def commands(threads: int) -> Iterator[list[Front]]:
         secret.write_text(secrets.token_hex(32))
         secret.chmod(0o600)
         common = ["--fleet-secret", str(secret)]
-        engine = ["--threads", str(threads), "--memory", "512MiB", "--max-length", "4096"]
+        engine = ["--threads", str(threads), "--memory", "512MiB", "--max-length", "4096", "--draft", "off"]
         with started("serve", [*engine, "--fleet-listen", "127.0.0.1:0", *common], serve_log) as direct:
             address = f"tcp://{door_of(serve_log)}"
             with started("route", [address, *common], place / "route.log") as routed:

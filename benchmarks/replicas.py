@@ -55,7 +55,7 @@ async def answered(backend: Backend, request: Request) -> int:
 
 async def throughput(cores: list[int], requests: int, prompt: int, answer: int) -> float:
     """Return tokens per second of a fleet with one replica on each of these cores."""
-    options = Options(threads=1, memory="512MiB", max_length=4096)
+    options = Options(threads=1, memory="512MiB", max_length=4096, draft="off")
     members = [ProcessBackend(options, progress=False, cores=[core]) for core in cores]
     named = [(str(place), member) for place, member in enumerate(members)]
     async with running(FleetBackend(named, chooser=RoutedChoice())) as fleet:

@@ -79,7 +79,8 @@ def load(config: dict[str, Any], dtype: str, memory: int, is_compiled_ahead: boo
     Kernels are compiled where they are first launched: other processes are busy with theirs.
     """
     assert bytes_of(memory) is not None, 'a test must state its memory: "auto" would take all that others need'
-    options |= {"memory": memory}
+    # Drafters of their own would take memory, and `make` would leave them out.
+    options = {"draft": "off"} | options | {"memory": memory}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))

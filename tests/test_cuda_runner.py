@@ -303,3 +303,24 @@ def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)
         runner.run(plan)
     assert torch.equal(runner.store.buffer[: 1 << 16], before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_recorded_steps_share_the_memory_of_their_logits(dtype):
+    def record(rows):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            logits = x[:rows] @ weight + rows
+        return graph, recorded.borrowed(logits), rows
+
+    x, weight = torch.randn(1024, 64, device="cuda", dtype=dtype), torch.randn(64, 50_000, device="cuda", dtype=dtype)
+    wanted = x @ weight
+    pool, before = torch.cuda.graph_pool_handle(), torch.cuda.memory_reserved()
+    steps = [record(rows) for rows in (1024, 512, 511, 256, 8)]
+    grown = torch.cuda.memory_reserved() - before
+    assert grown < 1.2 * wanted.nbytes
+    for graph, logits, rows in (*steps, *steps[::-1]):
+        graph.replay()
+        assert (logits.shape, logits.dtype) == (wanted[:rows].shape, dtype)
+        assert torch.allclose(logits.float(), (wanted[:rows] + rows).float(), rtol=2e-2, atol=2e-1)

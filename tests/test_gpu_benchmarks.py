@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import draft_texts, drafts, mtp
+from benchmarks import draft_costs, draft_texts, drafts, mtp
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
@@ -139,3 +139,18 @@ def test_verification_is_measured_with_scripted_acceptance(
             # Tokens are those that are expected, but for luck.
             assert lengths["3"]["counted"] == pytest.approx(lengths["3"]["expected"], rel=0.2)
     benchmark.show(model, found)
+
+
+def test_costs_of_drafts_are_measured_against_an_engine_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PROMPT": 16, "LONG_PROMPT": 100, "LONG_PROMPTS": 1, "LEARNING": 8, "ANSWER": 16}.items():
+        monkeypatch.setattr(draft_costs, name, value)
+    arguments = Namespace(device="cpu", dtype="float32", memory="256MiB", here=None, rows=[2])
+    arguments.only = ["off", "suffix", "exact suffix"]
+    model = str(checkpoint("qwen3_5, one layer").folder)
+    found = draft_costs.measure(model, arguments)
+    assert (found["errors"], [*found["ways"]]) == ({}, arguments.only)
+    for name, each in found["ways"].items():
+        assert min(each["start"], each["2 rows"], each["prompt"]) > 0
+        assert ("2 rows, never" in each) == ("suffix" in name)
+        assert ("2 rows, plain" in each) == (name == "exact suffix")
+    draft_costs.show(model, found)

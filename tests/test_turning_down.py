@@ -15,7 +15,7 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine import loop
-from weft.engine.draft_rows import FRUITLESS, Candidate, DraftRows
+from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
@@ -138,7 +138,7 @@ class Silent(Guesses):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_rows_without_any_guess_are_asked_in_every_second_step_and_notice_the_first_one(
+def test_rows_without_any_guess_are_asked_ever_less_and_notice_the_first_one(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafting = Guessing(right_from=400)
@@ -148,9 +148,10 @@ def test_rows_without_any_guess_are_asked_in_every_second_step_and_notice_the_fi
     device = answer_all(drafting, depth)
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
     first = next(number for number, plan in enumerate(decodes) if len(plan.drafts))
-    assert 400 - 2 <= first <= 400 + 2
-    assert all(each.asked < 400 / 2 + FRUITLESS + 300 / 2 for each in drafting.begun)
-    assert all(each.asked > 400 / 2 for each in drafting.begun)
+    assert 400 - RAREST_QUESTION <= first <= 400 + RAREST_QUESTION
+    # Then guesses follow, of which each takes several tokens.
+    assert all(each.asked < 400 / RAREST_QUESTION + 2 * FRUITLESS + 300 / 2 for each in drafting.begun)
+    assert all(each.asked > 400 / RAREST_QUESTION for each in drafting.begun)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -192,8 +193,8 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
     rows, seats = DraftRows(drafting, SimpleNamespace(), 2 * ROWS), np.arange(2 * ROWS)
     for seat in seats:
         rows.sit(seat, SimpleNamespace(drafting=drafting.begin(None, b"", None, None)))
-    assert not rows.asleep(seats[:ROWS], 1).any()
-    assert rows.asleep(seats, 1).all()
+    assert rows.awake(seats[:ROWS], 1).tolist() == seats[:ROWS].tolist()
+    assert not len(rows.awake(seats, 1))
 
 
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
@@ -257,8 +258,8 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
         sequences.append(found)
         rows.sit(seat, sequences[-1])
     for number in range(1, 101):
-        asleep = rows.asleep(np.arange(8), number)
-        awake = {s: Candidate(sequences[s], 50, 0 if s < 4 else 3, s >= 4) for s in range(8) if not asleep[s]}
+        seats = rows.awake(np.arange(8), number).tolist()
+        awake = {s: Candidate(sequences[s], 50, 0 if s < 4 else 3, s >= 4) for s in seats}
         rows.choose(awake, 8, 12, number, False, False, lambda count, drafts: True)
     asked = [each.drafting.asked for each in sequences]
     assert max(asked[:4]) < 10

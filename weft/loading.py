@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,7 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_of, draft_tokens, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, has_room, resolve
 from weft.base.sampling import SamplingParams
 from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.engine.draft_head import DraftHead
@@ -168,22 +168,20 @@ class Loaded:
         return grammars
 
 
-def load(
-    options: Options, progress: bool = True, identify: bool = False, others: RankProcesses | None = None
-) -> Loaded:
+def load(options: Options, progress: bool = True, apart: bool = False, others: RankProcesses | None = None) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    With `identify`, its fingerprint is computed even without a file. `others` are the processes of the other ranks, if
-    they have been started already.
+    `apart`: prefixes come from or go to other engines, so its fingerprint is computed even without a file. `others` are
+    the processes of the other ranks, if they have been started already.
     """
     if options.tensor_parallel == 1:
-        return load_model_of(options, progress, None, identify)
+        return load_model_of(options, progress, None, apart)
     try:
         # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
         check_shapes(options)
         others = others or RankProcesses(options.tensor_parallel)
-        others.load(options, identify)
-        return load_model_of(options, progress, others, identify)
+        others.load(options, identify=apart)
+        return load_model_of(options, progress, others, apart)
     except BaseException:
         if others is not None:
             others.close()
@@ -201,7 +199,7 @@ def check_shapes(options: Options) -> None:
         raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
 
 
-def load_model_of(options: Options, progress: bool, others: RankProcesses | None, identify: bool = False) -> Loaded:
+def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
@@ -209,8 +207,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     shard = shard_of(options, 0)
     if others is not None:
         use_share_of(0, others.ranks, device, options.threads)
-    is_auto = options.exact == "auto"
-    options = decided(options, folder, device, dtype)
+    given = options
+    options = decided(options, folder, device, dtype, apart)
     exact = options.exact is True
     try:
         model, config = load_model(
@@ -229,13 +227,13 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=exact)
     drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
-    chosen, options, room = tried(chosen, model, drafter, options, device, dtype, is_auto, progress)
+    sized_with = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress)
+    sized = sized_with(chosen, drafter, options)
+    if given.draft == "auto" and not has_room(sized.options, sized.facts):
+        log.info("draft: off: memory is too small for drafts")
+        sized = sized_with(sized.chosen, None, replace(sized.options, draft="off"))
+    chosen, options, spec, draft, facts = sized
     report_choices(device, chosen)
-    kind = "plain" if device != "cpu" and room is None else device
-    draft_room = draft_tokens(options, kind)
-    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_room)
-    draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
-    facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, shard.ranks)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
@@ -250,44 +248,51 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
-    if options.disk is None and options.remote is None and not identify:
+    if options.disk is None and options.remote is None and not apart:
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
 
 
-def decided(options: Options, folder: Path, device: str, dtype: torch.dtype) -> Options:
-    """Return options without "auto" for `draft`, which the checkpoint decides, and `exact`, which a table decides."""
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, apart: bool = False) -> Options:
+    """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint."""
+    if options.exact == "auto":
+        exact, reason = chosen_exact(options, folder, device, dtype)
+        log.info("exact: %s", reason)
+        options = replace(options, exact=exact)
     if options.draft == "auto":
-        draft, reason = chosen_draft(options, folder, device)
+        draft, reason = chosen_draft(options, folder, device, apart)
         log.info("draft: %s: %s", draft, reason)
         options = replace(options, draft=draft)
-    if options.exact != "auto":
-        return options
+    return options
+
+
+def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype) -> tuple[bool, str]:
+    """Return what `--exact auto` means, and why. Drafts exclude it only if they were asked for."""
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
     conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
-    if device != "cpu" and draft_of(options) != "off":
+    if device != "cpu" and options.draft not in ("auto", "off"):
         # On a GPU a model's drafts exclude it, and with others its cost was not measured.
         conflict = f"draft is {options.draft}"
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), family_of(config), name, conflict)
     # Last, because it imports the kernels.
     declined = why_not_exact(device, dtype) if exact else None
-    exact, reason = (exact, reason) if declined is None else (False, f"off: {declined}")
-    log.info("exact: %s", reason)
-    return replace(options, exact=exact)
+    return (exact, reason) if declined is None else (False, f"off: {declined}")
 
 
-def chosen_draft(options: Options, folder: Path, device: str) -> tuple[str, str]:
+def chosen_draft(options: Options, folder: Path, device: str, apart: bool = False) -> tuple[str, str]:
     """Return the drafter that `--draft auto` means, and why."""
+    if options.exact is True and device != "cpu":
+        return "off", "with exact answers on a GPU, steps with drafts are not recorded"
+    if device == "cpu":
+        return "suffix", "on a CPU, an MTP head would cost more than it saves"
     if not has_head(folder, options.weights):
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
-    if device == "cpu":
-        return "suffix", "on a CPU, an MTP head costs more than it saves"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
-    if options.exact is True and device != "cpu":
-        return "suffix", "the checkpoint's MTP head is not supported with exact on a GPU"
+    if apart:
+        return "suffix", "an MTP head cannot read prompts that another engine has computed"
     return "mtp", "the checkpoint has an MTP head"
 
 
@@ -315,6 +320,38 @@ def warn_once(notice: str) -> None:
     if notice not in _logged:
         _logged.add(notice)
         log.warning(notice)
+
+
+class Sized(NamedTuple):
+    """An engine's operations, options and memory, as far as they depend on what a device has room for."""
+
+    chosen: Chosen
+    options: Options
+    spec: MemorySpec
+    draft: LoadedDraft | None
+    facts: SizingFacts
+
+
+def size(
+    model: CausalModel,
+    config: dict[str, Any],
+    device: str,
+    dtype: torch.dtype,
+    ranks: int,
+    is_auto: bool,
+    progress: bool,
+    chosen: Chosen,
+    drafter: CausalModel | None,
+    options: Options,
+) -> Sized:
+    """Try the operations on a GPU (see `tried`), and find the room for a model and its drafter."""
+    chosen, options, room = tried(chosen, model, drafter, options, device, dtype, is_auto, progress)
+    # Steps of plain PyTorch on a GPU are not measured.
+    draft_room = draft_tokens(options, "plain" if device != "cpu" and room is None else device)
+    spec = MemorySpec(model.memories(chosen.operations), draft_room=draft_room)
+    draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
+    facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, ranks)
+    return Sized(chosen, options, spec, draft, facts)
 
 
 def tried(

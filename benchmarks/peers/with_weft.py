@@ -14,8 +14,9 @@ from benchmarks.peers.work import Job, drive
 class Weft:
     def __init__(self, job: Job) -> None:
         self.version = weft.__version__
-        self.settings = "weft.LLM, default options"
-        self.llm = weft.LLM(job.checkpoint, dtype=job.precision, threads=job.threads, memory="2GiB", progress=False)
+        self.settings = "weft.LLM, default options without drafts"
+        options = {"threads": job.threads, "memory": "2GiB", "draft": "off"}
+        self.llm = weft.LLM(job.checkpoint, dtype=job.precision, progress=False, **options)
 
     def single(self, prompt: list[int], answer: int) -> tuple[list[int], float]:
         times, tokens = [], []

@@ -111,7 +111,7 @@ class Options:
         "was measured to cost at most 3%",
     )
     draft: str = option(
-        "off",
+        "auto",
         "speculative decoding: guess tokens and verify them in one step; suffix: from earlier text and predictions; "
         "mtp: by the checkpoint's own head; auto: mtp on a GPU if the checkpoint has a head, else suffix; a folder or "
         "hub id: by a smaller model with the same tokenizer",
@@ -289,17 +289,7 @@ class SizingFacts:
 def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping[str, str]]:
     """Return the engine's configuration, and the reason for each resolved "auto"."""
     reasons: dict[str, str] = {}
-    memory = memory_bytes(options.memory)
-    if memory is None:
-        share = auto_share(options.memory) or 1
-        if facts.device == "cuda":
-            memory, reasons["memory"] = facts.free_bytes // share, facts.room
-        else:
-            memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2) // share
-            reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
-        reasons["memory"] += f", divided by {share}" if share > 1 else ""
-    # Round down to whole pages of the machine, so that every item of the store is aligned.
-    memory -= memory % PAGE_BYTES
+    memory = _memory(options, facts, reasons)
     if memory < facts.least_bytes:
         found = f" ({reasons['memory']})" if "memory" in reasons else ""
         raise InvalidOption(
@@ -339,6 +329,25 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
     return config, reasons
 
 
+def has_room(options: Options, facts: SizingFacts) -> bool:
+    """Return whether a short sequence can run in the memory of an engine with these options."""
+    return _memory(options, facts, {}) >= facts.least_bytes
+
+
+def _memory(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:
+    memory = memory_bytes(options.memory)
+    if memory is None:
+        share = auto_share(options.memory) or 1
+        if facts.device == "cuda":
+            memory, reasons["memory"] = facts.free_bytes // share, facts.room
+        else:
+            memory = min(AUTO_MEMORY_BYTES, facts.free_bytes // 2) // share
+            reasons["memory"] = f"{memory >> 20} MiB: half of the {facts.free_bytes >> 20} MiB free, up to 4096 MiB"
+        reasons["memory"] += f", divided by {share}" if share > 1 else ""
+    # Round down to whole pages of the machine, so that every item of the store is aligned.
+    return memory - memory % PAGE_BYTES
+
+
 def _disk_bytes(options: Options) -> int:
     if options.disk is None:
         return 0
@@ -373,7 +382,7 @@ def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -
 
 
 def draft_of(options: Options) -> str:
-    """Return the drafter of an engine with these options. "auto" is "suffix" unless a checkpoint has an MTP head.
+    """Return the drafter of an engine with these options; "auto", which a checkpoint decides, counts as "suffix".
 
     >>> [draft_of(Options(draft=draft)) for draft in ("auto", "off", "owner/small")]
     ['suffix', 'off', 'model']
@@ -386,8 +395,8 @@ def draft_of(options: Options) -> str:
 def draft_tokens(options: Options, device: str) -> int:
     """Return the most drafts of a row and step on a device ("cpu", "cuda" or "plain").
 
-    >>> draft_tokens(Options(), "cpu"), draft_tokens(Options(draft="suffix"), "cuda")
-    (0, 7)
+    >>> [draft_tokens(Options(draft=draft), "cpu") for draft in ("auto", "off")], draft_tokens(Options(), "cuda")
+    ([15, 0], 7)
     """
     if options.exact is True and draft_of(options) in ("mtp", "model") and device != "cpu":
         raise InvalidOption("draft", f"is {options.draft}; with exact on a GPU it must be suffix or off")

@@ -127,7 +127,7 @@ def examine(options: DoctorOptions) -> list[str]:
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
     spec, config = llm.engine.ledger.spec, llm.config
     drafter = llm.engine.planner.drafts.model
-    own = "" if drafter is None else f", by {drafter.name} in {config.draft_bytes / 2**30:.2f} GiB of its own"
+    own = "" if drafter is None else f", with {config.draft_bytes / 2**30:.2f} GiB of its own"
     return {
         "name": options.model or builtin.NAME,
         "vocabulary": llm.vocab_size,
@@ -136,7 +136,7 @@ def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
         "chat template": "none" if llm.template is None else "found",
         "end tokens": sorted(llm.end_tokens) or "none",
         "memory": f"{config.memory_bytes / 2**30:.2f} GiB",
-        "drafts": f"up to {config.draft_tokens} a row{own}" if config.draft_tokens else "none",
+        "drafts": f"{config.draft}, up to {config.draft_tokens} a row{own}" if config.draft_tokens else "none",
         "cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
         "state": f"{spec.state_bytes} bytes; tail {spec.tail_bytes}",
     }

@@ -25,8 +25,8 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Steps without any guess after which a row is asked in every second step only.
-FRUITLESS = 8
+# Questions without any guess after which a row is asked half as often, and the most steps between two of them.
+FRUITLESS, RAREST_QUESTION = 8, 4
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
@@ -84,14 +84,37 @@ class DraftRows:
         if self.model is not None:
             self.model.leave(seat, returns)
 
-    def asleep(self, seats: NDArray[np.int64], number: int) -> NDArray[np.bool_]:
-        """Return which of these seats propose nothing after the plan of this number."""
+    def awake(self, seats: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+        """Return those of these seats that may propose drafts after the plan of this number."""
+        found: NDArray[np.int64] = seats[self._wakes[seats] <= number]
         drafting = self.drafting
+        if not len(found) or drafting is None:
+            return seats[:0]
         # Without the duration of such a step without drafts, nothing tells whether they pay.
-        if drafting is None or not drafting.possible(len(seats)) or not drafting.costs.known(len(seats)):
-            return np.ones(len(seats), np.bool_)
-        found: NDArray[np.bool_] = self._wakes[seats] > number
-        return found
+        known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
+        return found if known else seats[:0]
+
+    def candidates(
+        self,
+        sequences: SequenceOf[Sequence],
+        left: SequenceOf[int],
+        flying: NDArray[np.bool_] | None,
+        may_follow: bool,
+    ) -> dict[int, Candidate]:
+        """Return rows that may draft, by seat: how many samples each has `left`, and whether it is `flying`, if any
+        is. `may_follow`: rows of the step may draft on top of what is in flight."""
+        if flying is None:
+            return {row.seat: Candidate(row, count) for row, count in zip(sequences, left, strict=True)}
+        seats = [row.seat for row in sequences]
+        facts = (flying, self.off_board[seats], self.drafted[seats], self.sampling.looks_back[seats])
+        return {
+            row.seat: Candidate(row, count, drafts if off_board else 0, may_follow and not looks_back)
+            if flies
+            else Candidate(row, count)
+            for row, count, flies, off_board, drafts, looks_back in zip(
+                sequences, left, *(fact.tolist() for fact in facts), strict=True
+            )
+        }
 
     @property
     def follow(self) -> bool:
@@ -202,7 +225,7 @@ class DraftRows:
         return offered
 
     def _note_fruitless(self, rows: Mapping[int, Candidate], offered: Mapping[int, Proposal], number: int) -> None:
-        """Let rows of free text sleep for a step if they had nothing to offer for a while. What a grammar forces
+        """Let rows of free text sleep for some steps if they had nothing to offer for a while. What a grammar forces
         depends on where it is, not on the steps before."""
         for seat, row in rows.items():
             if seat in offered or row.sequence.constraint is not None:
@@ -210,7 +233,9 @@ class DraftRows:
                 continue
             count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
             if count > FRUITLESS:
-                self._wakes[seat] = number + 2
+                steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+                # All rows in the same steps: the others are planned as if there were no drafts.
+                self._wakes[seat] = number + steps - number % steps
 
     def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
         assert self.drafting is not None

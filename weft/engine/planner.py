@@ -20,7 +20,7 @@ from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.chunks import canonical_end, even_chunk
 from weft.engine.device import FollowingDevice, PaddingDevice
 from weft.engine.draft_model import DraftModel
-from weft.engine.draft_rows import Candidate, DraftRows
+from weft.engine.draft_rows import DraftRows
 from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -194,27 +194,20 @@ class Planner:
         self, seats: NDArray[np.int64], followers: NDArray[np.int64], rows: StepBuilder
     ) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
         """Return the drafts of this step by seat, and the seats that decode without."""
-        count = len(seats) + len(followers)
+        every = np.concatenate([seats, followers]) if len(followers) else seats
+        awake = self.drafts.awake(every, self.number)
+        if not len(awake):
+            return {}, seats
+        count = len(every)
         room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        every = np.concatenate([seats, followers]) if len(followers) else seats
-        awake = every[~self.drafts.asleep(every, self.number)]
-        if not len(awake):
-            return {}, seats
-        landed, may_follow = self.landed, self.follows
-        facts = (self._last_plan, self._left, self.drafts.off_board, self.drafts.drafted, self.sampling.looks_back)
-        found = {
-            seat: Candidate(sequence, left, drafts if off_board else 0, may_follow and not looks_back)
-            if plan > landed
-            else Candidate(sequence, left)
-            for seat, plan, left, off_board, drafts, looks_back in zip(
-                awake.tolist(), *(each[awake].tolist() for each in facts), strict=True
-            )
-            if (sequence := self.by_seat[seat]) is not None
-        }
-        fits, idle = partial(self._fits_device, count), self.number == self.landed
+        sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
+        idle, left = self.number == self.landed, self._left[awake].tolist()
+        in_flight = None if idle else self._last_plan[awake] > self.landed
+        found = self.drafts.candidates(sequences, left, in_flight, self.follows)
+        fits = partial(self._fits_device, count)
         chosen, held = self.drafts.choose(found, count, room, self.number, idle, self._has_prompts, fits)
         if not chosen and not held:
             return chosen, seats

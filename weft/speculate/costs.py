@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 from math import inf
 from typing import Protocol
@@ -121,7 +122,9 @@ class Durations:
 
     def add(self, tokens: int, seconds: float) -> None:
         size = _size_class(tokens)
-        last = self._last.setdefault(size, deque(maxlen=KEPT))
+        last = self._last.get(size)
+        if last is None:
+            last = self._last[size] = deque(maxlen=KEPT)
         last.append(seconds)
         fastest = min(last)
         if len(last) < NEEDED or (len(last) > NEEDED and self._fastest.get(size) == fastest):
@@ -253,6 +256,7 @@ def unpadded(rows: int, drafts: int) -> int:
     return rows + drafts
 
 
+@cache
 def _size_class(tokens: int) -> int:
     """Return a step's size, rounded up to one of sixteen between powers of two.
 

@@ -1,6 +1,6 @@
 """Drafts from text that already exists: what followed the last tokens when they occurred before.
 
-An occurrence is found by the hash of the last `KEY` tokens and then compared backwards, so a collision costs time and
+An occurrence is found by the last `KEY` tokens or their hash and then compared backwards, so a collision costs time and
 never a wrong match. A fixed text (a prompt, a prediction) has a sorted array of hashes, 12 bytes a token; a growing one
 has a dictionary that each token extends by one entry.
 """
@@ -88,7 +88,8 @@ class OwnText:
     def __init__(self, prompt: NDArray[np.int32]) -> None:
         self._prompt = FixedText(prompt)
         self._answer: list[int] = []
-        self._latest: dict[int, tuple[int, int | None]] = {}  # the last occurrence of a key, and the one before
+        # The last occurrence of a run of `KEY` tokens, and the one before.
+        self._latest: dict[tuple[int, ...], tuple[int, int | None]] = {}
         self._indexed = len(prompt)
 
     def __len__(self) -> int:
@@ -119,7 +120,8 @@ class OwnText:
         Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
         """
         self._index()
-        ends = [end for end in (*self._latest.get(key, ()), *self._prompt.ends(key)) if end is not None]
+        own = self._latest.get(tuple(self.last(KEY)), ())
+        ends = [end for end in (*own, *self._prompt.ends(key)) if end is not None]
         if not ends:
             return None
         recent = self.last(LONGEST_COMPARED)
@@ -136,13 +138,14 @@ class OwnText:
 
     def _index(self) -> None:
         """Add the runs that end in the answer, except the last one: it is what is looked for."""
-        size = len(self._prompt.tokens)
-        for end in range(max(self._indexed, KEY - 1) + 1, len(self)):
-            start = end - KEY - size
-            key = key_of(*(self._answer[start : start + KEY] if start >= 0 else self.slice(end - KEY, end)))
-            before = self._latest.get(key)
-            self._latest[key] = end, None if before is None else before[0]
-        self._indexed = max(self._indexed, len(self) - 1)
+        first, length, latest = max(self._indexed, KEY - 1) + 1, len(self), self._latest
+        if first >= length:
+            return
+        tokens = self.slice(first - KEY, length - 1)
+        for end, run in enumerate(zip(tokens, tokens[1:], tokens[2:]), first):
+            before = latest.get(run)
+            latest[run] = end, None if before is None else before[0]
+        self._indexed = length - 1
 
 
 class SharedTexts:

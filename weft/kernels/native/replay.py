@@ -19,7 +19,8 @@ from torch import Tensor
 from weft.kernels.interface import Batch
 from weft.kernels.native.calls import Recording, RenewableValues, record, replay
 
-# Limit on the intermediate tensors that all recordings keep together.
+# Limit on the intermediate tensors that all recordings keep together. Those of drafts have a limit of their own: they
+# leave no other step without a recording.
 MOST_BYTES = 128 << 20
 
 
@@ -57,7 +58,8 @@ class Replays:
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
         # Steps that only rows in order replay: for others, a routine that cannot be recorded is faster.
         self.ordered: dict[tuple[int, int], RecordedStep | None] = {}
-        self.bytes_left = MOST_BYTES
+        # Without and with order.
+        self.bytes_left = {False: MOST_BYTES, True: MOST_BYTES}
         # Steps with this number of rows or more use torch's operators, with and without order: do not try again.
         self.too_many: dict[bool, float] = {False: math.inf, True: math.inf}
 
@@ -104,7 +106,7 @@ class Replays:
             hidden = self.compute(own)
         size = sum(tensor.nbytes for tensor in recording.kept)
         whole = recording.pure and all(isinstance(value, RenewableValues) for value in own.derived.values())
-        fits = size <= self.bytes_left
+        fits = size <= self.bytes_left[in_order]
         step = RecordedStep(own, recording, hidden) if whole and fits else None
         # If order changed nothing, the step is everyone's.
         steps = self.ordered if in_order and (step is None or recording.preferred) else self.steps
@@ -112,5 +114,5 @@ class Replays:
         if not whole:
             self.too_many[in_order] = min(self.too_many[in_order], batch.rows)
         elif fits:
-            self.bytes_left -= size
+            self.bytes_left[in_order] -= size
         return hidden

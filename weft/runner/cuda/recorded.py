@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ MOST_DRAFT_TOKENS = 1024
 # From this number of rows on, tokens cost more than the weights that all of them share, and so does padding.
 MANY_ROWS = 128
 WIDTHS_OF_MANY = (3, 6)
+# Data types that every library knows, by size.
+BITS = {2: torch.int16, 4: torch.int32}
 # Rows of prompts and padding: a single prompt need not wait for the padding of three.
 LONGER_ALONE, LONGER_BESIDE = 2, 4
 
@@ -280,7 +282,22 @@ class RecordedSteps:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 output = step()
-            self._recorded[size] = graph.replay, output
+            # The largest tensor of many steps. It is read before the next step is launched, whatever its size.
+            logits = None if output.logits is None else borrowed(output.logits)
+            self._recorded[size] = graph.replay, replace(output, logits=logits)
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """Return a tensor in the same memory of a GPU that does not own it: the steps recorded next may write there too."""
+    bits = tensor.view(BITS[tensor.element_size()])
+    return torch.as_tensor(Memory(bits.__cuda_array_interface__), device=tensor.device).view(tensor.dtype)
+
+
+class Memory:
+    """Shape and address of memory on a GPU, for libraries that share it."""
+
+    def __init__(self, interface: dict[str, Any]) -> None:
+        self.__cuda_array_interface__ = interface
 
 
 def moved_decodes(batch: Batch, by: Tensor) -> Batch:
