@@ -141,7 +141,8 @@ class DraftRows:
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - held:
-            if seat in late or offered[seat].worth[0] < AWAKE * least:
+            # A weak guess in a grammar says nothing about what is forced soon.
+            if seat in late or (offered[seat].worth[0] < AWAKE * least and not offered[seat].begins_with_habit):
                 self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
@@ -222,13 +223,8 @@ class DraftRows:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
-        proposal = sequence.drafting.spell(constraint.forced(), most)
-        if proposal is None:
-            proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
-        if proposal is None or not proposal.tokens:
-            return proposal
-        valid = len(constraint.masks_along(proposal.tokens))
-        return proposal.first(valid) if valid else None
+        shared, habits = self.drafting.shared, self.drafting.habits
+        return sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, shared, habits)
 
     def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""
