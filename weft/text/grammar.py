@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import lru_cache
 from threading import Lock
 from time import thread_time
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ MAX_LARK_CHARACTERS = 128 << 10
 MAX_TERMINAL_DEPTH = 32
 # Whitespace between two parts of JSON: enough to indent, and bounded for models that would write nothing else.
 MAX_INDENTATION = 32
+# Forced texts whose tokens are kept, and the most characters of one: 3 MB at most.
+MOST_SPELLED, LONGEST_SPELLED = 4096, 64
 # Compiled grammars kept for later requests.
 MAX_COMPILED = 32
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
@@ -300,9 +303,12 @@ class _Words:
         self.eos_token_id = vocab_size
         self.bos_token_id = None
         self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, special=False)
+        # The library asks for the tokens of what is forced at each of its positions, in every answer.
+        self._known = lru_cache(MOST_SPELLED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return (self._known if len(text) <= LONGEST_SPELLED else self._encode)(text)
 
 
 # input ----------------------------------------------------------------------------------------------------------------
