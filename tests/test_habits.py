@@ -1,4 +1,4 @@
-"""Guesses where a grammar leaves a choice: by what followed before, in this answer and in others of salt and grammar."""
+"""Guesses where a grammar leaves a choice: by what followed before, in this answer and in earlier ones."""
 
 from __future__ import annotations
 

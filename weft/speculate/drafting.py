@@ -206,7 +206,7 @@ class SequenceDrafts:
         so far, or from habits."""
         place, found = len(before), None
         if text is not None and place < len(text.tokens) and text.tokens[:place] == tuple(before):
-            token, kind = text.tokens[place], SOURCE_OF[text.kind]
+            token, kind = text.tokens[place], SOURCE_OF.get(text.kind, text.kind)
             found = Guess(token, kind) if ahead.allows(token) else None
         if self._habits is None or not answer or (found is not None and found.source != "match"):
             return found

@@ -39,10 +39,8 @@ MAX_LARK_CHARACTERS = 128 << 10
 MAX_TERMINAL_DEPTH = 32
 # Whitespace between two parts of JSON: enough to indent, and bounded for models that would write nothing else.
 MAX_INDENTATION = 32
-# Forced texts whose tokens are kept, and the most characters of one: 3 MB at most.
-MOST_SPELLED, LONGEST_SPELLED = 4096, 64
-# Compiled grammars kept for later requests.
-MAX_COMPILED = 32
+# Compiled grammars kept for later requests; forced texts whose tokens are kept, and the most characters of one.
+MAX_COMPILED, MOST_SPELLED, LONGEST_SPELLED = 32, 4096, 64
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
 # longer, and all other answers wait for them.
 LOOK_AHEAD_SECONDS = 0.01
@@ -152,6 +150,7 @@ class Guide:
         self._vocab_size = vocab_size
         self._field = field
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
+        self._not_stops = ~self._stops
         self.ended = False
         # The last look ahead: tokens, and what may come after each of them.
         self._ahead: tuple[list[int], list[_Look]] = ([], [])
@@ -206,7 +205,7 @@ class Guide:
         # The end is a token of its own, after the model's vocabulary.
         if self._vocab_size % 32:
             mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
-        mask &= ~self._stops
+        mask &= self._not_stops
         may_end = self._matcher.is_accepting()
         self.ended = not mask.any()
         if self.ended and not may_end:
