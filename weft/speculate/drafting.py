@@ -203,16 +203,19 @@ class SequenceDrafts:
         self, ahead: LookAhead, text: Proposal | None, answer: list[int], before: list[int], habits: SharedHabits
     ) -> Guess | None:
         """Return a guess where a grammar leaves a choice after the drafts `before`: from a text that they have followed
-        so far, or from habits."""
+        so far, or by habit, whichever is right more often."""
         place, found = len(before), None
         if text is not None and place < len(text.tokens) and text.tokens[:place] == tuple(before):
             token, kind = text.tokens[place], SOURCE_OF.get(text.kind, text.kind)
             found = Guess(token, kind) if ahead.allows(token) else None
-        if self._habits is None or not answer or (found is not None and found.source != "match"):
+        if self._habits is None or not answer:
             return found
         self._habits.extend(answer)
         recent = before[-2:] if place > 1 else [*answer[place - 2 :], *before]
-        return self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows) or found
+        habit = self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows)
+        if habit is None or found is None:
+            return habit or found
+        return max(found, habit, key=lambda guess: self._acceptance_of(guess.source).rate(0))
 
     def share_habits(self, tokens: NDArray[np.int32], habits: SharedHabits) -> None:
         """Keep the habits of a finished sequence, whose text is given, for others of its salt and grammar."""
