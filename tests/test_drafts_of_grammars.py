@@ -69,7 +69,7 @@ def test_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps(grammar: Gr
     drafting = Drafting(7, costs=FreeDrafts())
     drafted = make_engine(FAMILY, drafting=drafting, depth=depth)
     # What was answered before is a guess at what is answered again.
-    for seed in (None, 1, 2, 1):
+    for seed in (None, 1, 1):
         wanted = answer(plain, grammar, seed)
         assert answer(drafted, grammar, seed) == wanted
         text = bytes(wanted[0]).decode()
