@@ -38,6 +38,13 @@ inline void store_four(float* to, const Four& value) {
     for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, value.part[i]);
 }
 
+inline void store_four(float* to, const Four& value, long count) {
+    if (count >= LANES) return store_four(to, value);
+    float some[LANES];
+    store_four(some, value);
+    std::memcpy(to, some, count * sizeof(float));
+}
+
 // A vector of which every fourth float is added up already.
 using Partial = float32x4_t;
 

@@ -67,4 +67,33 @@ inline void multiply_rows(float* const (&products)[QUERIES], const float* const 
     }
 }
 
+// behind[line] += weights[token][line] * values[token] for COUNT lines and all `tokens`: four lines of a vector at a
+// time, as many as fit into registers.
+template <int COUNT, int VECTORS, long LINES>
+inline void add_tile(float* behind, long stride, const float (*weights)[LINES], const float* values, long tokens,
+                     long size, long count) {
+    constexpr int SOME = COUNT < 4 ? COUNT : 4;
+    static_assert(COUNT % SOME == 0);
+    for (int part = 0; part < VECTORS * (COUNT / SOME); part++) {
+        int first = part / VECTORS * SOME;
+        long column = part % VECTORS * LANES;
+        Four totals[SOME];
+#pragma GCC unroll 4
+        for (int line = 0; line < SOME; line++)
+            totals[line] = load_four(behind + (first + line) * stride + column, count);
+        for (long token = 0; token < tokens; token++) {
+            Four value = load_four(values + token * size + column, count);
+#pragma GCC unroll 4
+            for (int line = 0; line < SOME; line++)
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++)
+                    totals[line].part[i] =
+                        vfmaq_n_f32(totals[line].part[i], value.part[i], weights[token][first + line]);
+        }
+#pragma GCC unroll 4
+        for (int line = 0; line < SOME; line++)
+            store_four(behind + (first + line) * stride + column, totals[line], count);
+    }
+}
+
 }  // namespace weft
