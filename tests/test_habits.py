@@ -84,7 +84,7 @@ def guesses(drafting: Drafting, salt: bytes, grammar: Grammar) -> tuple[int, ...
     """Return what is drafted after 1 2 in a new answer."""
     drafts = drafting.begin(np.array([8], np.int32), salt, None, None, grammar)
     assert drafts is not None
-    found = drafts.spell(AnyToken(1, 2, 3), [1, 2], 4, drafting.shared, drafting.habits)
+    found = drafts.spell(AnyToken(1, 2, 3), [1, 2], 4, 4, drafting.shared, drafting.habits)
     return () if found is None else found.tokens
 
 
@@ -146,7 +146,7 @@ def test_each_source_of_drafts_has_its_own_acceptance() -> None:
     for ahead, answer, source, accepted in [right, wrong] * 60:
         drafts = drafting.begin(np.array([8], np.int32), b"", None, None, GRAMMAR)
         assert drafts is not None
-        proposal = drafts.spell(ahead, answer, 1, drafting.shared, drafting.habits)
+        proposal = drafts.spell(ahead, answer, 1, 1, drafting.shared, drafting.habits)
         assert proposal is not None
         assert proposal.sources == (source,)
         drafting.learn(drafts, proposal, accepted)
@@ -159,3 +159,24 @@ def test_each_source_of_drafts_has_its_own_acceptance() -> None:
 def test_drafts_end_where_they_are_unlikely() -> None:
     found = spelled(AnyToken(1), 15, lambda before: Guess(1, "own token"), {"own token": 0.5}.__getitem__)
     assert found.worth == (0.5, 0.25, 0.125, 0.0625)
+
+
+@pytest.mark.parametrize("guesses", range(4))
+def test_guesses_by_habit_are_bounded_and_forced_tokens_are_not(guesses: int) -> None:
+    class EverySecond(AnyToken):
+        """Forces every second token."""
+
+        taken = 0
+
+        def forced(self) -> int | None:
+            return 7 if self.taken % 2 else None
+
+        def take(self, token: int) -> bool:
+            self.taken += 1
+            return True
+
+    drafting = Drafting(15)
+    drafts = drafting.begin(np.array([8], np.int32), b"", None, None, GRAMMAR)
+    assert drafts is not None
+    found = drafts.spell(EverySecond(1), [1, 7, 1, 7], 6, guesses, drafting.shared, drafting.habits)
+    assert (found.tokens if found else ()) == (1, 7) * guesses

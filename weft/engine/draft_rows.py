@@ -27,6 +27,8 @@ MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
 # Steps without any guess after which a row is asked in every second step only.
 FRUITLESS = 8
+# Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows there are none.
+MOST_GUESSES = 32
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
@@ -195,7 +197,7 @@ class DraftRows:
         offered = {}
         for seat, row in rows.items():
             ahead = row.flying + 1 if row.follows and row.flying is not None and self.model is None else 0
-            proposal = self._propose(seat, row.sequence, row.left, ahead)
+            proposal = self._propose(seat, row.sequence, row.left, ahead, MOST_GUESSES // len(rows))
             if proposal is not None and row.flying is not None and (proposal.tokens or self.model is None):
                 proposal = proposal.later(row.flying)
             if proposal is not None and proposal.worth and row.sequence.drafting is not None:
@@ -213,7 +215,7 @@ class DraftRows:
             if count > FRUITLESS:
                 self._wakes[seat] = number + 2
 
-    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
+    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
@@ -224,7 +226,7 @@ class DraftRows:
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
         shared, habits = self.drafting.shared, self.drafting.habits
-        return sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, shared, habits)
+        return sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, guesses, shared, habits)
 
     def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""

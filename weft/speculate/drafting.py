@@ -178,44 +178,44 @@ class SequenceDrafts:
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
     def spell(
-        self, ahead: LookAhead, answer: list[int], most: int, shared: SharedTexts, habits: SharedHabits
+        self, ahead: LookAhead, answer: list[int], most: int, guesses: int, shared: SharedTexts, habits: SharedHabits
     ) -> Proposal | None:
         """Return drafts of a row that follows a grammar, or None: what it forces, and guesses where it leaves a choice.
 
-        Where a model decodes, it has those of the model if nothing is forced.
+        Up to `guesses` are made by habit. Where a model decodes, its drafts are returned if nothing is forced.
         """
         most = min(most, self.most)
         text: Proposal | None = None
         asked = False
 
         def guess(before: list[int]) -> Guess | None:
-            nonlocal text, asked
+            nonlocal text, asked, guesses
             if not asked:
                 asked, text = True, self.propose(answer, most, shared)
-            return self._guess(ahead, text, answer, before, habits)
+            found = _continued(text, before, ahead)
+            if guesses < 1 or self._habits is None or not answer:
+                return found
+            habit = self._habit(ahead, answer, before, habits)
+            if habit is not None and (found is None or self._rate(habit.source) > self._rate(found.source)):
+                guesses -= 1
+                return habit
+            return found
 
-        tokens, sources, worth = spelled(ahead, most, guess, lambda source: self._acceptance_of(source).rate(0))
+        tokens, sources, worth = spelled(ahead, most, guess, self._rate)
         if tokens:
             return Proposal("grammar", "grammar", tokens, worth, sources=sources)
         return text if text is not None and not text.tokens else None
 
-    def _guess(
-        self, ahead: LookAhead, text: Proposal | None, answer: list[int], before: list[int], habits: SharedHabits
-    ) -> Guess | None:
-        """Return a guess where a grammar leaves a choice after the drafts `before`: from a text that they have followed
-        so far, or by habit, whichever is right more often."""
-        place, found = len(before), None
-        if text is not None and place < len(text.tokens) and text.tokens[:place] == tuple(before):
-            token, kind = text.tokens[place], SOURCE_OF.get(text.kind, text.kind)
-            found = Guess(token, kind) if ahead.allows(token) else None
-        if self._habits is None or not answer:
-            return found
+    def _habit(self, ahead: LookAhead, answer: list[int], before: list[int], habits: SharedHabits) -> Guess | None:
+        """Return what followed the last tokens of the answer, and of the drafts `before`, when they came before."""
+        assert self._habits is not None
         self._habits.extend(answer)
+        place = len(before)
         recent = before[-2:] if place > 1 else [*answer[place - 2 :], *before]
-        habit = self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows)
-        if habit is None or found is None:
-            return habit or found
-        return max(found, habit, key=lambda guess: self._acceptance_of(guess.source).rate(0))
+        return self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows)
+
+    def _rate(self, source: str) -> float:
+        return self._acceptance_of(source).rate(0)
 
     def share_habits(self, tokens: NDArray[np.int32], habits: SharedHabits) -> None:
         """Keep the habits of a finished sequence, whose text is given, for others of its salt and grammar."""
@@ -430,6 +430,15 @@ class Drafting:
             self.counts.proposed[drafter, place] += 1
             self.counts.accepted[drafter, place] += place <= accepted
         drafts.learn(proposal, accepted)
+
+
+def _continued(text: Proposal | None, before: list[int], ahead: LookAhead) -> Guess | None:
+    """Return the next token of a text that the drafts `before` have followed so far, if it is allowed."""
+    place = len(before)
+    if text is None or place >= len(text.tokens) or text.tokens[:place] != tuple(before):
+        return None
+    token = text.tokens[place]
+    return Guess(token, SOURCE_OF.get(text.kind, text.kind)) if ahead.allows(token) else None
 
 
 def _lengths(proposals: Sequence[Proposal], count: int, least: float) -> list[int]:
