@@ -1,6 +1,7 @@
 """Measure drafts from texts and grammars: edits, JSON and prose, with drafts and without in turns.
 
     python -m benchmarks.draft_texts weft-small --device cpu --dtype float32
+    python -m benchmarks.draft_texts --device cpu --dtype float32 --only JSON
     python -m benchmarks.draft_texts qwen3.5-9b --rows 1 8
 
 "edit" repeats a text with a few words changed, and "file" a text of 640 random tokens of which one in 80 is changed,
@@ -37,6 +38,7 @@ from weft.runner.cuda import recorded
 
 MODELS = ("weft-small",)
 BATCHES = (1,)
+PARTS = ("file", "edit", "JSON", "greedy prose", "sampled prose")
 ROUNDS, QUICK_ROUNDS = 6, 3
 DRAFTS = ("off", "suffix")
 TEXT = """The shop opens at nine in the morning. Bread is two coins, a cake is five coins, and tea is one coin.
@@ -63,7 +65,7 @@ QUESTIONS = ("Tell me about Tom.\n", "Who lives by the sea?\n", "A girl and her 
 
 
 def main() -> int:
-    arguments = arguments_of("draft_texts", __doc__, limit_seconds=300, models=MODELS, rows=BATCHES)
+    arguments = arguments_of("draft_texts", __doc__, limit_seconds=300, models=MODELS, rows=BATCHES, parts=PARTS)
     return run(arguments, measure, show)
 
 
@@ -107,6 +109,8 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
         works = all_works(llm, arguments.rows)
         rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
         for name, work in works.items():
+            if name.split(",")[0] not in arguments.only:
+                continue
             with attempts.part(name):
                 found["works"][name] = compare(llm, work, rounds)
                 print(line_of(name, found["works"][name]), flush=True)

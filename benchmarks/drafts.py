@@ -56,9 +56,10 @@ from weft.engine.loop import Engine
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
 from weft.runner.cuda.runner import CudaRunner
+from weft.speculate.acceptance import Acceptance
 from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Acceptance, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import SharedTexts
+from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.speculate.suffix import Match, SharedTexts
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)
@@ -204,7 +205,7 @@ class IdleClock:
 
 
 class ScriptedDrafts(SequenceDrafts):
-    """Any tokens, as many as there are chances. The engine learns their acceptance, from that of a grammar on."""
+    """Any tokens, as many as there are chances. The engine learns their acceptance, from that of forced tokens on."""
 
     def __init__(
         self, prompt: np.ndarray, chances: Sequence[float], overall: dict[str, Acceptance], fixed: bool
@@ -220,8 +221,8 @@ class ScriptedDrafts(SequenceDrafts):
         count = min(most, len(self.chances))
         if count < 1:
             return None
-        found = self.spell(range(1000, 1000 + count), most)
-        if found is None or not ahead:
+        found = self._proposal("grammar", "forced", Match(0, tuple(range(1000, 1000 + count))))
+        if not ahead:
             return found
         # Those before it are of no interest: a drafter on the device knows what it continues.
         return replace(found, tokens=(1000,) * ahead + found.tokens, worth=(1.0,) * ahead + found.worth)
@@ -246,7 +247,7 @@ class ScriptedDrafting(Drafting):
     def follows(self, known: float, unknown: float, lost: float) -> bool:
         return self.following
 
-    def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> SequenceDrafts:
+    def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> SequenceDrafts:
         return ScriptedDrafts(prompt, self.chances, self.overall, self.fixed)
 
 

@@ -83,7 +83,7 @@ class HeadDrafting(ScriptedDrafting):
         super().__init__(chances, fixed, following)
         self.model = DraftHead.name
 
-    def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any) -> ScriptedDrafts:
+    def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> ScriptedDrafts:
         return HeadDrafts(prompt, self.chances, self.overall, self.fixed)
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:

@@ -164,7 +164,7 @@ def test_drafts_change_no_token_on_a_gpu(family: str, depth: int, monkeypatch: p
 class Followed(ScriptedDrafting):
     """Three drafts in every row, some of them wrong, and no step that waits for them."""
 
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         script = super().begin(prompt, salt, most, prediction)
         script.wrong = 0.25
         return script

@@ -52,7 +52,7 @@ class Favourite(Eager):
 
 
 class Favourites(Drafting):
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         return Favourite(prompt, salt, self.most)
 
 

@@ -61,7 +61,7 @@ class ScriptedDrafting(Drafting):
         self.random = Random(f"drafts {seed}")
         self.answers = answers
 
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         return Script(self.random, prompt, self.answers[tuple(prompt.tolist())], self.most)
 
     def follows(self, known: float, unknown: float, lost: float) -> bool:
@@ -125,7 +125,7 @@ def plans_of(asked: int, drafting_rows: int, depth: int = 1, kind: type = Unfoll
     answers = {tuple(prompt): oracle(spec, prompt, 24) for prompt in prompts}
 
     class SomeDraft(ScriptedDrafting):
-        def begin(self, prompt, salt, most, prediction):
+        def begin(self, prompt, salt, most, prediction, grammar=None):
             if prompt[0] > drafting_rows:
                 return None
             script = super().begin(prompt, salt, most, prediction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from tests import tiny_model
 from tests.engines import make_engine, model_of, tokens
+from weft import builtin
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
@@ -20,6 +22,7 @@ from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
 from weft.text import grammar as grammar_module
 from weft.text.grammar import Grammars, Guide
+from weft.text.tokenizer import load_tokenizer
 
 FAMILY = "qwen3_5"
 SCHEMA = {
@@ -65,27 +68,44 @@ def test_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps(grammar: Gr
     plain = make_engine(FAMILY, depth=depth)
     drafting = Drafting(7, costs=FreeDrafts())
     drafted = make_engine(FAMILY, drafting=drafting, depth=depth)
-    for seed in (None, 1):
+    # What was answered before is a guess at what is answered again.
+    for seed in (None, 1, 1):
         wanted = answer(plain, grammar, seed)
         assert answer(drafted, grammar, seed) == wanted
         text = bytes(wanted[0]).decode()
         if grammar.kind == "json_schema" and wanted[1] is FinishReason.STOP:
             assert set(json.loads(text)) == set(SCHEMA["required"])
     assert drafting.counts.accepted["grammar", 1] > 0
+    habits = sum(count for (drafter, _), count in drafting.counts.accepted.items() if drafter == "habit")
+    assert habits > 0 or grammar.kind == "choice", "choices are made once in an answer"
     assert drafted.planner.number < plain.planner.number
+
+
+def test_what_is_forced_is_what_the_library_forces() -> None:
+    """A mask with one token says as much as the library's own tokens of what must come next, and costs nothing."""
+    words = load_tokenizer(Path(builtin.place_of(None)))
+    assert words is not None
+    compile_grammar, random = Grammars(words, words.size), Random(1)
+    for _ in range(6):
+        guide = compile_grammar(GRAMMARS[0], frozenset({0}))
+        for _ in range(60):
+            assert forced(guide) == guide._matcher.deep_copy().compute_ff_tokens()
+            if guide.ended:
+                break
+            guide.take(random.choice(allowed(guide.mask)))
 
 
 def test_looking_ahead_leaves_a_grammar_where_it_is() -> None:
     guide = grammars()(Grammar("regex", "abc[0-9]d"), frozenset())
     before = guide.mask.copy()
-    assert guide.forced() == list(b"abc")
+    assert forced(guide) == list(b"abc")
     assert len(guide.masks_along(list(b"abc5d"))) == 5
     assert len(guide.masks_along(list(b"abx"))) == 2
     assert guide.masks_along(list(b"x")) == []
     assert (guide.mask == before).all()
     for token in b"abc7":
         guide.take(token)
-    assert guide.forced() == list(b"d")
+    assert forced(guide) == list(b"d")
 
 
 def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +153,17 @@ def test_a_grammar_is_where_it_would_be_without_having_looked_ahead(seed: int) -
             looking.take(token)
             taken.append(token)
             plain = after(taken)
-            assert (looking.ended, looking.forced()) == (plain.ended, plain.forced())
+            assert (looking.ended, forced(looking)) == (plain.ended, forced(plain))
             assert np.array_equal(looking.mask, plain.mask)
             if plain.ended:
                 return
+
+
+def forced(guide: Guide) -> list[int]:
+    ahead, found = guide.look_ahead(), []
+    while (token := ahead.forced()) is not None and ahead.take(token):
+        found.append(token)
+    return found
 
 
 def allowed(mask: np.ndarray) -> list[int]:

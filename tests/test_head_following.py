@@ -196,7 +196,7 @@ class Lengths(Drafting):
         super().__init__(most, costs=FreeDrafts(), suffixes=False, model=DraftHead.name)
         self.random, self.texts = Random(f"lengths {seed}"), texts
 
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         if self.texts is not None and self.random.random() < 0.5:
             # Its answer, but some words are others: there the head drafts until it is found again.
             answer = [(t + (self.random.random() < 0.15)) % VOCABULARY for t in self.texts[tuple(prompt.tolist())]]

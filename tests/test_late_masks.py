@@ -51,8 +51,8 @@ class HashedConstraint:
         bits[: self.vocabulary] = [self.allows(token) for token in range(self.vocabulary)]
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def forced(self) -> list[int]:
-        return []
+    def look_ahead(self) -> HashedAhead:
+        return HashedAhead(self.state, self.vocabulary)
 
     def masks_along(self, tokens: Sequence[int]) -> list[Ints]:
         ahead, found = HashedConstraint(self.state, self.vocabulary), []
@@ -66,6 +66,18 @@ class HashedConstraint:
     def take(self, token: int) -> None:
         assert self.allows(token), "the mask of another position was used"
         self.state = mix(self.state, token + 1)
+
+
+class HashedAhead(HashedConstraint):
+    """A look ahead of such an answer."""
+
+    def forced(self) -> int | None:
+        allowed = [token for token in range(self.vocabulary) if self.allows(token)]
+        return allowed[0] if len(allowed) == 1 else None
+
+    def take(self, token: int) -> bool:
+        super().take(token)
+        return True
 
 
 class ConstrainedEngine(Engine):

@@ -95,7 +95,7 @@ class Eager(SequenceDrafts):
 class Drafts(Drafting):
     """Drafts all that is offered."""
 
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         return Eager(prompt, salt, self.most, suffixes=False, model=self.model)
 
     def choose(self, proposals, rows, most):

@@ -19,6 +19,7 @@ from tests import (
     test_drafts_of_grammars,
     test_drafts_of_models,
     test_following,
+    test_habits,
     test_head_following,
     test_hidden_states,
     test_mtp,
@@ -31,6 +32,7 @@ from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
+from weft.speculate.habits import SharedHabits
 from weft.speculate.suffix import SharedTexts
 from weft.text.grammar import Guide
 
@@ -365,6 +367,20 @@ def drafts_are_chosen_beyond_the_recorded_sizes(patch: Patch) -> None:
 @plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
 def a_row_that_follows_is_left_without_drafts(patch: Patch) -> None:
     patch.setattr(draft_rows, "spread", lambda *_: None)
+
+
+@plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
+def a_habit_of_another_salt_is_a_guess(patch: Patch) -> None:
+    add, of = SharedHabits.add, SharedHabits.of
+    patch.setattr(SharedHabits, "add", lambda self, salt, grammar, own: add(self, b"", grammar, own))
+    patch.setattr(SharedHabits, "of", lambda self, salt, grammar: of(self, b"", grammar))
+
+
+@plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
+def a_habit_of_another_grammar_is_a_guess(patch: Patch) -> None:
+    add, of = SharedHabits.add, SharedHabits.of
+    patch.setattr(SharedHabits, "add", lambda self, salt, grammar, own: add(self, salt, None, own))
+    patch.setattr(SharedHabits, "of", lambda self, salt, grammar: of(self, salt, None))
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

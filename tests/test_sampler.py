@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -266,6 +269,27 @@ def test_logits_of_16_bits_are_widened_to_pytorchs_floats():
     for rows in (1, 2, 4):
         found = CPU.for_sampling(every[:rows])
         assert torch.equal(found.view(torch.int32), every[:rows].float().view(torch.int32))
+
+
+THREADS = """
+import os, numpy, torch
+from tests.operations import CPU
+torch.set_num_threads(3)
+count = lambda: len(os.listdir("/proc/self/task"))
+logits, allowed = torch.from_numpy(numpy.zeros((16, 8192), "f")), torch.from_numpy(numpy.zeros((16, 1024), "u1"))
+before = count()
+CPU.likeliest(CPU.restrict(logits, allowed))
+after = count()
+torch.where(logits > 0, logits, 1.0)
+print(after - before, count() - after)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
+def test_masks_of_many_rows_start_no_threads_of_pytorch():
+    """Its threads poll for work for a while, on the cores of the kernels' own ones."""
+    found = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["0", "2"]
 
 
 def test_random_numbers_draw_by_chance():

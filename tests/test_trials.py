@@ -110,7 +110,7 @@ class WrongDrafts(SequenceDrafts):
 
 
 class WrongDrafting(Drafting):
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         return WrongDrafts(prompt, salt, self.most, overall=self.overall)
 
 

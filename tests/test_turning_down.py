@@ -48,7 +48,7 @@ class Guessing(Drafting):
         self.right_from = right_from
         self.begun: list[Guesses] = []
 
-    def begin(self, prompt, salt, most, prediction):
+    def begin(self, prompt, salt, most, prediction, grammar=None):
         self.begun.append(Guesses(self.most, self.overall, self.right_from))
         return self.begun[-1]
 

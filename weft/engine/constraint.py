@@ -10,6 +10,7 @@ from typing import Protocol
 
 from weft.base.grammar import Grammar
 from weft.base.plan import Ints
+from weft.speculate.spelling import LookAhead
 
 
 class Constraint(Protocol):
@@ -20,14 +21,14 @@ class Constraint(Protocol):
         """[words] one bit per token, lowest first: set if it may come next. Stop tokens only where it may end."""
         ...
 
-    def forced(self) -> list[int]:
-        """Return tokens that spell what must come next; none if there is a choice. The position stays."""
+    def look_ahead(self) -> LookAhead:
+        """Return a copy of the position, to look ahead from. Masks of the tokens that it takes are kept."""
         ...
 
     def masks_along(self, tokens: Sequence[int]) -> list[Ints]:
         """Return the masks after each of further tokens, as far as the answer may go on. The position stays.
 
-        Asked again at the same position for the first of the tokens, it returns the first of the same masks.
+        Masks that were found at this position before, here or by a look ahead, are not looked for again.
         """
         ...
 

@@ -27,6 +27,8 @@ MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
 # Questions without any guess after which a row is asked half as often, and the most steps between two of them.
 FRUITLESS, RAREST_QUESTION = 8, 4
+# Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows there are none.
+MOST_GUESSES = 32
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
@@ -164,7 +166,8 @@ class DraftRows:
         chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
         least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - held:
-            if seat in late or offered[seat].worth[0] < AWAKE * least:
+            # A weak guess in a grammar says nothing about what is forced soon.
+            if seat in late or (offered[seat].worth[0] < AWAKE * least and not offered[seat].begins_with_habit):
                 self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
         if not fitting:
@@ -217,7 +220,7 @@ class DraftRows:
         offered = {}
         for seat, row in rows.items():
             ahead = row.flying + 1 if row.follows and row.flying is not None and self.model is None else 0
-            proposal = self._propose(seat, row.sequence, row.left, ahead)
+            proposal = self._propose(seat, row.sequence, row.left, ahead, MOST_GUESSES // len(rows))
             if proposal is not None and row.flying is not None and (proposal.tokens or self.model is None):
                 proposal = proposal.later(row.flying)
             if proposal is not None and proposal.worth and row.sequence.drafting is not None:
@@ -237,7 +240,7 @@ class DraftRows:
                 # All rows in the same steps: the others are planned as if there were no drafts.
                 self._wakes[seat] = number + steps - number % steps
 
-    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int) -> Proposal | None:
+    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
@@ -247,13 +250,8 @@ class DraftRows:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
-        proposal = sequence.drafting.spell(constraint.forced(), most)
-        if proposal is None:
-            proposal = sequence.drafting.propose(sequence.generated, most, self.drafting.shared)
-        if proposal is None or not proposal.tokens:
-            return proposal
-        valid = len(constraint.masks_along(proposal.tokens))
-        return proposal.first(valid) if valid else None
+        shared, habits = self.drafting.shared, self.drafting.habits
+        return sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, guesses, shared, habits)
 
     def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""

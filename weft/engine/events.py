@@ -94,13 +94,13 @@ class DraftReport:
     predicted_accepted: int = 0
     rows: int = 0  # rows of steps that had drafts
 
-    def add(self, drafter: str, proposed: int, accepted: int) -> None:
+    def add(self, drafters: list[str], accepted: int) -> None:
+        """Count a verified row by the drafter of each draft."""
         self.rows += 1
-        self.proposed += proposed
+        self.proposed += len(drafters)
         self.accepted += accepted
-        if drafter == "prediction":
-            self.predicted += proposed
-            self.predicted_accepted += accepted
+        self.predicted += drafters.count("prediction")
+        self.predicted_accepted += drafters[:accepted].count("prediction")
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Draftin
             if row in step.void:
                 continue
             sequence, proposal = step.sequences[row], step.drafts[row]
-            sequence.report.drafts.add(proposal.drafter, len(proposal.tokens), accepted)
+            sequence.report.drafts.add(proposal.drafters, accepted)
             if drafting is not None and sequence.drafting is not None:
                 drafting.learn(sequence.drafting, proposal, accepted)
 

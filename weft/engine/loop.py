@@ -163,7 +163,7 @@ class Engine:
         if request.params.draft == 0:
             drafting.counts.not_drafted["request"] += 1
             return None
-        return drafting.begin(request.prompt, request.salt, request.params.draft, request.prediction)
+        return drafting.begin(request.prompt, request.salt, request.params.draft, request.prediction, request.grammar)
 
     def abort(self, number: int) -> None:
         """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
@@ -188,7 +188,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
         if self.planner.drafting is not None:
-            self.planner.drafting.ended(sequence.request.salt, sequence.tokens(0, sequence.length))
+            self.planner.drafting.ended(sequence.request.salt, sequence.tokens(0, sequence.length), sequence.drafting)
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
@@ -270,7 +270,7 @@ class Engine:
     def _flush_drafts(self) -> None:
         """Drop all texts and states that drafts come from."""
         if self.planner.drafting is not None:
-            self.planner.drafting.shared.clear()
+            self.planner.drafting.flush()
         if self.planner.drafts.model is not None:
             self.planner.drafts.model.flush()
 

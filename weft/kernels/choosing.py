@@ -35,7 +35,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "together": ("run_together", "side_by_side", "record_decodes"),
     "ranks": ("add_ranks", "gather_ranks"),
     "following": ("verify_drafts", "move_rows"),
-    "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "unpack_bits", "draw", "score", "digest"),
+    "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "restrict", "draw", "score", "digest"),
 }
 # Groups whose module has a different name in a package.
 ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}

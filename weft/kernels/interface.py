@@ -393,8 +393,11 @@ class Operations(Protocol):
 
     # sampling of restricted and random tokens
 
-    def unpack_bits(self, packed: UInt8[Tensor, "masked bytes"], count: int) -> Tensor:
-        """Return the first `count` bits of every line as booleans, lowest bit of each byte first."""
+    def restrict(self, logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]) -> Float[Tensor, "n vocab"]:
+        """Return float32 logits with minus infinity for every token whose bit is not set, lowest bit of a byte first.
+
+        The logits are not modified.
+        """
 
     def draw(self, logits: Float[Tensor, "draws vocab"], draws: Any) -> Int[Tensor, " draws"]:
         """Return a random token for each row, drawn from those that the filters keep."""

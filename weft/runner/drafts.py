@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.rows import Longs, ranges
+from weft.kernels.rows import Longs
 
 
 def rows_of_one(plan: Plan, cell: int) -> Plan | None:
@@ -16,27 +16,31 @@ def rows_of_one(plan: Plan, cell: int) -> Plan | None:
     A row reads what the rows before it of the same sequence write, so it needs kernels that compute them in order.
     None: the plan has no drafts, or longer rows besides.
     """
-    length = plan.end - plan.start
-    if not len(plan.drafts) or (length != plan.drafts + 1).any():
+    # A row has at least one token besides its drafts.
+    if not len(plan.drafts) or len(plan.tokens) != plan.rows + int(plan.drafts.sum()):
         return None
-    position, row = ranges(plan.start.astype(np.int64), length.astype(np.int64))
-    first = np.cumsum(length) - length
+    count = plan.drafts + 1
+    row, first = np.repeat(np.arange(plan.rows), count), np.cumsum(count) - count
+    position = np.arange(len(row)) + (plan.start - first)[row]
     captures = plan.captures
-    writing = (first[captures.row] + captures.position - 1 - plan.start[captures.row]).astype(np.int32)
+    if len(captures.row):
+        writing = (first[captures.row] + captures.position - 1 - plan.start[captures.row]).astype(np.int32)
+        captures = replace(captures, row=writing)
     from_board = np.zeros(len(row), np.int32)
     from_board[first] = plan.from_board
+    start = position.astype(np.int32)
     return replace(
         plan,
         seat=plan.seat[row],
-        start=position.astype(np.int32),
-        end=(position + 1).astype(np.int32),
+        start=start,
+        end=start + 1,
         from_board=from_board,
         read_slot=_slots_before(plan, position, row, cell),
         tail=plan.tail[row],
         page_table=plan.page_table[row],
         window_table=plan.window_table[row],
         window_first=plan.window_first[row],
-        captures=replace(captures, row=writing),
+        captures=captures,
         drafts=np.zeros(0, np.int32),
     )
 

@@ -108,6 +108,8 @@ class Runner:
     use: StateUse | None = None
     # Whether prefixes depart while they are computed.
     marks_layers = False
+    # What computes decodes in order, if they can be. Asked once: the question takes as long as a few operators.
+    ordered: OrderedDecodes | None = None
     # The plan of the step that is launched, before its rows were moved.
     _planned: Plan | None = None
 
@@ -134,6 +136,7 @@ class Runner:
         # By seat: wrong drafts of the last row, and by how many positions the present one was moved for them.
         self.refused, self.moved = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
         self.compute = operations.record_decodes(self.forward)
+        self.ordered = self.compute if isinstance(self.compute, OrderedDecodes) else None
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -181,7 +184,7 @@ class Runner:
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         """Return the batch of a plan, its sampling, its tokens, and their final hidden states."""
         where = (self.spec, self.board, self.device, self.operations, staged)
-        single = rows_of_one(plan, self.spec.cell) if isinstance(self.compute, OrderedDecodes) else None
+        single = None if self.ordered is None else rows_of_one(plan, self.spec.cell)
         if single is not None:
             batch, sampling = build_step(single, *where)
             hidden = self.replay_in_order(single, batch)
@@ -213,13 +216,13 @@ class Runner:
 
         None: only recorded steps of C++ kernels can compute them together, and this one is not recorded.
         """
-        if not isinstance(self.compute, OrderedDecodes):
+        if self.ordered is None:
             return None
         # With all drafts that fit, a convolution's ring overwrites inputs that the step's first token reads.
         has_tails = Kind.TAIL in self.store.unit_bytes
-        used = set(map(int, plan.tail)) if has_tails and self.compute.is_new(batch) else set[int]()
+        used = set(map(int, plan.tail)) if has_tails and self.ordered.is_new(batch) else set[int]()
         before = {index: self.store.unit(Kind.TAIL, index).clone() for index in used}
-        hidden = self.compute.in_order(batch)
+        hidden = self.ordered.in_order(batch)
         if hidden is None:
             for index, contents in before.items():
                 self.store.unit(Kind.TAIL, index).copy_(contents)

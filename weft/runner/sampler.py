@@ -50,11 +50,10 @@ def adjust(
 
 def ban(logits: Float[Tensor, "rows vocab"], masks: Masks, operations: Operations) -> Float[Tensor, "rows vocab"]:
     """Return logits with minus infinity for every token that a row's mask does not allow."""
-    allowed = operations.unpack_bits(masks.allowed, logits.shape[-1])
     if len(masks.row) == len(logits):
-        return torch.where(allowed, logits, -torch.inf)
+        return operations.restrict(logits, masks.allowed)
     row = masks.row.long()
-    return logits.index_copy(0, row, torch.where(allowed, logits[row], -torch.inf))
+    return logits.index_copy(0, row, operations.restrict(logits[row], masks.allowed))
 
 
 def penalise(

@@ -171,7 +171,7 @@ BY_REASON = {
     "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
     "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens on the grid that had to be computed, by reason"),
 }
-DRAFTERS = ("suffix", "prediction", "grammar", "mtp", "model")
+DRAFTERS = ("suffix", "prediction", "grammar", "habit", "mtp", "model")
 # Why a sequence does not draft.
 NOT_DRAFTED = ("request",)
 # metric: help, label, {value of the label: name in the stats}

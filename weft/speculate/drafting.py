@@ -11,26 +11,23 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.grammar import Grammar
+from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
 from weft.speculate.costs import LearnedCosts, StepCosts
+from weft.speculate.habits import Habits, SharedHabits
+from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
-PRIORS = {"prediction": 0.8, "grammar": 0.99, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
+PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
 LONG_MATCH = 8
 # Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
-# Weight of the past in the acceptance of a row and of all rows.
-MEMORY = 0.98
-MEMORY_OF_ALL = 0.998
-# How many verified drafts an assumed prior counts for, and at most what all rows have learned: a row that believed its
-# first few drafts would have too many or too few of them, by luck.
-PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 # Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
@@ -48,68 +45,14 @@ TRIALS = 0.0025
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
 
-class Acceptance:
-    """Measured acceptance of one kind of drafts, by their place in the row. `prior` is assumed before any was verified.
-
-    With an `overall` acceptance, of all sequences, that one is the prior.
-    """
-
-    def __init__(self, prior: float, overall: Acceptance | None = None, memory: float = MEMORY) -> None:
-        self._prior = prior
-        self._overall = overall
-        self._memory = memory
-        # By place: drafts that were accepted and refused where all before them were accepted. The prior counts for
-        # some, and the past fades.
-        self._accepted: list[float] = []
-        self._refused: list[float] = []
-        # Of the places that were verified, computed in advance: steps wait for proposals, not for what is learned.
-        self._worth: tuple[float, ...] = ()
-
-    def rate(self, place: int) -> float:
-        """Return the probability that the draft at a place is accepted if all before it are."""
-        if place < len(self._accepted):
-            return self._accepted[place] / (self._accepted[place] + self._refused[place])
-        if self._overall is not None:
-            return self._overall.rate(place)
-        # Places that were never verified are as good as the last one that was.
-        return self.rate(len(self._accepted) - 1) if self._accepted else self._prior
-
-    def _prior_weight(self, place: int) -> float:
-        all_ = self._overall
-        if all_ is None or place >= len(all_._accepted):
-            return PRIOR_WEIGHT
-        return min(OVERALL_WEIGHT, all_._accepted[place] + all_._refused[place])
-
-    def worth(self, count: int) -> tuple[float, ...]:
-        """Return for each of `count` drafts the probability that it and all before it are accepted."""
-        found = self._worth[:count]
-        if len(found) < count:
-            value = found[-1] if found else 1.0
-            rates = (self.rate(place) for place in range(len(found), count))
-            found += tuple(accumulate(rates, mul, initial=value))[1:]
-        return found
-
-    def note(self, drafts: int, accepted: int) -> None:
-        """Record a verified row. Drafts after the first refused one say nothing."""
-        seen = min(drafts, accepted + 1)
-        for place in range(len(self._accepted), seen):
-            prior, weight = self.rate(place), self._prior_weight(place)
-            self._accepted.append(weight * prior)
-            self._refused.append(weight * (1 - prior))
-        for place in range(seen):
-            self._accepted[place] = self._memory * self._accepted[place] + (place < accepted)
-            self._refused[place] = self._memory * self._refused[place] + (place == accepted)
-        counted = zip(self._accepted, self._refused, strict=True)
-        self._worth = tuple(accumulate((right / (right + wrong) for right, wrong in counted), mul))
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
 
     A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`. With
     drafts in flight, `early` are the guesses before the row's own, which it has instead where those are refused.
-    `landing` returns tokens that only the device has so far: until they are needed, `tokens` are zeros.
+    `landing` returns tokens that only the device has so far: until they are needed, `tokens` are zeros. `sources` say
+    what each draft comes from, in a grammar; elsewhere all are of the same `kind`.
     """
 
     drafter: str
@@ -118,12 +61,24 @@ class Proposal:
     worth: tuple[float, ...]
     early: tuple[int, ...] = ()
     landing: Callable[[], tuple[int, ...]] | None = None
+    sources: tuple[str, ...] = ()
+
+    @property
+    def drafters(self) -> list[str]:
+        """Return the drafter of each token."""
+        if self.sources:
+            return [DRAFTER_OF.get(source, "habit") for source in self.sources]
+        return [self.drafter] * len(self.tokens)
+
+    @property
+    def begins_with_habit(self) -> bool:
+        return bool(self.sources) and self.sources[0] not in DRAFTER_OF
 
     def first(self, count: int) -> Proposal:
         """Return the first drafts of the proposal."""
         if count == len(self.worth):
             return self
-        return replace(self, tokens=self.tokens[:count], worth=self.worth[:count])
+        return replace(self, tokens=self.tokens[:count], worth=self.worth[:count], sources=self.sources[:count])
 
     def with_tokens(self, tokens: Sequence[int]) -> Proposal:
         """Return the proposal with its tokens, which may be fewer than were asked for."""
@@ -143,8 +98,8 @@ class Proposal:
         If drafts are refused, the row starts earlier in the same text: a guess at what was replaced, not inserted.
         """
         skipped = drafts + 1
-        early = self.tokens[1:skipped]
-        return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], early=early)
+        early, sources = self.tokens[1:skipped], self.sources[skipped:]
+        return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], early=early, sources=sources)
 
     def moved(self, refused: int) -> Proposal:
         """Return the drafts of a row that starts earlier by as many tokens as were refused."""
@@ -184,9 +139,14 @@ class SequenceDrafts:
         suffixes: bool = True,
         overall: dict[str, Acceptance] | None = None,
         model: str | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.most = most
         self.salt = salt
+        self._grammar = grammar
+        self._prompt_length = len(prompt)
+        # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
+        self._habits = Habits() if suffixes and grammar is not None and model is None else None
         # The drafter that decodes where texts have no long match.
         self._model = model
         self._own = OwnText(prompt) if suffixes else None
@@ -217,10 +177,51 @@ class SequenceDrafts:
             return None
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
 
-    def spell(self, forced: Sequence[int], most: int) -> Proposal | None:
-        """Return tokens that a grammar forces as drafts. The model may still spell the same text otherwise."""
-        tokens = tuple(forced[: min(most, self.most)])
-        return self._proposal("grammar", "grammar", Match(0, tokens)) if most > 0 and tokens else None
+    def spell(
+        self, ahead: LookAhead, answer: list[int], most: int, guesses: int, shared: SharedTexts, habits: SharedHabits
+    ) -> Proposal | None:
+        """Return drafts of a row that follows a grammar, or None: what it forces, and guesses where it leaves a choice.
+
+        Up to `guesses` are made by habit. Where a model decodes, its drafts are returned if nothing is forced.
+        """
+        most = min(most, self.most)
+        text: Proposal | None = None
+        asked = False
+
+        def guess(before: list[int]) -> Guess | None:
+            nonlocal text, asked, guesses
+            if not asked:
+                asked, text = True, self.propose(answer, most, shared)
+            found = _continued(text, before, ahead)
+            if guesses < 1 or self._habits is None or not answer:
+                return found
+            habit = self._habit(ahead, answer, before, habits)
+            if habit is not None and (found is None or self._rate(habit.source) > self._rate(found.source)):
+                guesses -= 1
+                return habit
+            return found
+
+        tokens, sources, worth = spelled(ahead, most, guess, self._rate)
+        if tokens:
+            return Proposal("grammar", "grammar", tokens, worth, sources=sources)
+        return text if text is not None and not text.tokens else None
+
+    def _habit(self, ahead: LookAhead, answer: list[int], before: list[int], habits: SharedHabits) -> Guess | None:
+        """Return what followed the last tokens of the answer, and of the drafts `before`, when they came before."""
+        assert self._habits is not None
+        self._habits.extend(answer)
+        place = len(before)
+        recent = before[-2:] if place > 1 else [*answer[place - 2 :], *before]
+        return self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows)
+
+    def _rate(self, source: str) -> float:
+        return self._acceptance_of(source).rate(0)
+
+    def share_habits(self, tokens: NDArray[np.int32], habits: SharedHabits) -> None:
+        """Keep the habits of a finished sequence, whose text is given, for others of its salt and grammar."""
+        if self._habits is not None:
+            self._habits.extend(tokens[self._prompt_length :].tolist())
+            habits.add(self.salt, self._grammar, self._habits)
 
     def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:
         """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""
@@ -243,7 +244,7 @@ class SequenceDrafts:
 
     def _acceptance_of(self, kind: str) -> Acceptance:
         if kind not in self._acceptance:
-            prior = PRIORS.get(kind, 0.5)
+            prior = SOURCES.get(kind, PRIORS.get(kind, 0.5))
             overall = self._overall.setdefault(kind, Acceptance(prior, memory=MEMORY_OF_ALL))
             self._acceptance[kind] = Acceptance(prior, overall)
         return self._acceptance[kind]
@@ -262,6 +263,9 @@ class SequenceDrafts:
         If not, a row's guesses are right only if all these are, and one more. After a row whose guesses were wrong, the
         next one needs a single right guess: the only token of that row.
         """
+        if proposal.sources:
+            # What a grammar allows depends on every token: no row follows drafts in flight.
+            return sum(proposal.worth), 0.0
         count = len(proposal.tokens)
         worth = self._acceptance_of(proposal.kind).worth(count + 1)
         right, continued = sum(worth[:count]), worth[count]
@@ -281,8 +285,13 @@ class SequenceDrafts:
 
     def learn(self, proposal: Proposal, accepted: int) -> None:
         """Learn from a verified row, for this sequence and for all."""
-        self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
-        self._overall[proposal.kind].note(len(proposal.tokens), accepted)
+        # Each source of drafts in a grammar has one acceptance, wherever it is in the row.
+        for place, source in enumerate(proposal.sources[: accepted + 1]):
+            self._acceptance_of(source).note(1, int(place < accepted))
+            self._overall[source].note(1, int(place < accepted))
+        if not proposal.sources:
+            self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
+            self._overall[proposal.kind].note(len(proposal.tokens), accepted)
 
     def pause(self) -> int:
         """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
@@ -311,6 +320,7 @@ class Drafting:
         self.shares = shares
         self.costs: StepCosts = LearnedCosts() if costs is None else costs
         self.shared = SharedTexts()
+        self.habits = SharedHabits()
         self.counts = DraftCounts()
         self.overall: dict[str, Acceptance] = {}
         # By the rows of a step: the numbers of drafts that fill a size that the device pads steps to, the largest last.
@@ -323,18 +333,30 @@ class Drafting:
         self._trials = 0.0
 
     def begin(
-        self, prompt: NDArray[np.int32], salt: bytes, most: int | None, prediction: NDArray[np.int32] | None
+        self,
+        prompt: NDArray[np.int32],
+        salt: bytes,
+        most: int | None,
+        prediction: NDArray[np.int32] | None,
+        grammar: Grammar | None = None,
     ) -> SequenceDrafts | None:
         """Return the drafting of a new sequence; None if it has none. `most` is the request's own bound."""
         bound = self.most if most is None else min(most, self.most)
         if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model)
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
 
-    def ended(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
-        """Keep the text of a finished sequence for others with its salt."""
+    def ended(self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None) -> None:
+        """Keep the text of a finished sequence, and its habits, for others with its salt."""
         if self.suffixes and self.shares:
             self.shared.add(salt, tokens)
+            if drafts is not None:
+                drafts.share_habits(tokens, self.habits)
+
+    def flush(self) -> None:
+        """Drop all that is kept of finished sequences."""
+        self.shared.clear()
+        self.habits.clear()
 
     def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
         """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all.
@@ -404,10 +426,19 @@ class Drafting:
 
     def learn(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
         """Count the drafts of a verified row, and learn from them."""
-        for place in range(1, len(proposal.tokens) + 1):
-            self.counts.proposed[proposal.drafter, place] += 1
-            self.counts.accepted[proposal.drafter, place] += place <= accepted
+        for place, drafter in enumerate(proposal.drafters, 1):
+            self.counts.proposed[drafter, place] += 1
+            self.counts.accepted[drafter, place] += place <= accepted
         drafts.learn(proposal, accepted)
+
+
+def _continued(text: Proposal | None, before: list[int], ahead: LookAhead) -> Guess | None:
+    """Return the next token of a text that the drafts `before` have followed so far, if it is allowed."""
+    place = len(before)
+    if text is None or place >= len(text.tokens) or text.tokens[:place] != tuple(before):
+        return None
+    token = text.tokens[place]
+    return Guess(token, SOURCE_OF.get(text.kind, text.kind)) if ahead.allows(token) else None
 
 
 def _lengths(proposals: Sequence[Proposal], count: int, least: float) -> list[int]:

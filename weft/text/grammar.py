@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import lru_cache
 from threading import Lock
 from time import thread_time
 from typing import Any, NamedTuple
@@ -38,8 +39,8 @@ MAX_LARK_CHARACTERS = 128 << 10
 MAX_TERMINAL_DEPTH = 32
 # Whitespace between two parts of JSON: enough to indent, and bounded for models that would write nothing else.
 MAX_INDENTATION = 32
-# Compiled grammars kept for later requests.
-MAX_COMPILED = 32
+# Compiled grammars kept for later requests; forced texts whose tokens are kept, and the most characters of one.
+MAX_COMPILED, MOST_SPELLED, LONGEST_SPELLED = 32, 4096, 64
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
 # longer, and all other answers wait for them.
 LOOK_AHEAD_SECONDS = 0.01
@@ -149,9 +150,10 @@ class Guide:
         self._vocab_size = vocab_size
         self._field = field
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
+        self._not_stops = ~self._stops
         self.ended = False
-        # The last look ahead: tokens, and what may come after them as far as it got.
-        self._ahead: tuple[tuple[int, ...], list[_Look]] = ((), [])
+        # The last look ahead: tokens, and what may come after each of them.
+        self._ahead: tuple[list[int], list[_Look]] = ([], [])
         self._look_seconds = 0.0
         self._seconds_left = ANSWER_SECONDS
         self.mask = self._look()
@@ -160,7 +162,7 @@ class Guide:
         """Advance by a token. Raises `RequestError` at a dead end."""
         began = thread_time()
         tokens, looks = self._ahead
-        self._ahead = ((), [])
+        self._ahead = ([], [])
         if _has(self._stops, token):
             self.ended = True
             return
@@ -168,7 +170,7 @@ class Guide:
             raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
         if looks and tokens[0] == token:
             # A draft that was accepted: what may come next was found when it was proposed.
-            self._ahead = tokens[1 : len(looks)], looks[1:]
+            self._ahead = tokens[1:], looks[1:]
             self.mask, self.ended, self._look_seconds = looks[0]
         else:
             self.mask = self._look()
@@ -177,43 +179,23 @@ class Guide:
         if self._seconds_left < 0 and not self.ended:
             raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
 
-    def forced(self) -> list[int]:
-        """Return tokens that spell what must come next; none if there is a choice. The position stays."""
-        found: list[int] = []
-        for token in self._matcher.deep_copy().compute_ff_tokens():
-            if token >= self._vocab_size or _has(self._stops, token):
-                break
-            found.append(token)
-        return found
+    def look_ahead(self) -> Ahead:
+        """Return a position that looks ahead of the answer, from here. What it finds is kept for `take`."""
+        return Ahead(self)
 
     def masks_along(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
         """Return the masks after each of further tokens, as far as the answer may go on and time allows.
 
         The position stays. Asked again for the same tokens or the first of them, it returns the same masks.
         """
-        asked, looks = self._ahead
-        if not tokens or asked[: len(tokens)] != tuple(tokens):
-            asked, looks = self._ahead = tuple(tokens), self._walk(tokens)
+        found, looks = self._ahead
+        if not tokens or tuple(found[: len(tokens)]) != tuple(tokens):
+            ahead = self.look_ahead()
+            for token in tokens:
+                if not ahead.allows(token) or not ahead.take(token):
+                    break
+            looks = self._ahead[1]
         return [look.mask for look in looks[: len(tokens)]]
-
-    def _walk(self, tokens: Sequence[int]) -> list[_Look]:
-        # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
-        ahead = copy(self)
-        ahead._matcher = self._matcher.deep_copy()
-        looks: list[_Look] = []
-        end = thread_time() + LOOK_AHEAD_SECONDS
-        for token in tokens:
-            if ahead.ended or _has(self._stops, token) or not _has(ahead.mask, token):
-                break
-            # The next mask takes about as long as the last one did.
-            if thread_time() + ahead._look_seconds > end:
-                break
-            try:
-                ahead.take(token)
-            except InvalidField:
-                break
-            looks.append(_Look(ahead.mask, ahead.ended, ahead._look_seconds))
-        return looks
 
     def _look(self) -> NDArray[np.int32]:
         found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
@@ -223,7 +205,7 @@ class Guide:
         # The end is a token of its own, after the model's vocabulary.
         if self._vocab_size % 32:
             mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
-        mask &= ~self._stops
+        mask &= self._not_stops
         may_end = self._matcher.is_accepting()
         self.ended = not mask.any()
         if self.ended and not may_end:
@@ -231,6 +213,64 @@ class Guide:
         if may_end:
             mask |= self._stops
         return mask
+
+
+class Ahead:
+    """A position that looks ahead of an answer. All it takes is at most `LOOK_AHEAD_SECONDS` of processor time."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide = guide
+        # What the last look ahead found. The copy of the guide is made where more is needed.
+        self._known = guide._ahead
+        self._copy: Guide | None = None
+        self._end = thread_time() + LOOK_AHEAD_SECONDS
+        self._tokens: list[int] = []
+        self._looks: list[_Look] = []
+        self._at = _Look(guide.mask, guide.ended, guide._look_seconds)
+        guide._ahead = self._tokens, self._looks
+
+    def forced(self) -> int | None:
+        """Return the only token that may come next; None if there is a choice, or if the answer ends here."""
+        mask = self._at.mask
+        if self._at.ended or np.count_nonzero(mask) != 1:
+            return None
+        place = int(np.flatnonzero(mask)[0])
+        word = int(mask[place]) & 0xFFFFFFFF
+        return None if word & (word - 1) else 32 * place + word.bit_length() - 1
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next and does not end the answer."""
+        return not self._at.ended and not _has(self._guide._stops, token) and _has(self._at.mask, token)
+
+    def take(self, token: int) -> bool:
+        """Advance by an allowed token, unless finding what may follow it takes too long. Return whether it did."""
+        look = self._look(token)
+        if look is None:
+            return False
+        self._tokens.append(token)
+        self._looks.append(look)
+        self._at = look
+        return True
+
+    def _look(self, token: int) -> _Look | None:
+        place = len(self._tokens)
+        tokens, looks = self._known
+        if self._copy is None and place < len(tokens) and tokens[place] == token:
+            return looks[place]
+        # The next mask takes about as long as the last one did.
+        if thread_time() + self._at.seconds > self._end:
+            return None
+        if self._copy is None:
+            # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
+            self._copy = copy(self._guide)
+            self._copy._matcher = self._guide._matcher.deep_copy()
+            self._copy._matcher.consume_tokens(self._tokens)
+            self._copy._ahead = ([], [])
+        try:
+            self._copy.take(token)
+        except InvalidField:
+            return None
+        return _Look(self._copy.mask, self._copy.ended, self._copy._look_seconds)
 
 
 def _mask_of(tokens: list[int], vocab_size: int) -> NDArray[np.int32]:
@@ -262,9 +302,12 @@ class _Words:
         self.eos_token_id = vocab_size
         self.bos_token_id = None
         self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, special=False)
+        # The library asks for the tokens of what is forced at each of its positions, in every answer.
+        self._known = lru_cache(MOST_SPELLED)(self._encode)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode(errors="replace"))
+        text = text if isinstance(text, str) else text.decode(errors="replace")
+        return (self._known if len(text) <= LONGEST_SPELLED else self._encode)(text)
 
 
 # input ----------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from weft.kernels.plain.sampling import digest
@@ -22,9 +22,9 @@ __all__ = [
     "for_sampling",
     "likeliest",
     "read_board",
+    "restrict",
     "score",
     "take_likeliest",
-    "unpack_bits",
 ]
 
 # Rows per chunk of sampling and scoring, so that temporaries stay in the cache.
@@ -66,10 +66,10 @@ def read_board(
     return torch.where(from_board != 0, board[seat].to(known.dtype), known)
 
 
-def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
-    # 20 times as fast as PyTorch.
-    bits = np.unpackbits(packed.numpy(), axis=-1, count=count, bitorder="little")
-    return torch.from_numpy(bits.view(np.bool_))
+def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]) -> Float[Tensor, "n vocab"]:
+    # 20 times as fast as PyTorch, which would also start its threads for a few rows: those then keep the cores of ours.
+    bits = np.unpackbits(allowed.numpy(), axis=-1, count=logits.shape[-1], bitorder="little")
+    return torch.from_numpy(np.where(bits.view(np.bool_), logits.numpy(), np.float32(-np.inf)))
 
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:

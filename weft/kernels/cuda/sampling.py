@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 import triton.language as tl
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from weft.kernels.cuda.launching import jit, named, power_of_two
@@ -16,7 +16,7 @@ from weft.kernels.cuda.sampling_draw import draw
 from weft.kernels.cuda.sampling_scores import score
 from weft.kernels.plain.sampling import digest
 
-__all__ = ["digest", "draw", "for_sampling", "likeliest", "read_board", "score", "take_likeliest", "unpack_bits"]
+__all__ = ["digest", "draw", "for_sampling", "likeliest", "read_board", "restrict", "score", "take_likeliest"]
 
 # Tokens of a program that looks for the maximum.
 LIKELIEST_CHUNK = 8192
@@ -29,9 +29,10 @@ def for_sampling(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows voc
     return logits
 
 
-def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
-    weight = (2 ** torch.arange(8, device=packed.device)).to(torch.uint8)
-    return ((packed[:, :, None] & weight) != 0).flatten(1)[:, :count]
+def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]) -> Float[Tensor, "n vocab"]:
+    weight = (2 ** torch.arange(8, device=allowed.device)).to(torch.uint8)
+    bits = ((allowed[:, :, None] & weight) != 0).flatten(1)[:, : logits.shape[-1]]
+    return torch.where(bits, logits, -torch.inf)
 
 
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:

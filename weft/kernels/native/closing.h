@@ -6,7 +6,7 @@
 namespace weft {
 
 // Lines of a state that are summed together, so that a value is loaded once for all of them.
-constexpr int LINES = 8;
+constexpr long LINES = 8;
 
 // state'[line][column] = through * state[line][column] + sum of since[token] * key[token][line] * value[token][column]
 // where a `Decay` says what `through` and `since` are.
@@ -46,6 +46,7 @@ struct LineDecays {
     }
 };
 
+#if !defined(__aarch64__)
 template <int COUNT, int VECTORS>
 inline void add_tile(float* behind, long stride, const float (*weights)[LINES], const float* values, long tokens,
                      long size, long count) {
@@ -60,6 +61,7 @@ inline void add_tile(float* behind, long stride, const float (*weights)[LINES], 
     for (int line = 0; line < COUNT; line++)
         for (int v = 0; v < VECTORS; v++) store(behind + line * stride + v * LANES, totals[line][v], count);
 }
+#endif
 
 template <int COUNT, class Decay>
 inline void close_lines(const Closing& work, const Decay& decay, long line) {

@@ -5,6 +5,9 @@
 
 #include "pool.h"
 #include "vector.h"
+#if defined(__aarch64__)
+#include "tails_arm.h"
+#endif
 
 namespace weft {
 
@@ -77,8 +80,14 @@ inline void scale(float* values, long size, float factor) {
     for (long i = 0; i < size; i += LANES) store(values + i, load(values + i) * factor);
 }
 
+#if !defined(__aarch64__)
+// A weight as what lines are multiplied with.
+using Factor = Vector;
+
+inline Factor factor(float weight) { return all(weight); }
+
 template <int SUMS, int ROWS>
-inline void add_lanes(float* const (&sums)[SUMS], const Vector (&factors)[SUMS][ROWS], const float* matrix, long stride,
+inline void add_lanes(float* const (&sums)[SUMS], const Factor (&factors)[SUMS][ROWS], const float* matrix, long stride,
                       long column, long count) {
     Vector totals[SUMS];
     for (int s = 0; s < SUMS; s++) totals[s] = load(sums[s] + column);
@@ -87,32 +96,6 @@ inline void add_lanes(float* const (&sums)[SUMS], const Vector (&factors)[SUMS][
         for (int s = 0; s < SUMS; s++) totals[s] += factors[s][row] * value;
     }
     for (int s = 0; s < SUMS; s++) store(sums[s] + column, totals[s]);
-}
-
-// Row `first` and those `apart` from it.
-template <int SUMS, int ROWS>
-inline void add_some(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
-                     long first, long apart, long columns) {
-    Vector factors[SUMS][ROWS];
-    for (int s = 0; s < SUMS; s++)
-        for (int row = 0; row < ROWS; row++) factors[s][row] = all(weights[s][first + row * apart]);
-    matrix += first * stride;
-    stride *= apart;
-    long column = 0;
-    for (; column + LANES <= columns; column += LANES)
-        add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, LANES);
-    if (column < columns) add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, columns - column);
-}
-
-// sums[s][c] += weights[s][row] * matrix[row][c] for all `rows`. The sums have room for whole vectors.
-template <int SUMS>
-inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
-                     long rows, long columns) {
-    long apart = rows / TOGETHER;
-    for (long row = 0; row < apart; row++)
-        add_some<SUMS, TOGETHER>(sums, weights, matrix, stride, row, apart, columns);
-    for (long row = apart * TOGETHER; row < rows; row++)
-        add_some<SUMS, 1>(sums, weights, matrix, stride, row, 1, columns);
 }
 
 // The products of queries with a row, before the sum over lanes.
@@ -147,6 +130,33 @@ inline void multiply_rows(float* const (&products)[QUERIES], const float* const 
         multiply_row(totals, queries, matrix + first * size, size);
         for (int q = 0; q < QUERIES; q++) products[q][first] = sum(totals[q]);
     }
+}
+#endif
+
+// Row `first` and those `apart` from it.
+template <int SUMS, int ROWS>
+inline void add_some(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
+                     long first, long apart, long columns) {
+    Factor factors[SUMS][ROWS];
+    for (int s = 0; s < SUMS; s++)
+        for (int row = 0; row < ROWS; row++) factors[s][row] = factor(weights[s][first + row * apart]);
+    matrix += first * stride;
+    stride *= apart;
+    long column = 0;
+    for (; column + LANES <= columns; column += LANES)
+        add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, LANES);
+    if (column < columns) add_lanes<SUMS, ROWS>(sums, factors, matrix, stride, column, columns - column);
+}
+
+// sums[s][c] += weights[s][row] * matrix[row][c] for all `rows`. The sums have room for whole vectors.
+template <int SUMS>
+inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[SUMS], const float* matrix, long stride,
+                     long rows, long columns) {
+    long apart = rows / TOGETHER;
+    for (long row = 0; row < apart; row++)
+        add_some<SUMS, TOGETHER>(sums, weights, matrix, stride, row, apart, columns);
+    for (long row = apart * TOGETHER; row < rows; row++)
+        add_some<SUMS, 1>(sums, weights, matrix, stride, row, 1, columns);
 }
 
 // since[i] = e^(total - decay of token i): what remains of the contribution of each of a cell's first tokens.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from weft.kernels.sampling import Draws
@@ -38,9 +38,10 @@ def read_board(
     return torch.where(from_board != 0, board[seat].to(known.dtype), known)
 
 
-def unpack_bits(packed: UInt8[Tensor, "masked bytes"], count: int) -> Bool[Tensor, "masked count"]:
-    weight = (2 ** torch.arange(8, device=packed.device)).to(torch.uint8)
-    return ((packed[:, :, None] & weight) != 0).flatten(1)[:, :count]
+def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]) -> Float[Tensor, "n vocab"]:
+    weight = (2 ** torch.arange(8, device=allowed.device)).to(torch.uint8)
+    bits = ((allowed[:, :, None] & weight) != 0).flatten(1)[:, : logits.shape[-1]]
+    return torch.where(bits, logits, -torch.inf)
 
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:

@@ -1,0 +1,95 @@
+"""Guesses where a grammar leaves a choice: what followed the last two tokens, or the last one, when they came before.
+
+Between the tokens that a grammar forces, few choices are left: spaces, line breaks, separators, one of some values. An
+answer makes them as it made them before, and as earlier answers of the same grammar did. So an agreement of one or two
+tokens is enough for a guess, where free text needs several.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+
+from weft.speculate.spelling import Guess
+
+# What is kept of finished answers: entries of all salts and grammars together, and of one salt and grammar.
+MOST_SHARED = 1 << 16
+MOST_OF_ONE = 1 << 13
+# What followed a key the last time, and the time before.
+Followers = tuple[int, int | None]
+# Sources of guesses by what agrees, the best first. With "again", the last two times were the same.
+_ORDER = (("own pair", True), ("other pair", True), ("own token", False), ("other token", False))
+
+
+class Habits:
+    """What followed each pair of tokens and each single token of one answer: two entries for each token."""
+
+    def __init__(self) -> None:
+        self.followers: dict[int, Followers] = {}
+        self._noted = 0
+
+    def extend(self, answer: Sequence[int]) -> None:
+        """Add the tokens by which the answer, given in full, has grown."""
+        for place in range(max(1, self._noted), len(answer)):
+            token, last = answer[place], answer[place - 1]
+            self._note(last, token)
+            if place > 1:
+                self._note(pair_of(answer[place - 2], last), token)
+        self._noted = len(answer)
+
+    def _note(self, key: int, token: int) -> None:
+        before = self.followers.get(key)
+        self.followers[key] = token, None if before is None else before[0]
+
+    def guess(
+        self, others: dict[int, Followers] | None, recent: Sequence[int], allows: Callable[[int], bool]
+    ) -> Guess | None:
+        """Return what followed the last tokens before, if it may come next; `others` are habits of earlier answers."""
+        single = recent[-1]
+        pair = pair_of(*recent[-2:]) if len(recent) > 1 else None
+        for kind, is_pair in _ORDER:
+            known, key = self.followers if kind.startswith("own") else others, pair if is_pair else single
+            found = None if known is None or key is None else known.get(key)
+            if found is None:
+                continue
+            last, before = found
+            if allows(last):
+                return Guess(last, f"{kind} again" if last == before else kind)
+            if before is not None and allows(before):
+                return Guess(before, kind)
+        return None
+
+
+class SharedHabits:
+    """Habits of finished answers, for later ones of the same salt and grammar only. Bounded, oldest out first."""
+
+    def __init__(self, most: int = MOST_SHARED, most_of_one: int = MOST_OF_ONE) -> None:
+        self._most, self._most_of_one = most, most_of_one
+        self._of: OrderedDict[tuple[bytes, Hashable], dict[int, Followers]] = OrderedDict()
+        self.entries = 0
+
+    def add(self, salt: bytes, grammar: Hashable, own: Habits) -> None:
+        """Keep the habits of a finished answer. They are the last ones; those before are what others did last."""
+        kept = self._of.setdefault((salt, grammar), {})
+        self._of.move_to_end((salt, grammar))
+        self.entries -= len(kept)
+        for key, (last, before) in own.followers.items():
+            earlier = kept.pop(key, None)
+            kept[key] = last, before if before is not None or earlier is None else earlier[0]
+        for key in list(kept)[: max(0, len(kept) - self._most_of_one)]:
+            del kept[key]
+        self.entries += len(kept)
+        while self.entries > self._most:
+            self.entries -= len(self._of.popitem(last=False)[1])
+
+    def of(self, salt: bytes, grammar: Hashable) -> dict[int, Followers] | None:
+        return self._of.get((salt, grammar))
+
+    def clear(self) -> None:
+        self._of.clear()
+        self.entries = 0
+
+
+def pair_of(first: int, second: int) -> int:
+    """Return the key of two tokens, which is that of no other pair and of no single token."""
+    return (first + 1) << 32 | second

@@ -1,0 +1,83 @@
+"""Drafts of a row that follows a grammar: what is forced, a guess at the next choice, what is forced after it, and on.
+
+Each draft of such a row may come from something else, so each source has its own acceptance, whatever its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+# Sources of drafts, and the acceptance that is assumed before any was verified.
+SOURCES = {
+    "forced": 0.99,
+    "predicted": 0.8,
+    "long match": 0.8,
+    "match": 0.4,
+    "own pair": 0.6,
+    "own pair again": 0.85,
+    "other pair": 0.4,
+    "other pair again": 0.55,
+    "own token": 0.5,
+    "own token again": 0.7,
+    "other token": 0.35,
+    "other token again": 0.4,
+}
+# The source of drafts from a text, by their kind where there is no grammar.
+SOURCE_OF = {"prediction": "predicted", "long suffix": "long match", "suffix": "match"}
+# The drafter of each source, if it is not a habit.
+DRAFTER_OF = {"forced": "grammar", "predicted": "prediction", "long match": "suffix", "match": "suffix"}
+# Drafts that are less likely than this are not looked at.
+LEAST_WORTH = 0.1
+
+
+class LookAhead(Protocol):
+    """A position ahead of an answer that follows a grammar: at first the answer's own."""
+
+    def forced(self) -> int | None:
+        """Return the only token that may come next; None if there is a choice, or if the answer ends here."""
+        ...
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next and does not end the answer."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Advance by an allowed token, unless finding what may follow it takes too long. Return whether it did."""
+        ...
+
+
+class Guess(NamedTuple):
+    token: int
+    source: str
+
+
+class Spelled(NamedTuple):
+    """Drafts, what each of them comes from, and the probability that it and all before it are accepted."""
+
+    tokens: tuple[int, ...]
+    sources: tuple[str, ...]
+    worth: tuple[float, ...]
+
+
+def spelled(
+    ahead: LookAhead, most: int, guess: Callable[[list[int]], Guess | None], rate: Callable[[str], float]
+) -> Spelled:
+    """Return up to `most` drafts: forced tokens, and between them what `guess` returns after the drafts before.
+
+    The model may spell what is forced otherwise. Drafts end where nothing is known, or where they are unlikely.
+    """
+    tokens: list[int] = []
+    sources: list[str] = []
+    worth: list[float] = []
+    likely = 1.0
+    while len(tokens) < most and likely >= LEAST_WORTH:
+        token = ahead.forced()
+        found = guess(tokens) if token is None else Guess(token, "forced")
+        if found is None or not ahead.take(found.token):
+            break
+        likely *= rate(found.source)
+        tokens.append(found.token)
+        sources.append(found.source)
+        worth.append(likely)
+    return Spelled(tuple(tokens), tuple(sources), tuple(worth))
