@@ -11,11 +11,11 @@ import torch
 from tests import tiny_model
 from tests.mtp_oracle import checkpoint
 from weft import LLM, SamplingParams, exact_costs, loading
-from weft.base.errors import InvalidOption, OptionError
+from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
 from weft.exact_costs import Cost
 from weft.kernels import choosing
-from weft.memory.capacity import least_bytes
+from weft.memory.capacity import least_bytes, longest_alone
 from weft.speculate import drafting
 from weft.speculate.costs import FreeDrafts
 
@@ -104,6 +104,36 @@ def test_memory_that_is_too_small_for_drafts_turns_them_off_unless_they_were_ask
         assert len(llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
     with pytest.raises(OptionError, match="this model needs at least"):
         open_llm(draft="suffix", memory=least)
+
+
+def test_drafts_take_no_memory_from_the_length_that_was_asked_for() -> None:
+    open_llm = partial(LLM, **tiny_model.OPTIONS, threads=1, max_sequences=1, progress=False)
+    with open_llm(draft="off", memory="16MiB") as llm:
+        spec = llm.engine.ledger.spec
+    memory = least_bytes(spec)
+    while longest_alone(spec, memory) < 4096:
+        memory += 4096
+    with open_llm(memory=memory, max_length=4096) as llm:
+        assert (llm.config.draft, llm.config.max_length) == ("off", 4096)
+    with open_llm(memory=memory, max_length=64) as llm:
+        assert llm.config.draft == "suffix"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), ModelError("does not fit")])
+def test_a_head_without_memory_gives_way_to_suffixes_unless_it_was_asked_for(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(options: Options, *parts: object) -> None:
+        if options.draft == "mtp":
+            raise error
+
+    monkeypatch.setattr(loading, "load_drafter", load)
+    monkeypatch.setattr(loading, "chosen_draft", lambda *_: ("mtp", "there is a head"))
+    open_llm = partial(LLM, **tiny_model.OPTIONS, threads=1, progress=False)
+    with open_llm() as llm:
+        assert llm.config.draft == "suffix"
+    with pytest.raises(type(error)):
+        open_llm(draft="mtp")
 
 
 def test_an_error_names_the_least_memory_without_drafts() -> None:

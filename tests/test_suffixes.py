@@ -266,3 +266,10 @@ def test_an_engine_without_a_cache_keeps_no_text() -> None:
         drafting = Drafting(4, shares=shares)
         drafting.ended(b"", ints([1, 2, 3, 4, 5, 6, 7]))
         assert drafting.shared.tokens == kept
+
+
+def test_a_row_that_its_model_has_lost_continues_with_short_matches():
+    drafts, shared = SequenceDrafts(ints([1, 2, 3, 4, 9, 8, 1]), b"", 4, model="mtp"), SharedTexts()
+    assert drafts.propose([2, 3], 4, shared).drafter == "mtp"
+    drafts.leave_model()
+    assert drafts.propose([2, 3], 4, shared).tokens[:2] == (4, 9)

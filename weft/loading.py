@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,8 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 log = logging.getLogger("weft")
 
 _logged: set[str] = set()
+# What `--draft auto` tries if there is no memory for what it means.
+GIVING_WAY = {"mtp": ("mtp", "suffix", "off"), "suffix": ("suffix", "off"), "off": ("off",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,13 +229,13 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     chosen = choose(device, dtype, model.memories, exact=exact)
-    drafter = load_drafter(options, tokenizer, model, chosen, device, progress)
-    sized_with = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress)
-    sized = sized_with(chosen, drafter, options)
-    if given.draft == "auto" and not has_room(sized.options, sized.facts):
-        log.info("draft: off: memory is too small for drafts")
-        sized = sized_with(sized.chosen, None, replace(sized.options, draft="off"))
-    chosen, options, spec, draft, facts = sized
+    room_for = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress, chosen)
+
+    def size_with(options: Options) -> Sized:
+        return room_for(load_drafter(options, tokenizer, model, chosen, device, progress), options)
+
+    drafts = GIVING_WAY[options.draft] if given.draft == "auto" else (options.draft,)
+    chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     report_choices(device, chosen)
     engine_config, reasons = resolve(options, facts)
     if options.exact:
@@ -352,6 +355,21 @@ def size(
     draft = None if drafter is None else loaded_draft(drafter, chosen, device, draft_room)
     facts = facts_of(spec, config, device, room, None if draft is None else draft.spec, ranks)
     return Sized(chosen, options, spec, draft, facts)
+
+
+def first_that_fits(attempts: Sequence[Options], size_with: Callable[[Options], Sized]) -> Sized:
+    """Return the first of these engines for which there is memory, or else the last one."""
+    for options in attempts[:-1]:
+        try:
+            sized = size_with(options)
+        except (torch.OutOfMemoryError, ModelError) as error:
+            log.info("draft: not %s: %s", options.draft, error)
+            continue
+        if has_room(sized.options, sized.facts):
+            return sized
+        log.info("draft: not %s: memory is too small", options.draft)
+        del sized
+    return size_with(attempts[-1])
 
 
 def tried(

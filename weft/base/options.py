@@ -330,8 +330,9 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
 
 
 def has_room(options: Options, facts: SizingFacts) -> bool:
-    """Return whether a short sequence can run in the memory of an engine with these options."""
-    return _memory(options, facts, {}) >= facts.least_bytes
+    """Return whether a sequence of the length that was asked for, or else a short one, can run in the memory."""
+    memory, length = _memory(options, facts, {}), length_limit(options.max_length)
+    return memory >= facts.least_bytes and (length is None or facts.longest(memory) >= length)
 
 
 def _memory(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:

@@ -117,6 +117,9 @@ class DraftHead(DraftModel):
         self.hidden.drop(seats[there], start[there])
         return np.where(there, np.minimum(self.hidden.end[seats], known), start)
 
+    def has_lost(self, seat: int) -> bool:
+        return bool(self._lost[seat])
+
     def begin(
         self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
     ) -> Guesses | None:

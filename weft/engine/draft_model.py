@@ -129,6 +129,10 @@ class DraftModel:
         self.launched(rows)
         return found
 
+    def has_lost(self, seat: int) -> bool:
+        """Return whether this row can have no guesses any more."""
+        return False
+
     def verified(self, seat: int, drafter: str, accepted: int) -> None:
         """Take note of how many drafts of a seat were right."""
         if drafter == self.name:

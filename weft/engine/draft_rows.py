@@ -244,6 +244,8 @@ class DraftRows:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
+        if self.model is not None and self.model.has_lost(seat):
+            sequence.drafting.leave_model()
         # One token is sampled after the last draft.
         most, constraint = left - 1, sequence.constraint
         if self.sampling.penalised[seat]:

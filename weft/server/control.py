@@ -93,6 +93,7 @@ async def server_info(front: Front, request: Request) -> Response:
             "max_length": info.max_length,
             "max_sequences": info.max_sequences,
             "exact": info.settings["exact"],
+            "draft": info.settings["draft"],
             # Of a fleet, each replica has its own, in the stats.
             **({} if "replicas" in stats else {"role": info.settings.get("role", "both")}),
             "memory_bytes": info.memory_bytes,

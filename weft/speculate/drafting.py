@@ -158,6 +158,10 @@ class SequenceDrafts:
         # By kind: rows of which all drafts were right, since the last one with a wrong draft.
         self._streaks: dict[str, int] = {}
 
+    def leave_model(self) -> None:
+        """Guess without the drafter that decodes: it cannot follow this sequence."""
+        self._model = None
+
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
 

@@ -279,12 +279,17 @@ class RecordedSteps:
             # Libraries choose their algorithms here, not while recording.
             step()
             torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                output = step()
-            # The largest tensor of many steps. It is read before the next step is launched, whatever its size.
-            logits = None if output.logits is None else borrowed(output.logits)
-            self._recorded[size] = graph.replay, replace(output, logits=logits)
+            self._recorded[size] = record(step, pool)
+
+
+def record(step: Callable[[], StepOutput], pool: Any) -> tuple[Callable[[], None], StepOutput]:
+    """Return what repeats a step, and its outputs. Steps that are recorded next reuse the memory of its logits."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        output = step()
+    # The largest tensor of many steps. It is read before the next step is launched, whatever its size.
+    logits = None if output.logits is None else borrowed(output.logits)
+    return graph.replay, replace(output, logits=logits)
 
 
 def borrowed(tensor: Tensor) -> Tensor:
