@@ -10,7 +10,7 @@ import pytest
 
 from weft.base.grammar import Grammar
 from weft.speculate.drafting import Drafting
-from weft.speculate.habits import Habits, SharedHabits
+from weft.speculate.habits import MOST_OF_ONE, Habits, SharedHabits
 from weft.speculate.spelling import SOURCES, Guess, spelled
 
 GRAMMAR = Grammar("regex", "[a-h]*")
@@ -136,6 +136,13 @@ def test_every_token_of_an_answer_is_noted_once() -> None:
         habits.extend(answer)
     assert len(noted) == 2 * 50 - 3
     assert len(habits.followers) <= 2 * 7
+
+
+def test_a_long_answer_has_no_more_habits_and_keeps_those_of_its_beginning() -> None:
+    habits = Habits()
+    habits.extend([1, 2, *range(10, 10 + MOST_OF_ONE), 1, 3])
+    assert len(habits.followers) == MOST_OF_ONE
+    assert habits.followers[1] == (3, 2)
 
 
 def test_each_source_of_drafts_has_its_own_acceptance() -> None:

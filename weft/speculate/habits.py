@@ -12,9 +12,9 @@ from collections.abc import Callable, Hashable, Sequence
 
 from weft.speculate.spelling import Guess
 
-# What is kept of finished answers: entries of all salts and grammars together, and of one salt and grammar.
-MOST_SHARED = 1 << 16
+# Entries of an answer, of finished answers of one salt and grammar, and of all of those together.
 MOST_OF_ONE = 1 << 13
+MOST_SHARED = 1 << 16
 # What followed a key the last time, and the time before.
 Followers = tuple[int, int | None]
 # Sources of guesses by what agrees, the best first. With "again", the last two times were the same.
@@ -22,7 +22,10 @@ _ORDER = (("own pair", True), ("other pair", True), ("own token", False), ("othe
 
 
 class Habits:
-    """What followed each pair of tokens and each single token of one answer: two entries for each token."""
+    """What followed each pair of tokens and each single token of one answer: two entries for each token at most.
+
+    The first ones stay: a long answer is mostly free text, whose pairs do not come again.
+    """
 
     def __init__(self) -> None:
         self.followers: dict[int, Followers] = {}
@@ -39,7 +42,8 @@ class Habits:
 
     def _note(self, key: int, token: int) -> None:
         before = self.followers.get(key)
-        self.followers[key] = token, None if before is None else before[0]
+        if before is not None or len(self.followers) < MOST_OF_ONE:
+            self.followers[key] = token, None if before is None else before[0]
 
     def guess(
         self, others: dict[int, Followers] | None, recent: Sequence[int], allows: Callable[[int], bool]
