@@ -10,7 +10,7 @@ import pytest
 
 from weft.base.grammar import Grammar
 from weft.speculate.drafting import Drafting
-from weft.speculate.habits import Habits, SharedHabits
+from weft.speculate.habits import MOST_NOTED, MOST_OF_ONE, Habits, SharedHabits, key_of
 from weft.speculate.spelling import SOURCES, Guess, spelled
 
 GRAMMAR = Grammar("regex", "[a-h]*")
@@ -56,19 +56,20 @@ def expected(own: list[int], others: list[list[int]], allows: Callable[[int], bo
 @pytest.mark.parametrize("seed", range(20))
 def test_a_habit_is_what_followed_the_last_tokens_before(seed: int) -> None:
     random = Random(seed)
-    shared, others = SharedHabits(), []
+    key = key_of(b"salt", GRAMMAR)
+    shared, others = SharedHabits(), list[list[int]]()
     for _ in range(4):
         own, answer = Habits(), [random.randrange(5)]
         while len(answer) < 40:
             allowed = {random.randrange(5) for _ in range(3)}
             if random.random() < 0.7:
                 own.extend(answer)
-                guess = own.guess(shared.of(b"salt", GRAMMAR), answer[-2:], allowed.__contains__)
+                guess = own.guess(shared.of(key), answer[-2:], allowed.__contains__)
                 assert guess == expected(answer, others, allowed.__contains__)
                 assert guess is None or guess.source in SOURCES
             answer.append(random.randrange(5) if random.random() < 0.3 else answer[-3:][0] ^ 1)
         own.extend(answer)
-        shared.add(b"salt", GRAMMAR, own)
+        shared.add(key, own)
         others.append(answer)
 
 
@@ -105,20 +106,46 @@ def test_habits_are_dropped_with_the_cache_and_not_kept_without_one() -> None:
 
 def test_habits_are_bounded_and_the_oldest_go_first() -> None:
     shared = SharedHabits(most=24, most_of_one=10)
-    for number in range(5):
+    keys = [bytes([number]) for number in range(5)]
+    for key in keys:
         for part in range(3):
             own = Habits()
             own.extend([100 * part + token for token in range(8)])
-            shared.add(b"salt", number, own)
+            shared.add(key, own)
             assert shared.entries <= 24
-            assert len(shared.of(b"salt", number) or ()) <= 10
-    assert [number for number in range(5) if shared.of(b"salt", number)] == [3, 4]
-    kept = shared.of(b"salt", 4) or {}
+            assert len(shared.of(key) or ()) <= 10
+    assert [key for key in keys if shared.of(key)] == keys[3:]
+    kept = shared.of(keys[4]) or {}
     assert 206 in kept, "the last answer's"
     assert 6 not in kept, "the first one's"
     shared.clear()
     assert shared.entries == 0
-    assert shared.of(b"salt", 4) is None
+    assert shared.of(keys[4]) is None
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_short_answers_to_many_grammars_are_bounded_too(length: int) -> None:
+    shared = SharedHabits(most=24)
+    for number in range(200):
+        own = Habits()
+        own.extend(list(range(length)))
+        shared.add(key_of(b"salt", Grammar("regex", f"a{{{number}}}")), own)
+    kept = sum(shared.of(key_of(b"salt", Grammar("regex", f"a{{{number}}}"))) is not None for number in range(200))
+    # Of one token nothing follows; of two, one entry and the key.
+    assert kept == (0, 0, 12, 6)[length]
+    assert shared.entries <= 24
+
+
+def test_keys_tell_salts_and_grammars_apart() -> None:
+    grammars = [
+        Grammar("regex", "b"),
+        Grammar("choice", "b"),
+        Grammar("regex", "b", "c"),
+        Grammar("regex", "b", "None"),
+    ]
+    keys = {key_of(salt, grammar) for salt in (b"", b"a", b"ab", b"regex") for grammar in grammars}
+    assert len(keys) == 16
+    assert {len(key) for key in keys} == {16}
 
 
 def test_every_token_of_an_answer_is_noted_once() -> None:
@@ -136,6 +163,24 @@ def test_every_token_of_an_answer_is_noted_once() -> None:
         habits.extend(answer)
     assert len(noted) == 2 * 50 - 3
     assert len(habits.followers) <= 2 * 7
+
+
+def test_an_answer_that_was_never_asked_for_guesses_is_noted_from_near_its_end() -> None:
+    habits = Habits()
+    habits.extend([1, 2, *range(10, 10 + 2 * MOST_NOTED), 7, 8])
+    assert len(habits.followers) == 2 * MOST_NOTED
+    assert 1 not in habits.followers
+    assert habits.followers[7] == (8, None)
+
+
+def test_a_long_answer_has_no_more_habits_and_keeps_those_of_its_beginning() -> None:
+    habits = Habits()
+    answer: list[int] = []
+    for token in [1, 2, *range(10, 10 + MOST_OF_ONE), 1, 3]:
+        answer.append(token)
+        habits.extend(answer)
+    assert len(habits.followers) == MOST_OF_ONE
+    assert habits.followers[1] == (3, 2)
 
 
 def test_each_source_of_drafts_has_its_own_acceptance() -> None:

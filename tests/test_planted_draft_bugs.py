@@ -32,7 +32,8 @@ from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
-from weft.speculate.habits import SharedHabits
+from weft.speculate import drafting
+from weft.speculate.habits import key_of
 from weft.speculate.suffix import SharedTexts
 from weft.text.grammar import Guide
 
@@ -371,16 +372,12 @@ def a_row_that_follows_is_left_without_drafts(patch: Patch) -> None:
 
 @plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
 def a_habit_of_another_salt_is_a_guess(patch: Patch) -> None:
-    add, of = SharedHabits.add, SharedHabits.of
-    patch.setattr(SharedHabits, "add", lambda self, salt, grammar, own: add(self, b"", grammar, own))
-    patch.setattr(SharedHabits, "of", lambda self, salt, grammar: of(self, b"", grammar))
+    patch.setattr(drafting, "key_of", lambda salt, grammar: key_of(b"", grammar))
 
 
 @plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
 def a_habit_of_another_grammar_is_a_guess(patch: Patch) -> None:
-    add, of = SharedHabits.add, SharedHabits.of
-    patch.setattr(SharedHabits, "add", lambda self, salt, grammar, own: add(self, salt, None, own))
-    patch.setattr(SharedHabits, "of", lambda self, salt, grammar: of(self, salt, None))
+    patch.setattr(drafting, "key_of", lambda salt, grammar: key_of(salt, REGEX))
 
 
 @plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)

@@ -27,7 +27,8 @@ MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
 # Questions without any guess after which a row is asked half as often, and the most steps between two of them.
 FRUITLESS, RAREST_QUESTION = 8, 4
-# Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows there are none.
+# Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
+# there are none.
 MOST_GUESSES = 32
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
@@ -218,9 +219,10 @@ class DraftRows:
     def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
         """Return what each row proposes for the step after its last landing."""
         offered = {}
+        guesses = MOST_GUESSES // max(1, sum(row.sequence.constraint is not None for row in rows.values()))
         for seat, row in rows.items():
             ahead = row.flying + 1 if row.follows and row.flying is not None and self.model is None else 0
-            proposal = self._propose(seat, row.sequence, row.left, ahead, MOST_GUESSES // len(rows))
+            proposal = self._propose(seat, row.sequence, row.left, ahead, guesses)
             if proposal is not None and row.flying is not None and (proposal.tokens or self.model is None):
                 proposal = proposal.later(row.flying)
             if proposal is not None and proposal.worth and row.sequence.drafting is not None:

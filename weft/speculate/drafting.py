@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from weft.base.grammar import Grammar
 from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
 from weft.speculate.costs import LearnedCosts, StepCosts
-from weft.speculate.habits import Habits, SharedHabits
+from weft.speculate.habits import Habits, SharedHabits, key_of
 from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 
@@ -143,10 +143,11 @@ class SequenceDrafts:
     ) -> None:
         self.most = most
         self.salt = salt
-        self._grammar = grammar
         self._prompt_length = len(prompt)
         # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
-        self._habits = Habits() if suffixes and grammar is not None and model is None else None
+        self._habits: Habits | None = None
+        if suffixes and grammar is not None and model is None:
+            self._habits, self._form = Habits(), key_of(salt, grammar)
         # The drafter that decodes where texts have no long match.
         self._model = model
         self._own = OwnText(prompt) if suffixes else None
@@ -216,7 +217,7 @@ class SequenceDrafts:
         self._habits.extend(answer)
         place = len(before)
         recent = before[-2:] if place > 1 else [*answer[place - 2 :], *before]
-        return self._habits.guess(habits.of(self.salt, self._grammar), recent, ahead.allows)
+        return self._habits.guess(habits.of(self._form), recent, ahead.allows)
 
     def _rate(self, source: str) -> float:
         return self._acceptance_of(source).rate(0)
@@ -225,7 +226,7 @@ class SequenceDrafts:
         """Keep the habits of a finished sequence, whose text is given, for others of its salt and grammar."""
         if self._habits is not None:
             self._habits.extend(tokens[self._prompt_length :].tolist())
-            habits.add(self.salt, self._grammar, self._habits)
+            habits.add(self._form, self._habits)
 
     def _match(self, answer: list[int], most: int, shared: SharedTexts) -> Match | None:
         """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""

@@ -8,13 +8,17 @@ tokens is enough for a guess, where free text needs several.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
 
+from weft.base.grammar import Grammar
 from weft.speculate.spelling import Guess
 
-# What is kept of finished answers: entries of all salts and grammars together, and of one salt and grammar.
-MOST_SHARED = 1 << 16
+# Tokens of an answer that are noted at once: the last ones, if more have not been noted yet.
+MOST_NOTED = 1 << 11
+# Entries of an answer, of finished answers of one salt and grammar, and of all of those together.
 MOST_OF_ONE = 1 << 13
+MOST_SHARED = 1 << 16
 # What followed a key the last time, and the time before.
 Followers = tuple[int, int | None]
 # Sources of guesses by what agrees, the best first. With "again", the last two times were the same.
@@ -22,15 +26,18 @@ _ORDER = (("own pair", True), ("other pair", True), ("own token", False), ("othe
 
 
 class Habits:
-    """What followed each pair of tokens and each single token of one answer: two entries for each token."""
+    """What followed each pair of tokens and each single token of one answer: two entries for each token at most.
+
+    The first ones stay: a long answer is mostly free text, whose pairs do not come again.
+    """
 
     def __init__(self) -> None:
         self.followers: dict[int, Followers] = {}
         self._noted = 0
 
     def extend(self, answer: Sequence[int]) -> None:
-        """Add the tokens by which the answer, given in full, has grown."""
-        for place in range(max(1, self._noted), len(answer)):
+        """Add the tokens by which the answer, given in full, has grown: the last `MOST_NOTED` of them."""
+        for place in range(max(1, self._noted, len(answer) - MOST_NOTED), len(answer)):
             token, last = answer[place], answer[place - 1]
             self._note(last, token)
             if place > 1:
@@ -39,7 +46,8 @@ class Habits:
 
     def _note(self, key: int, token: int) -> None:
         before = self.followers.get(key)
-        self.followers[key] = token, None if before is None else before[0]
+        if before is not None or len(self.followers) < MOST_OF_ONE:
+            self.followers[key] = token, None if before is None else before[0]
 
     def guess(
         self, others: dict[int, Followers] | None, recent: Sequence[int], allows: Callable[[int], bool]
@@ -61,33 +69,47 @@ class Habits:
 
 
 class SharedHabits:
-    """Habits of finished answers, for later ones of the same salt and grammar only. Bounded, oldest out first."""
+    """Habits of finished answers by `key_of`: for later ones of the same salt and grammar only.
+
+    Bounded, oldest out first. A key counts as an entry.
+    """
 
     def __init__(self, most: int = MOST_SHARED, most_of_one: int = MOST_OF_ONE) -> None:
         self._most, self._most_of_one = most, most_of_one
-        self._of: OrderedDict[tuple[bytes, Hashable], dict[int, Followers]] = OrderedDict()
+        self._of: OrderedDict[bytes, dict[int, Followers]] = OrderedDict()
         self.entries = 0
 
-    def add(self, salt: bytes, grammar: Hashable, own: Habits) -> None:
+    def add(self, key: bytes, own: Habits) -> None:
         """Keep the habits of a finished answer. They are the last ones; those before are what others did last."""
-        kept = self._of.setdefault((salt, grammar), {})
-        self._of.move_to_end((salt, grammar))
+        if not own.followers:
+            return
+        if key not in self._of:
+            self._of[key] = {}
+            self.entries += 1
+        kept = self._of[key]
+        self._of.move_to_end(key)
         self.entries -= len(kept)
-        for key, (last, before) in own.followers.items():
-            earlier = kept.pop(key, None)
-            kept[key] = last, before if before is not None or earlier is None else earlier[0]
-        for key in list(kept)[: max(0, len(kept) - self._most_of_one)]:
-            del kept[key]
+        for tokens, (last, before) in own.followers.items():
+            earlier = kept.pop(tokens, None)
+            kept[tokens] = last, before if before is not None or earlier is None else earlier[0]
+        for tokens in list(kept)[: max(0, len(kept) - self._most_of_one)]:
+            del kept[tokens]
         self.entries += len(kept)
         while self.entries > self._most:
-            self.entries -= len(self._of.popitem(last=False)[1])
+            self.entries -= 1 + len(self._of.popitem(last=False)[1])
 
-    def of(self, salt: bytes, grammar: Hashable) -> dict[int, Followers] | None:
-        return self._of.get((salt, grammar))
+    def of(self, key: bytes) -> dict[int, Followers] | None:
+        return self._of.get(key)
 
     def clear(self) -> None:
         self._of.clear()
         self.entries = 0
+
+
+def key_of(salt: bytes, grammar: Grammar) -> bytes:
+    """Return a digest of a salt and a grammar: a grammar may be long, and its habits stay when it is forgotten."""
+    parts = (salt, grammar.kind, grammar.text, grammar.source)
+    return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 def pair_of(first: int, second: int) -> int:
