@@ -51,10 +51,8 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states, and from how many rows on a program reads several blocks. Tails are weighed by
-# one warp for each key head.
-SHORT = GatedDeltaLaunch(64, 4, 1)
-MANY_ROWS, MANY_BLOCKS = 128, 2
+# How rows of a few tokens read states: few rows in more programs, which fill the multiprocessors.
+SHORT, SHORT_MANY, MANY_ROWS = GatedDeltaLaunch(64, 4, 3), GatedDeltaLaunch(128, 4, 3), 128
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -92,7 +90,8 @@ def gated_delta(
         room = short_room(batch.cell, view.tail["u"].shape[1])
         all_short = batch.longest <= min(new, room - batch.cell + 1)
         if new:
-            launch_short(inputs, batch, view, y, new, SHORT, all_short)
+            many = batch.rows - batch.decodes >= MANY_ROWS
+            launch_short(inputs, batch, view, y, new, SHORT_MANY if many else SHORT, all_short)
         if not all_short:
             launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
@@ -179,7 +178,7 @@ def launch_short(
     tokens = named(q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0))
     found = named(weights=weights, systems=systems, factors=factors)
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
-    overlap = early(inputs.v, rows <= FEW_ROWS + 1)
+    overlap = early(inputs.v)
     room = short_room(batch.cell, shared["RING"])
     constants = {**shared, "ROOM": room, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
     weigh_short[(inputs.k.shape[1], rows)](
@@ -191,12 +190,10 @@ def launch_short(
         found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
-    blocks = MANY_BLOCKS if alone and rows >= MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
-    read_short[(-(-value_dim // (values * blocks)), heads, rows)](
+    read_short[(-(-value_dim // values), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone,
-        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
+        **constants, VALUE_DIM=value_dim, VALUES=values, STAGES=choice.stages, ALONE=alone,
+        num_warps=choice.warps, maxnreg=choice.registers,
     )  # fmt: skip
 
 

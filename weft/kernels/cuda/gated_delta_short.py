@@ -22,6 +22,8 @@ from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
 NEW = 8
+# Keys of a state that are read at a time, and columns that are closed at a time.
+AT_ONCE, CLOSED_VALUES = tl.constexpr(32), tl.constexpr(64)
 
 
 @triton.jit
@@ -153,94 +155,76 @@ def read_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    BLOCKS: tl.constexpr, STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (BLOCKS blocks of value columns, value head, row of several tokens). If it runs ALONE, other rows are
-    padding."""
+    """Program (block of value columns, value head, row of several tokens). If it runs ALONE, other rows are padding.
+
+    Tokens are older than the kernel before it, the weights, so only these are waited for, when the state has been read.
+    """
     head, own = tl.program_id(1), tl.program_id(2)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
-    first_value = tl.program_id(0) * (VALUES * BLOCKS)
+    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    real_value = value < VALUE_DIM
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-        line, other = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        column, line, other = tl.arange(0, BLOCK), tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        for_key, of_line, length = line < NEW, line % NEW, at.end - at.start
+        real_line, token = of_line < length, (at.first + of_line).to(tl.int64)
         state += head * (KEY_DIM * VALUE_DIM)
         tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
         is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        if BLOCKS == 1:
-            # Loading the state takes longest, so it is issued first.
-            value = first_value + tl.arange(0, VALUES)
-            memory, corrected = load_older(
-                state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
-            )
+        is_u = is_tail[:, None] & real_value[None, :]
+        corrected = tl.load(tail_u + ring[:, None] * VALUE_DIM + value[None, :], is_u, 0.0)
+        value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
+        is_value = (for_key & real_line)[:, None] & real_value[None, :]
+        values = tl.load(value_at, is_value, 0.0)
+        line_at = tl.where(for_key, k + token * token_stride, q + token * token_stride) + key_head * KEY_DIM
+        found = tl.zeros([2 * NEW, VALUES], tl.float32)
+        for low in tl.range(0, KEYS, min(AT_ONCE, KEYS), num_stages=STAGES):
+            lane = low + tl.arange(0, min(AT_ONCE, KEYS))
+            real_key = lane < KEY_DIM
+            inside = lane[:, None] * VALUE_DIM + value[None, :]
+            memory = load_state(state, state_stride, at, inside, real_key[:, None] & real_value[None, :], CELL)
+            both = tl.load(line_at[:, None] + lane[None, :], real_line[:, None] & real_key[None, :], 0.0)
+            found = tl.dot(both, memory.to(both.dtype), found, input_precision=PRECISION)
 
-        # Then issue all loads of this step, before anything waits for them.
         wait(EARLY)
-        for_key, of_line = line < NEW, line % NEW
-        real_line, token = of_line < at.end - at.start, (at.first + of_line).to(tl.int64)
-        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
         place = (own * heads + head).to(tl.int64)
-        factor, rate = load_factors(factors, place, line, NEW)
+        factor_at = factors + place * (4 * NEW) + line
+        factor, rate = tl.load(factor_at, real_line, 0.0), tl.load(factor_at + 2 * NEW, real_line, 0.0)
+        is_weight = real_line[:, None] & is_tail[None, :]
         weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-        weighed = tl.load(weight_at, real_line[:, None] & is_tail[None, :], 0.0)
-        system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
-        for block in tl.range(0, BLOCKS, num_stages=STAGES):
-            value = first_value + block * VALUES + tl.arange(0, VALUES)
-            if BLOCKS > 1:
-                memory, corrected = load_older(
-                    state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
-                )
-            real_value = value < VALUE_DIM
-            value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
-            is_value = (for_key & real_line)[:, None] & real_value[None, :]
-            values = tl.load(value_at, is_value, 0.0).to(tl.float32)
-            found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
-            found = tl.dot(weighed, corrected, found, input_precision=PRECISION)
-            found = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
-            lines = tl.dot(system, found, input_precision=PRECISION)
-            y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
-            is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
-            tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
-            u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
-            tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
-        if at.offset + at.end - at.start >= CELL:
+        weighed = tl.load(weight_at, is_weight, 0.0)
+        is_system = real_line[:, None] & (other % NEW < length)[None, :]
+        system_at = systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :]
+        system = tl.load(system_at, is_system, 0.0)
+        # A tensor that goes from memory to a matmul only is waited for where it is loaded: what is known to be zero is
+        # set to zero again here, so that the state is asked for before the tail has come.
+        corrected = tl.where(is_u, corrected, 0.0)
+        found = tl.dot(weighed, corrected, found * factor[:, None], input_precision=PRECISION)
+        found = tl.where(for_key[:, None], rate[:, None] * (values.to(tl.float32) - found), found)
+        lines = tl.dot(system, found, input_precision=PRECISION)
+        y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
+        is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
+        tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
+        u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
+        tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
+        if at.offset + length >= CELL:
             slot = tl.load(piece_slot + tl.load(first_piece + own))
             if slot >= 0:
                 # Other threads of this program wrote what these read.
                 tl.debug_barrier()
-                for block in range(BLOCKS):
+                for part in range(0, VALUES, min(CLOSED_VALUES, VALUES)):
                     close_short(
                         state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
                         tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
-                        first_value + block * VALUES + tl.arange(0, VALUES),
+                        tl.program_id(0) * VALUES + part + tl.arange(0, min(CLOSED_VALUES, VALUES)),
                         CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
                     )  # fmt: skip
     else:
         wait(EARLY)
         if ALONE:
             # Padding has finite outputs.
-            value = first_value + tl.arange(0, VALUES * BLOCKS)
             for number in range(at.end - at.start):
                 y_at = y + ((at.first + number).to(tl.int64) * heads + head) * VALUE_DIM + value
-                tl.store(y_at, tl.zeros([VALUES * BLOCKS], y.dtype.element_ty), value < VALUE_DIM)
-
-
-@triton.jit
-def load_older(
-    state, state_stride, tail_u, at, is_tail, ring, lane, value,
-    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-):  # fmt: skip
-    """Load some columns of a head's state at the start of the cell, and of u in the tail."""
-    real_value = value < VALUE_DIM
-    inside = lane[:, None] * VALUE_DIM + value[None, :]
-    real = (lane < KEY_DIM)[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, inside, real, CELL)
-    corrected_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
-    return memory, tl.load(corrected_at, is_tail[:, None] & real_value[None, :], 0.0)
-
-
-@triton.jit
-def load_factors(factors, place, line, NEW: tl.constexpr):
-    factor_at = factors + place * (4 * NEW) + line
-    return tl.load(factor_at), tl.load(factor_at + 2 * NEW)
+                tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), real_value)
