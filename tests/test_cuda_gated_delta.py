@@ -117,9 +117,7 @@ def test_padding_beside_rows_of_drafts_has_outputs_of_zero(monkeypatch):
 @pytest.mark.parametrize(("dtype", "many"), [(torch.float32, False), (torch.float16, False), (torch.float32, True)])
 def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype, many):
     if many:
-        # As with many rows, where a program reads several blocks.
         monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", 0)
-        monkeypatch.setattr(cuda_gated_delta, "SHORT", cuda_gated_delta.SHORT._replace(values=16))
     launched, launch = [], cuda_gated_delta.launch_short
     monkeypatch.setattr(cuda_gated_delta, "launch_short", lambda *call: launched.append(call[4]) or launch(*call))
     rig = make_rig([90, 75, 66, 12], (1, 16, 2, 32 if many else 16), dtype, cell=64, decay=0.05, room=7)

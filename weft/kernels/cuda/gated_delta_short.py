@@ -15,14 +15,14 @@ import triton.language as tl
 from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
-from weft.kernels.cuda.gated_delta_decode import CLOSED
+from weft.kernels.cuda.gated_delta_decode import CLOSED, load_keys
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
 NEW = 8
-# Keys of a state that are read at a time, and columns that are closed at a time.
+# Keys of a state that are read at a time, and columns of one that are closed at a time.
 AT_ONCE, CLOSED_VALUES = tl.constexpr(32), tl.constexpr(64)
 
 
@@ -43,6 +43,81 @@ def load_both(q, k, token_stride, at, key_head, KEY_DIM: tl.constexpr, KEYS: tl.
     return tl.load(line_at[:, None] + lane[None, :], real, 0.0)
 
 
+@triton.jit
+def weigh_tile(
+    q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+    tail_k, decays, keys, totals, before, at, key_head, own,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Do what `weigh_short` does for a row of at most TILE tokens, with all value heads of a key head at once."""
+    lane, shared, line, new = tl.arange(0, KEYS), tl.arange(0, HEADS), tl.arange(0, 2 * TILE), tl.arange(0, 2 * TILE)
+    length, real_key = at.end - at.start, lane < KEY_DIM
+    is_head, head = shared < SHARED, key_head * SHARED + shared
+    for_key, of_line, real_new = line < TILE, line % TILE, new < length
+    real_line = of_line < length
+    # Where lines stand among those of NEW tokens.
+    line_at, new_at = line // TILE * NEW + of_line, new // TILE * NEW + new % TILE
+
+    # Issue all loads before anything waits for them.
+    both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, TILE)
+    gate_at = (at.first + new).to(tl.int64)[None, :] * gate_stride + head[:, None]
+    is_gate = is_head[:, None] & real_new[None, :]
+    raw_step, raw_strength = tl.load(step + gate_at, is_gate, 0.0), tl.load(strength + gate_at, is_gate, 0.0)
+    g, beta = gates(raw_step, raw_strength, head[:, None], is_head[:, None], rates, bias, PROJECTED, MOST)
+    g, beta = tl.where(is_gate, g, 0.0), tl.where(is_gate, beta, 0.0)
+
+    length_one = normalise(both)
+    scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
+    itself = of_line[:, None] == new[None, :]
+    new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
+    # Log decays since the start of the cell, of tokens as columns and as lines.
+    total = before[:, None] + tl.cumsum(g, 1)
+    line_total = tl.sum(tl.where(itself[None, :, :], total[:, None, :], 0.0), 2)
+    rate = tl.sum(tl.where(itself[None, :, :], beta[:, None, :], 0.0), 2)
+    place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
+    factor_at = factors + place[:, None] * (4 * NEW) + line_at[None, :]
+    is_factor = is_head[:, None] & real_line[None, :]
+    tl.store(factor_at, scale[None, :] * tl.exp(line_total), is_factor)
+    tl.store(factor_at + 2 * NEW, rate, is_factor)
+
+    weight_at = weights + place[:, None, None] * (2 * NEW * BLOCK) + line_at[None, :, None] * BLOCK
+    for low in tl.range(0, at.offset, CHUNK, num_stages=2):
+        column = low + tl.arange(0, CHUNK)
+        if CHUNK < BLOCK:
+            these, until = load_keys(tail_k, decays, at, column, lane, real_key, is_head, CELL, RING, KEY_DIM)
+        else:
+            these, until = keys, totals
+        weighed = tl.dot(both, tl.trans(these), input_precision=PRECISION) * scale[:, None]
+        weighed = weighed[None, :, :] * tl.exp(line_total[:, :, None] - until[:, None, :])
+        is_weight = is_factor[:, :, None] & (column < at.offset)[None, None, :]
+        tl.store(weight_at + column[None, None, :], weighed.to(weights.dtype.element_ty), is_weight)
+
+    alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
+    # A key's line misses earlier tokens, a query's line reads its own token as well.
+    seen = (new[None, :] < of_line[:, None]) | (itself & (line >= TILE)[:, None])
+    seen = (seen & real_line[:, None] & real_new[None, :])[None, :, :]
+    among = alike[None, :, :] * tl.exp(tl.where(seen, line_total[:, :, None] - total[:, None, :], float("-inf")))
+    among *= tl.where(for_key[None, :], -rate, 1.0)[:, :, None]
+    system = tl.where((line[:, None] == new[None, :])[None, :, :], 1.0, 0.0) + tl.zeros_like(among)
+    for token in range(length):
+        solved = tl.sum(tl.where((line == token)[None, :, None], system, 0.0), 1)
+        missed = tl.sum(tl.where((new == token)[None, None, :], among, 0.0), 2)
+        system += missed[:, :, None] * solved[:, None, :]
+    system_at = systems + place[:, None, None] * (4 * NEW * NEW) + line_at[None, :, None] * (2 * NEW)
+    is_system = is_factor[:, :, None] & (new % TILE < length)[None, None, :]
+    tl.store(system_at + new_at[None, None, :], system, is_system)
+
+    # Tokens after the end of the cell belong to the next one.
+    closed = tl.sum(tl.where((at.offset + new == CELL - 1)[None, :], total, 0.0), 1)
+    total = tl.where((at.offset + new < CELL)[None, :], total, total - closed[:, None])
+    tl.store(decays[:, None] + ((at.start + new) % RING)[None, :], total, is_gate)
+    new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
+    kept = (for_key & real_line)[:, None] & real_key[None, :]
+    tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
+
+
 @jit(**STEP)
 def weigh_short(
     q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
@@ -50,73 +125,43 @@ def weigh_short(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
-    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
+    CHUNK: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row of several tokens). Append keys and decays to the tail, and write, for each value head
 
-    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it and for other lines
+    weights[row, head]  weights of each u in the tail for keys and queries
     systems[row, head]  the matrix that maps what keys and queries find to u and outputs
     factors[row, head]  of keys and queries into the checkpoint, then rates of correction
+
+    All are undefined beyond the tail and for tokens that the row does not have. Half a tile costs a fifth less, and
+    most rows fit into one.
     """
     key_head, own = tl.program_id(0), tl.program_id(1)
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
+        lane, shared = tl.arange(0, KEYS), tl.arange(0, HEADS)
+        is_head = shared < SHARED
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
-        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-        keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+        decays = tail_decay + at.tail * tail_decay_stride + (key_head * SHARED + shared) * RING
+        keys, totals = None, None
+        if CHUNK == BLOCK:
+            column = tl.arange(0, CHUNK)
+            keys, totals = load_keys(tail_k, decays, at, column, lane, lane < KEY_DIM, is_head, CELL, RING, KEY_DIM)
+        before = decay_before(decays, at, is_head, RING)
         wait(EARLY)
-        line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
-        for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
-        real_line = of_line < at.end - at.start
-        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
-        length_one = normalise(both)
-        scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
-        itself = of_line[:, None] == new[None, :]
-        new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
-        weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
-        alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
-        # A key's line misses earlier tokens, a query's line reads its own token as well.
-        seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
-        seen = seen & real_line[:, None] & real_new[None, :]
-        for head in range(key_head * SHARED, key_head * SHARED + SHARED):
-            decays = tail_decay + at.tail * tail_decay_stride + head * RING
-            before = decay_before(decays, at, True, RING)
-            gate_at = (at.first + new).to(tl.int64) * gate_stride + head
-            raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
-            tail_total = tl.load(decays + ring, is_tail, 0.0)
-            g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
-            g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
-            # Log decays since the start of the cell, of tokens as columns and as lines.
-            total = before + tl.cumsum(g, 0)
-            line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
-            rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
-            place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
-            factor_at = factors + place * (4 * NEW) + line
-            tl.store(factor_at, scale * tl.exp(line_total))
-            tl.store(factor_at + 2 * NEW, rate)
-            since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
-            weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-            tl.store(weight_at, since.to(weights.dtype.element_ty), real_line[:, None] & is_tail[None, :])
-
-            among = alike * tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
-            among *= tl.where(for_key, -rate, 1.0)[:, None]
-            system = tl.where(line[:, None] == new[None, :], 1.0, 0.0)
-            for token in range(at.end - at.start):
-                solved = tl.sum(tl.where((line == token)[:, None], system, 0.0), 0)
-                missed = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
-                system += missed[:, None] * solved[None, :]
-            tl.store(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + new[None, :], system)
-
-            # Tokens after the end of the cell belong to the next one.
-            closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
-            total = tl.where(at.offset + new < CELL, total, total - closed)
-            tl.store(decays + (at.start + new) % RING, total, real_new)
-        new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
-        kept = (for_key & real_line)[:, None] & (lane < KEY_DIM)[None, :]
-        tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
+        if at.end - at.start <= NEW // 2:
+            weigh_tile(
+                q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+                tail_k, decays, keys, totals, before, at, key_head, own, CELL, RING, KEY_HEADS, SHARED, HEADS,
+                KEY_DIM, BLOCK, KEYS, NEW, NEW // 2, CHUNK, PROJECTED, MOST, PRECISION,
+            )  # fmt: skip
+        else:
+            weigh_tile(
+                q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+                tail_k, decays, keys, totals, before, at, key_head, own, CELL, RING, KEY_HEADS, SHARED, HEADS,
+                KEY_DIM, BLOCK, KEYS, NEW, NEW, CHUNK, PROJECTED, MOST, PRECISION,
+            )  # fmt: skip
     else:
         # No kernel ends before those that it follows.
         wait(EARLY)
@@ -126,7 +171,7 @@ def weigh_short(
 def close_short(
     state, state_stride, slot, at, tail_k, tail_u, decays, value,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the state at the end of a row's first cell, all of which is in the tail by now."""
     column, real_value = tl.arange(0, BLOCK), value < VALUE_DIM
@@ -135,15 +180,16 @@ def close_short(
     since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring, is_tail, 0.0), float("-inf")))
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     scaled = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0).to(tl.float32) * since[:, None]
-    for low in range(0, KEYS, min(CLOSED, KEYS)):
+    opened = tl.exp(total)
+    for low in tl.range(0, KEYS, min(CLOSED, KEYS), num_stages=STAGES):
         lane = low + tl.arange(0, min(CLOSED, KEYS))
         real_key = lane < KEY_DIM
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
-        memory = load_state(state, state_stride, at, inside, real, CELL) * tl.exp(total)
+        memory = load_state(state, state_stride, at, inside, real, CELL)
         k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
-        memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
+        memory = tl.dot(keys.to(tl.float32), scaled, memory * opened, input_precision=PRECISION)
         capture(state, state_stride, slot, inside, memory, real)
 
 
@@ -180,7 +226,7 @@ def read_short(
         values = tl.load(value_at, is_value, 0.0)
         line_at = tl.where(for_key, k + token * token_stride, q + token * token_stride) + key_head * KEY_DIM
         found = tl.zeros([2 * NEW, VALUES], tl.float32)
-        for low in tl.range(0, KEYS, min(AT_ONCE, KEYS), num_stages=STAGES):
+        for low in tl.range(0, KEYS, min(AT_ONCE, KEYS), num_stages=3):
             lane = low + tl.arange(0, min(AT_ONCE, KEYS))
             real_key = lane < KEY_DIM
             inside = lane[:, None] * VALUE_DIM + value[None, :]
@@ -219,7 +265,7 @@ def read_short(
                         state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
                         tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
                         tl.program_id(0) * VALUES + part + tl.arange(0, min(CLOSED_VALUES, VALUES)),
-                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
+                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, STAGES, PRECISION,
                     )  # fmt: skip
     else:
         wait(EARLY)
