@@ -52,7 +52,7 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# Rows of a few tokens: how they weigh tails, and how they read states, with the loads in flight where a state is closed.
+# Rows of a few tokens: how they read states, with the loads in flight where one is closed, and how they weigh tails.
 # Few rows take more programs for a state, which fill the multiprocessors. All give bitwise equal results.
 SHORT, SHORT_WEIGHING = GatedDeltaLaunch(64, 4, 1), Weighing(64, 2)
 MANY_ROWS, SHORT_MANY, SHORT_WEIGHING_MANY = 128, GatedDeltaLaunch(128, 4, 3), Weighing(16, 1, registers=128)
