@@ -153,6 +153,10 @@ class Script:
         return int(self.right[seat, (self.rows[seat] - 1) % SCRIPTED])
 
     def verify_drafts(self, tokens: Tensor, inputs: Tensor, rows: DraftSamples, board: Tensor, refused: Tensor) -> None:
+        if tokens.is_cuda:
+            scripted = import_module("benchmarks.scripted_drafts")
+            scripted.verify(tokens, rows, self.device_right, self.device_rows, board, refused)
+            return
         seat, has_drafts = rows.seat.long(), rows.count > 0
         right = torch.minimum(self.device_right[seat, self.device_rows[seat] % SCRIPTED], rows.count)
         board[seat] = torch.where(has_drafts, tokens[rows.sample + right].to(board.dtype), board[seat])

@@ -75,6 +75,7 @@ def causal_conv(
             short_kernel[(batch.rows - batch.decodes, -(-channels // SHORT_CHANNELS))](
                 given, window_of(view), rows_of(batch), pieces_of(batch),
                 WIDTH=width, SILU=activation, CHANNELS=SHORT_CHANNELS, LONGEST=batch.longest, num_warps=SHORT_WARPS,
+                **early(x),
             )  # fmt: skip
             return y
         # The first program of a row must hold all tokens that read inputs from before the row.
@@ -254,7 +255,7 @@ def load_all_taps(weight, channel, weight_channel, weight_tap, real, WIDTH: tl.c
 @triton.jit
 def load_four(x, before, token, high, x_stride, channel, real):
     """Load the inputs of four tokens, of those before `high`."""
-    d = load_new(x, before, token, x_stride, channel, real)
+    d = load_new(x, before, token, x_stride, channel, real & (token < high))
     e = load_new(x, before, token + 1, x_stride, channel, real & (token + 1 < high))
     f = load_new(x, before, token + 2, x_stride, channel, real & (token + 2 < high))
     g = load_new(x, before, token + 3, x_stride, channel, real & (token + 3 < high))
@@ -282,6 +283,7 @@ def short_kernel(
     state, state_stride, tail_conv, tail_conv_stride, row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     WIDTH: tl.constexpr, SILU: tl.constexpr, CHANNELS: tl.constexpr, LONGEST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (row, block of channels). Rows of up to LONGEST tokens fit into their tails; longer ones are padding."""
     row, channel = tl.program_id(0), tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -303,6 +305,9 @@ def short_kernel(
     c = load_earlier(earlier, at.start - 1, channel, channels, real, WIDTH)
     b = load_earlier(earlier, at.start - 2, channel, channels, real, WIDTH) if WIDTH >= 3 else c
     a = load_earlier(earlier, at.start - 3, channel, channels, real, WIDTH) if WIDTH >= 4 else c
+    wait(EARLY)
+    # Ask for the first inputs before anything waits for older ones.
+    d, e, f, g = load_four(x, before, 0, length, x_stride, channel, real)
     if slot >= 0:
         captured = state + slot.to(tl.int64) * state_stride + channel
         for place in tl.static_range(WIDTH - 1):
@@ -312,7 +317,7 @@ def short_kernel(
     # Everything that is needed of this tail has been read: new inputs may replace it.
     tl.debug_barrier()
     for token in range(0, length, 4):
-        four = load_four(x, before, token, length, x_stride, channel, real)
+        four = d, e, f, g
         emit_four(
             a, b, c, four, taps, offset, after, y, token, length, x_stride, channel, channels, real,
             WIDTH, bias is not None, SILU,
@@ -320,7 +325,8 @@ def short_kernel(
         for index in tl.static_range(4):
             kept = earlier.tail + ((at.start + token + index) % ring) * channels + channel
             tl.store(kept, four[index], mask=real & (token + index < length))
-        a, b, c = four[1], four[2], four[3]
+        a, b, c = e, f, g
+        d, e, f, g = load_four(x, before, token + 4, length, x_stride, channel, real)
     # Padding has finite outputs.
     for token in range(length, at.end - at.start):
         tl.store(y + tl.cast(token, tl.int64) * channels + channel, tl.zeros([CHANNELS], y.dtype.element_ty), mask=real)

@@ -40,6 +40,7 @@ class GatedDeltaLaunch(NamedTuple):
 class Weighing(NamedTuple):
     chunk: int  # tokens of a tail that are weighed at a time
     warps: int
+    registers: int | None = None
 
 
 DECODE = GatedDeltaLaunch(32, 1, 1)
@@ -51,10 +52,10 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# How rows of a few tokens read states, and from how many rows on a program reads several blocks. Tails are weighed by
-# one warp for each key head.
-SHORT = GatedDeltaLaunch(64, 4, 1)
-MANY_ROWS, MANY_BLOCKS = 128, 2
+# Rows of a few tokens: how they read states, with the loads in flight where one is closed, and how they weigh tails.
+# Few rows take more programs for a state, which fill the multiprocessors. All give bitwise equal results.
+SHORT, SHORT_WEIGHING = GatedDeltaLaunch(64, 4, 1), Weighing(64, 2)
+MANY_ROWS, SHORT_MANY, SHORT_WEIGHING_MANY = 128, GatedDeltaLaunch(128, 4, 3), Weighing(16, 1, registers=128)
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -92,7 +93,7 @@ def gated_delta(
         room = short_room(batch.cell, view.tail["u"].shape[1])
         all_short = batch.longest <= min(new, room - batch.cell + 1)
         if new:
-            launch_short(inputs, batch, view, y, new, SHORT, all_short)
+            launch_short(inputs, batch, view, y, new, *short_choices(inputs, batch), all_short)
         if not all_short:
             launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
@@ -167,8 +168,23 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
     return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
 
 
+def short_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Weighing, GatedDeltaLaunch]:
+    if batch.rows - batch.decodes < MANY_ROWS:
+        return SHORT_WEIGHING, SHORT
+    # Matmuls of float32 operands need more registers.
+    weighing = SHORT_WEIGHING_MANY
+    return weighing._replace(registers=None) if inputs.v.dtype == torch.float32 else weighing, SHORT_MANY
+
+
 def launch_short(
-    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch, alone: bool
+    inputs: DeltaInputs,
+    batch: Batch,
+    view: RecurrentView,
+    y: Tensor,
+    new: int,
+    weighing: Weighing,
+    choice: GatedDeltaLaunch,
+    alone: bool,
 ) -> None:
     """Compute rows of at most `new` tokens for which `short_room` is enough; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
@@ -179,7 +195,7 @@ def launch_short(
     tokens = named(q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0))
     found = named(weights=weights, systems=systems, factors=factors)
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
-    overlap = early(inputs.v, rows <= FEW_ROWS + 1)
+    overlap = early(inputs.v)
     room = short_room(batch.cell, shared["RING"])
     constants = {**shared, "ROOM": room, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
     weigh_short[(inputs.k.shape[1], rows)](
@@ -188,15 +204,14 @@ def launch_short(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
             rates=inputs.rates, bias=inputs.bias,
         ),
-        found, *step, **constants, PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=1,
+        found, *step, **constants, HEADS=power_of_two(shared["SHARED"]), CHUNK=min(weighing.chunk, shared["BLOCK"]),
+        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=weighing.warps, maxnreg=weighing.registers,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
-    # Programs that read several blocks have the next one on its way, but few of them do not fill the multiprocessors.
-    blocks = MANY_BLOCKS if alone and rows >= MANY_ROWS and value_dim % (values * MANY_BLOCKS) == 0 else 1
-    read_short[(-(-value_dim // (values * blocks)), heads, rows)](
+    read_short[(-(-value_dim // values), heads, rows)](
         tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values, BLOCKS=blocks, STAGES=blocks, ALONE=alone,
-        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
+        **constants, VALUE_DIM=value_dim, VALUES=values, STAGES=choice.stages, ALONE=alone,
+        num_warps=choice.warps, num_stages=1, maxnreg=choice.registers,
     )  # fmt: skip
 
 

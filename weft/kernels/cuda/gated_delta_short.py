@@ -15,13 +15,15 @@ import triton.language as tl
 from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
-from weft.kernels.cuda.gated_delta_decode import CLOSED
+from weft.kernels.cuda.gated_delta_decode import CLOSED, load_keys
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
 NEW = 8
+# Keys of a state that are read at a time, and columns of one that are closed at a time.
+AT_ONCE, CLOSED_VALUES = tl.constexpr(32), tl.constexpr(64)
 
 
 @triton.jit
@@ -41,6 +43,81 @@ def load_both(q, k, token_stride, at, key_head, KEY_DIM: tl.constexpr, KEYS: tl.
     return tl.load(line_at[:, None] + lane[None, :], real, 0.0)
 
 
+@triton.jit
+def weigh_tile(
+    q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+    tail_k, decays, keys, totals, before, at, key_head, own,
+    CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr, TILE: tl.constexpr,
+    CHUNK: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Do what `weigh_short` does for a row of at most TILE tokens, with all value heads of a key head at once."""
+    lane, shared, line, new = tl.arange(0, KEYS), tl.arange(0, HEADS), tl.arange(0, 2 * TILE), tl.arange(0, 2 * TILE)
+    length, real_key = at.end - at.start, lane < KEY_DIM
+    is_head, head = shared < SHARED, key_head * SHARED + shared
+    for_key, of_line, real_new = line < TILE, line % TILE, new < length
+    real_line = of_line < length
+    # Where lines stand among those of NEW tokens.
+    line_at, new_at = line // TILE * NEW + of_line, new // TILE * NEW + new % TILE
+
+    # Issue all loads before anything waits for them.
+    both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, TILE)
+    gate_at = (at.first + new).to(tl.int64)[None, :] * gate_stride + head[:, None]
+    is_gate = is_head[:, None] & real_new[None, :]
+    raw_step, raw_strength = tl.load(step + gate_at, is_gate, 0.0), tl.load(strength + gate_at, is_gate, 0.0)
+    g, beta = gates(raw_step, raw_strength, head[:, None], is_head[:, None], rates, bias, PROJECTED, MOST)
+    g, beta = tl.where(is_gate, g, 0.0), tl.where(is_gate, beta, 0.0)
+
+    length_one = normalise(both)
+    scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
+    itself = of_line[:, None] == new[None, :]
+    new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
+    # Log decays since the start of the cell, of tokens as columns and as lines.
+    total = before[:, None] + tl.cumsum(g, 1)
+    line_total = tl.sum(tl.where(itself[None, :, :], total[:, None, :], 0.0), 2)
+    rate = tl.sum(tl.where(itself[None, :, :], beta[:, None, :], 0.0), 2)
+    place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
+    factor_at = factors + place[:, None] * (4 * NEW) + line_at[None, :]
+    is_factor = is_head[:, None] & real_line[None, :]
+    tl.store(factor_at, scale[None, :] * tl.exp(line_total), is_factor)
+    tl.store(factor_at + 2 * NEW, rate, is_factor)
+
+    weight_at = weights + place[:, None, None] * (2 * NEW * BLOCK) + line_at[None, :, None] * BLOCK
+    for low in tl.range(0, at.offset, CHUNK, num_stages=2):
+        column = low + tl.arange(0, CHUNK)
+        if CHUNK < BLOCK:
+            these, until = load_keys(tail_k, decays, at, column, lane, real_key, is_head, CELL, RING, KEY_DIM)
+        else:
+            these, until = keys, totals
+        weighed = tl.dot(both, tl.trans(these), input_precision=PRECISION) * scale[:, None]
+        weighed = weighed[None, :, :] * tl.exp(line_total[:, :, None] - until[:, None, :])
+        is_weight = is_factor[:, :, None] & (column < at.offset)[None, None, :]
+        tl.store(weight_at + column[None, None, :], weighed.to(weights.dtype.element_ty), is_weight)
+
+    alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
+    # A key's line misses earlier tokens, a query's line reads its own token as well.
+    seen = (new[None, :] < of_line[:, None]) | (itself & (line >= TILE)[:, None])
+    seen = (seen & real_line[:, None] & real_new[None, :])[None, :, :]
+    among = alike[None, :, :] * tl.exp(tl.where(seen, line_total[:, :, None] - total[:, None, :], float("-inf")))
+    among *= tl.where(for_key[None, :], -rate, 1.0)[:, :, None]
+    system = tl.where((line[:, None] == new[None, :])[None, :, :], 1.0, 0.0) + tl.zeros_like(among)
+    for token in range(length):
+        solved = tl.sum(tl.where((line == token)[None, :, None], system, 0.0), 1)
+        missed = tl.sum(tl.where((new == token)[None, None, :], among, 0.0), 2)
+        system += missed[:, :, None] * solved[:, None, :]
+    system_at = systems + place[:, None, None] * (4 * NEW * NEW) + line_at[None, :, None] * (2 * NEW)
+    is_system = is_factor[:, :, None] & (new % TILE < length)[None, None, :]
+    tl.store(system_at + new_at[None, None, :], system, is_system)
+
+    # Tokens after the end of the cell belong to the next one.
+    closed = tl.sum(tl.where((at.offset + new == CELL - 1)[None, :], total, 0.0), 1)
+    total = tl.where((at.offset + new < CELL)[None, :], total, total - closed[:, None])
+    tl.store(decays[:, None] + ((at.start + new) % RING)[None, :], total, is_gate)
+    new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
+    kept = (for_key & real_line)[:, None] & real_key[None, :]
+    tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
+
+
 @jit(**STEP)
 def weigh_short(
     q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
@@ -48,73 +125,43 @@ def weigh_short(
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
-    KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
-    PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr,
+    CHUNK: tl.constexpr, PROJECTED: tl.constexpr, MOST: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (key head, row of several tokens). Append keys and decays to the tail, and write, for each value head
 
-    weights[row, head]  weights of each u in the tail for keys and queries; undefined beyond it and for other lines
+    weights[row, head]  weights of each u in the tail for keys and queries
     systems[row, head]  the matrix that maps what keys and queries find to u and outputs
     factors[row, head]  of keys and queries into the checkpoint, then rates of correction
+
+    All are undefined beyond the tail and for tokens that the row does not have. Half a tile costs a fifth less, and
+    most rows fit into one.
     """
     key_head, own = tl.program_id(0), tl.program_id(1)
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
+        lane, shared = tl.arange(0, KEYS), tl.arange(0, HEADS)
+        is_head = shared < SHARED
         tail_k += at.tail * tail_k_stride + key_head * (RING * KEY_DIM)
-        is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        key_at = tail_k + ring[:, None] * KEY_DIM + lane[None, :]
-        keys = tl.load(key_at, is_tail[:, None] & (lane < KEY_DIM)[None, :], 0.0)
+        decays = tail_decay + at.tail * tail_decay_stride + (key_head * SHARED + shared) * RING
+        keys, totals = None, None
+        if CHUNK == BLOCK:
+            column = tl.arange(0, CHUNK)
+            keys, totals = load_keys(tail_k, decays, at, column, lane, lane < KEY_DIM, is_head, CELL, RING, KEY_DIM)
+        before = decay_before(decays, at, is_head, RING)
         wait(EARLY)
-        line, new = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
-        for_key, of_line, real_new = line < NEW, line % NEW, new < at.end - at.start
-        real_line = of_line < at.end - at.start
-        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
-        length_one = normalise(both)
-        scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
-        itself = of_line[:, None] == new[None, :]
-        new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
-        weighed = tl.dot(both, tl.trans(keys), input_precision=PRECISION) * scale[:, None]
-        alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
-        # A key's line misses earlier tokens, a query's line reads its own token as well.
-        seen = (new[None, :] < of_line[:, None]) | (itself & (line >= NEW)[:, None])
-        seen = seen & real_line[:, None] & real_new[None, :]
-        for head in range(key_head * SHARED, key_head * SHARED + SHARED):
-            decays = tail_decay + at.tail * tail_decay_stride + head * RING
-            before = decay_before(decays, at, True, RING)
-            gate_at = (at.first + new).to(tl.int64) * gate_stride + head
-            raw_step, raw_strength = tl.load(step + gate_at, real_new, 0.0), tl.load(strength + gate_at, real_new, 0.0)
-            tail_total = tl.load(decays + ring, is_tail, 0.0)
-            g, beta = gates(raw_step, raw_strength, head, True, rates, bias, PROJECTED, MOST)
-            g, beta = tl.where(real_new, g, 0.0), tl.where(real_new, beta, 0.0)
-            # Log decays since the start of the cell, of tokens as columns and as lines.
-            total = before + tl.cumsum(g, 0)
-            line_total = tl.sum(tl.where(itself, total[None, :], 0.0), 1)
-            rate = tl.sum(tl.where(itself, beta[None, :], 0.0), 1)
-            place = (own * (KEY_HEADS * SHARED) + head).to(tl.int64)
-            factor_at = factors + place * (4 * NEW) + line
-            tl.store(factor_at, scale * tl.exp(line_total))
-            tl.store(factor_at + 2 * NEW, rate)
-            since = weighed * tl.exp(line_total[:, None] - tail_total[None, :])
-            weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-            tl.store(weight_at, since.to(weights.dtype.element_ty), real_line[:, None] & is_tail[None, :])
-
-            among = alike * tl.exp(tl.where(seen, line_total[:, None] - total[None, :], float("-inf")))
-            among *= tl.where(for_key, -rate, 1.0)[:, None]
-            system = tl.where(line[:, None] == new[None, :], 1.0, 0.0)
-            for token in range(at.end - at.start):
-                solved = tl.sum(tl.where((line == token)[:, None], system, 0.0), 0)
-                missed = tl.sum(tl.where((new == token)[None, :], among, 0.0), 1)
-                system += missed[:, None] * solved[None, :]
-            tl.store(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + new[None, :], system)
-
-            # Tokens after the end of the cell belong to the next one.
-            closed = tl.sum(tl.where(at.offset + new == CELL - 1, total, 0.0), 0)
-            total = tl.where(at.offset + new < CELL, total, total - closed)
-            tl.store(decays + (at.start + new) % RING, total, real_new)
-        new_keys = (both.to(tl.float32) * length_one[:, None]).to(tail_k.dtype.element_ty)
-        kept = (for_key & real_line)[:, None] & (lane < KEY_DIM)[None, :]
-        tl.store(tail_k + ((at.start + of_line) % RING)[:, None] * KEY_DIM + lane[None, :], new_keys, kept)
+        if at.end - at.start <= NEW // 2:
+            weigh_tile(
+                q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+                tail_k, decays, keys, totals, before, at, key_head, own, CELL, RING, KEY_HEADS, SHARED, HEADS,
+                KEY_DIM, BLOCK, KEYS, NEW, NEW // 2, CHUNK, PROJECTED, MOST, PRECISION,
+            )  # fmt: skip
+        else:
+            weigh_tile(
+                q, k, token_stride, step, strength, gate_stride, rates, bias, weights, systems, factors,
+                tail_k, decays, keys, totals, before, at, key_head, own, CELL, RING, KEY_HEADS, SHARED, HEADS,
+                KEY_DIM, BLOCK, KEYS, NEW, NEW, CHUNK, PROJECTED, MOST, PRECISION,
+            )  # fmt: skip
     else:
         # No kernel ends before those that it follows.
         wait(EARLY)
@@ -124,7 +171,7 @@ def weigh_short(
 def close_short(
     state, state_stride, slot, at, tail_k, tail_u, decays, value,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Write the state at the end of a row's first cell, all of which is in the tail by now."""
     column, real_value = tl.arange(0, BLOCK), value < VALUE_DIM
@@ -133,15 +180,16 @@ def close_short(
     since = tl.exp(tl.where(is_tail, total - tl.load(decays + ring, is_tail, 0.0), float("-inf")))
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
     scaled = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0).to(tl.float32) * since[:, None]
-    for low in range(0, KEYS, min(CLOSED, KEYS)):
+    opened = tl.exp(total)
+    for low in tl.range(0, KEYS, min(CLOSED, KEYS), num_stages=STAGES):
         lane = low + tl.arange(0, min(CLOSED, KEYS))
         real_key = lane < KEY_DIM
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
-        memory = load_state(state, state_stride, at, inside, real, CELL) * tl.exp(total)
+        memory = load_state(state, state_stride, at, inside, real, CELL)
         k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
-        memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
+        memory = tl.dot(keys.to(tl.float32), scaled, memory * opened, input_precision=PRECISION)
         capture(state, state_stride, slot, inside, memory, real)
 
 
@@ -153,94 +201,76 @@ def read_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    BLOCKS: tl.constexpr, STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr,
-    EARLY: tl.constexpr,
+    STAGES: tl.constexpr, NEW: tl.constexpr, ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (BLOCKS blocks of value columns, value head, row of several tokens). If it runs ALONE, other rows are
-    padding."""
+    """Program (block of value columns, value head, row of several tokens). If it runs ALONE, other rows are padding.
+
+    Tokens are older than the kernel before it, the weights, so only these are waited for, when the state has been read.
+    """
     head, own = tl.program_id(1), tl.program_id(2)
     key_head, heads = head // SHARED, KEY_HEADS * SHARED
-    first_value = tl.program_id(0) * (VALUES * BLOCKS)
+    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    real_value = value < VALUE_DIM
     at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_short(at, ROOM, NEW):
-        lane, column = tl.arange(0, KEYS), tl.arange(0, BLOCK)
-        line, other = tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        column, line, other = tl.arange(0, BLOCK), tl.arange(0, 2 * NEW), tl.arange(0, 2 * NEW)
+        for_key, of_line, length = line < NEW, line % NEW, at.end - at.start
+        real_line, token = of_line < length, (at.first + of_line).to(tl.int64)
         state += head * (KEY_DIM * VALUE_DIM)
         tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
         is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
-        if BLOCKS == 1:
-            # Loading the state takes longest, so it is issued first.
-            value = first_value + tl.arange(0, VALUES)
-            memory, corrected = load_older(
-                state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
-            )
+        is_u = is_tail[:, None] & real_value[None, :]
+        corrected = tl.load(tail_u + ring[:, None] * VALUE_DIM + value[None, :], is_u, 0.0)
+        value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
+        is_value = (for_key & real_line)[:, None] & real_value[None, :]
+        values = tl.load(value_at, is_value, 0.0)
+        line_at = tl.where(for_key, k + token * token_stride, q + token * token_stride) + key_head * KEY_DIM
+        found = tl.zeros([2 * NEW, VALUES], tl.float32)
+        for low in tl.range(0, KEYS, min(AT_ONCE, KEYS), num_stages=3):
+            lane = low + tl.arange(0, min(AT_ONCE, KEYS))
+            real_key = lane < KEY_DIM
+            inside = lane[:, None] * VALUE_DIM + value[None, :]
+            memory = load_state(state, state_stride, at, inside, real_key[:, None] & real_value[None, :], CELL)
+            both = tl.load(line_at[:, None] + lane[None, :], real_line[:, None] & real_key[None, :], 0.0)
+            found = tl.dot(both, memory.to(both.dtype), found, input_precision=PRECISION)
 
-        # Then issue all loads of this step, before anything waits for them.
         wait(EARLY)
-        for_key, of_line = line < NEW, line % NEW
-        real_line, token = of_line < at.end - at.start, (at.first + of_line).to(tl.int64)
-        both = load_both(q, k, token_stride, at, key_head, KEY_DIM, KEYS, NEW)
         place = (own * heads + head).to(tl.int64)
-        factor, rate = load_factors(factors, place, line, NEW)
+        factor_at = factors + place * (4 * NEW) + line
+        factor, rate = tl.load(factor_at, real_line, 0.0), tl.load(factor_at + 2 * NEW, real_line, 0.0)
+        is_weight = real_line[:, None] & is_tail[None, :]
         weight_at = weights + place * (2 * NEW * BLOCK) + line[:, None] * BLOCK + column[None, :]
-        weighed = tl.load(weight_at, real_line[:, None] & is_tail[None, :], 0.0)
-        system = tl.load(systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :])
-        for block in tl.range(0, BLOCKS, num_stages=STAGES):
-            value = first_value + block * VALUES + tl.arange(0, VALUES)
-            if BLOCKS > 1:
-                memory, corrected = load_older(
-                    state, state_stride, tail_u, at, is_tail, ring, lane, value, CELL, KEY_DIM, VALUE_DIM
-                )
-            real_value = value < VALUE_DIM
-            value_at = v + token[:, None] * value_stride + head * VALUE_DIM + value[None, :]
-            is_value = (for_key & real_line)[:, None] & real_value[None, :]
-            values = tl.load(value_at, is_value, 0.0).to(tl.float32)
-            found = tl.dot(both, memory.to(both.dtype), input_precision=PRECISION) * factor[:, None]
-            found = tl.dot(weighed, corrected, found, input_precision=PRECISION)
-            found = tl.where(for_key[:, None], rate[:, None] * (values - found), found)
-            lines = tl.dot(system, found, input_precision=PRECISION)
-            y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
-            is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
-            tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
-            u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
-            tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
-        if at.offset + at.end - at.start >= CELL:
+        weighed = tl.load(weight_at, is_weight, 0.0)
+        is_system = real_line[:, None] & (other % NEW < length)[None, :]
+        system_at = systems + place * (4 * NEW * NEW) + line[:, None] * (2 * NEW) + other[None, :]
+        system = tl.load(system_at, is_system, 0.0)
+        # A tensor that goes from memory to a matmul only is waited for where it is loaded: what is known to be zero is
+        # set to zero again here, so that the state is asked for before the tail has come.
+        corrected = tl.where(is_u, corrected, 0.0)
+        found = tl.dot(weighed, corrected, found * factor[:, None], input_precision=PRECISION)
+        found = tl.where(for_key[:, None], rate[:, None] * (values.to(tl.float32) - found), found)
+        lines = tl.dot(system, found, input_precision=PRECISION)
+        y_at = y + (token[:, None] * heads + head) * VALUE_DIM + value[None, :]
+        is_output = ((line >= NEW) & real_line)[:, None] & real_value[None, :]
+        tl.store(y_at, lines.to(y.dtype.element_ty), is_output)
+        u_at = tail_u + ((at.start + of_line) % RING)[:, None] * VALUE_DIM + value[None, :]
+        tl.store(u_at, lines.to(tail_u.dtype.element_ty), is_value)
+        if at.offset + length >= CELL:
             slot = tl.load(piece_slot + tl.load(first_piece + own))
             if slot >= 0:
                 # Other threads of this program wrote what these read.
                 tl.debug_barrier()
-                for block in range(BLOCKS):
+                for part in range(0, VALUES, min(CLOSED_VALUES, VALUES)):
                     close_short(
                         state, state_stride, slot, at, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
                         tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
-                        first_value + block * VALUES + tl.arange(0, VALUES),
-                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
+                        tl.program_id(0) * VALUES + part + tl.arange(0, min(CLOSED_VALUES, VALUES)),
+                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, STAGES, PRECISION,
                     )  # fmt: skip
     else:
         wait(EARLY)
         if ALONE:
             # Padding has finite outputs.
-            value = first_value + tl.arange(0, VALUES * BLOCKS)
             for number in range(at.end - at.start):
                 y_at = y + ((at.first + number).to(tl.int64) * heads + head) * VALUE_DIM + value
-                tl.store(y_at, tl.zeros([VALUES * BLOCKS], y.dtype.element_ty), value < VALUE_DIM)
-
-
-@triton.jit
-def load_older(
-    state, state_stride, tail_u, at, is_tail, ring, lane, value,
-    CELL: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-):  # fmt: skip
-    """Load some columns of a head's state at the start of the cell, and of u in the tail."""
-    real_value = value < VALUE_DIM
-    inside = lane[:, None] * VALUE_DIM + value[None, :]
-    real = (lane < KEY_DIM)[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, inside, real, CELL)
-    corrected_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
-    return memory, tl.load(corrected_at, is_tail[:, None] & real_value[None, :], 0.0)
-
-
-@triton.jit
-def load_factors(factors, place, line, NEW: tl.constexpr):
-    factor_at = factors + place * (4 * NEW) + line
-    return tl.load(factor_at), tl.load(factor_at + 2 * NEW)
+                tl.store(y_at, tl.zeros([VALUES], y.dtype.element_ty), real_value)
