@@ -18,6 +18,7 @@ from tests.test_ssd import by_group, naive_ssd
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cpu.ssd import time_step
 from weft.kernels.cuda import ssd as cuda_ssd
+from weft.kernels.cuda import ssd_short
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import short_tokens
 from weft.kernels.recurrent import UNLIMITED
@@ -155,6 +156,19 @@ def test_short_rows_are_computed_once(monkeypatch):
     rig.step([(0, 16), (1, 20)])
     with pytest.raises(AssertionError):
         rig.step([(0, 3), (1, 3)])
+
+
+def test_short_rows_close_their_cells_where_they_read_them(monkeypatch):
+    def close() -> None:
+        rig = make_rig([20, 20], heads=2, head_dim=40, groups=1, cell=16, room=7)
+        rig.tolerance = 1e-4
+        rig.step([(0, 14), (1, 9)])
+        rig.step([(0, 4), (1, 4)])
+
+    close()
+    monkeypatch.setattr(ssd_short, "close_short", lambda *call: None)
+    with pytest.raises(AssertionError):
+        close()
 
 
 def test_a_row_of_nan_stays_alone():
@@ -313,7 +327,8 @@ def launch(
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_few, launch_drafts)
+    assert_compiles(launch_few)
+    assert_compiles(launch_drafts, in_registers=True)
 
 
 @pytest.mark.slow

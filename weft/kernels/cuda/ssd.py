@@ -23,12 +23,11 @@ from weft.kernels.cuda.overlap import early
 from weft.kernels.cuda.ssd_choices import (
     DECODE,
     EARLY_ROWS,
-    SHORT,
     SHORT_HEADS,
-    SHORT_WIDE,
     CellsChoice,
     DecodeChoice,
     cells_choice,
+    short_choice,
 )
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
@@ -209,27 +208,25 @@ def launch_short(
     weights = x.new_empty(rows, heads, new, batch.cell + new)
     scales = x.new_empty(rows, heads, new, dtype=torch.float32)
     low_limit, high_limit = finite(inputs.limit)
-    sizes = {**sizes, **early(x, rows <= EARLY_ROWS)}
-    to_weigh = {name: size for name, size in sizes.items() if name not in ("HEAD_DIM", "PRECISION")}
+    sizes = {**sizes, **early(x)}
+    to_weigh = {name: size for name, size in sizes.items() if name != "HEAD_DIM"}
     head_block = min(SHORT_HEADS, power_of_two(group_heads))
     weigh_short[(groups * -(-group_heads // head_block), rows)](
         named(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
         ),
-        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=8,
+        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=4,
     )  # fmt: skip
-    choice = SHORT if sizes["BLOCK_STATE"] <= 128 else SHORT_WIDE
-    width, closing_blocks = group_heads * head_dim, blocks_to_close(group_heads * head_dim, sizes["BLOCK_STATE"])
-    programs = -(-width // choice.block) + alone * -(-width // (CLOSING_BLOCK * closing_blocks))
+    choice = short_choice(sizes["BLOCK_STATE"], x.dtype)
     touched = min(group_heads, heads_touched(choice.block, head_dim))
-    short_kernel[(rows * groups * programs,)](
+    short_kernel[(rows * groups * -(-group_heads * head_dim // choice.block),)](
         named(
             x=x, x_stride=x.stride(0), C=C, C_stride=C.stride(0), D=inputs.D, weights=weights, scales=scales, y=y,
-            y_stride=y.stride(0), rows=rows,
+            y_stride=y.stride(0),
         ),
-        *step, **sizes, LINES=padded(touched * new), BLOCK=choice.block, CLOSING_BLOCK=CLOSING_BLOCK,
-        CLOSING_BLOCKS=closing_blocks, ALONE=alone, num_warps=choice.warps,
+        *step, **sizes, TOUCHED=touched, LINES=padded(touched * new), BLOCK=choice.block, CLOSED=choice.closed,
+        ALONE=alone, num_warps=choice.warps, maxnreg=choice.registers,
     )  # fmt: skip
 
 

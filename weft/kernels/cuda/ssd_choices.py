@@ -34,10 +34,21 @@ class CellsChoice(NamedTuple):
 class ShortChoice(NamedTuple):
     block: int  # columns of a group per program
     warps: int
+    closed: int  # lines of a state that are closed at a time
+    registers: int | None  # maximum per thread
 
 
-# For rows of a few tokens, and the heads that are weighed together. That of wide states was chosen by registers.
-SHORT, SHORT_WIDE, SHORT_HEADS = ShortChoice(64, 4), ShortChoice(32, 4), 16
+# Heads of rows of a few tokens that are weighed together.
+SHORT_HEADS = 16
+
+
+def short_choice(state: int, dtype: torch.dtype) -> ShortChoice:
+    if state > 128:
+        return ShortChoice(32, 4, 32, None)
+    if dtype == torch.float32:
+        return ShortChoice(64, 4, min(32, state), None)
+    # Four programs on a multiprocessor. With another bound, or none, some loads wait for others: 30 µs more.
+    return ShortChoice(64, 4, min(64, state), 128)
 
 
 def cells_choice(rows: int, heads: int, head_dim: int, state: int, dtype: torch.dtype, gpu: Gpu) -> CellsChoice:

@@ -9,6 +9,10 @@ All tokens of a row are computed from the checkpoint before its first one. In st
 rows that reach the end of their cell, too, and they write the state there; in others they are left to `cells_kernel`.
 
 A line of a matmul is a new token of one of the heads that a program's columns touch.
+
+Both kernels wait for memory, so every program issues all of its loads before it waits for one. Triton keeps that order
+only where it cannot move the conversion of an operand to its load. So large operands are loaded in a branch, and
+numbers of a row are compared before the first branch.
 """
 
 from __future__ import annotations
@@ -17,10 +21,9 @@ import triton
 import triton.language as tl
 
 from weft.kernels.cuda.arguments import STEP
-from weft.kernels.cuda.closing import load_state
+from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
-from weft.kernels.cuda.ssd_decode import close_columns
 from weft.kernels.cuda.ssd_steps import LOG2_E, load_unpadded, time_step, unpadded
 from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 
@@ -28,6 +31,14 @@ from weft.kernels.cuda.tails import decay_before, is_short, open_cell, place_of
 NEW = 16
 # New tokens are summed in a matmul, which has at least as many.
 SUMMED = tl.constexpr(16)
+# New tokens that are weighed together.
+TOGETHER = tl.constexpr(4)
+
+
+@triton.jit
+def is_taken(at, ROOM: tl.constexpr, NEW: tl.constexpr):
+    """Return whether a row is short. Neither slot nor tail is negative: comparing them makes their loads early."""
+    return is_short(at, ROOM, NEW) & (at.slot >= 0) & (at.tail >= 0)
 
 
 @jit(**STEP)
@@ -39,24 +50,27 @@ def weigh_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (HEAD_BLOCK heads of a group, row of several tokens). Append the tokens to the tail, but for x, and write
 
-    weights[row, head, token]  weights of each token of the tail, then of each new one; undefined beyond the tail
+    weights[row, head, token]  weights of each token of the cell, then of each new one; 0 beyond the tail
     scales[row, head, token]   decay of the checkpoint
     """
     HEADS: tl.constexpr = GROUPS * GROUP_HEADS
     CHUNKS: tl.constexpr = (GROUP_HEADS + HEAD_BLOCK - 1) // HEAD_BLOCK
     group, chunk, row = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS, tl.program_id(1)
     at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-    if is_short(at, ROOM, NEW):
+    if is_taken(at, ROOM, NEW):
         # Load what is older than the step.
-        n, cell, new = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, NEW)
+        n, cell, new, count = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, SUMMED), at.end - at.start
         kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
         tail_B += at.tail * tail_B_stride + group * (RING * STATE)
-        known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
-        keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], known_keys, 0.0)
+        if at.offset > 0:
+            known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
+            keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], known_keys, 0.0)
+        else:
+            keys = tl.zeros([CELL, BLOCK_STATE], tail_B.dtype.element_ty)
         own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
         real, head = own < GROUP_HEADS, group * GROUP_HEADS + own
         steps_at = tail_dt + at.tail * tail_dt_stride + head * RING
@@ -66,96 +80,111 @@ def weigh_short(
         kept_dt = tl.load(steps_at[:, None] + ring[None, :], known, 0.0)
         total = decay_before(decays_at, at, real, RING)
         rate = tl.load(A + head, real, 0.0) * LOG2_E
-        bias = None if dt_bias is None else tl.load(dt_bias + head, real, 0.0)
+        bias = None if dt_bias is None else tl.load(dt_bias + head, real, 0.0)[:, None]
 
         wait(EARLY)
-        B += group * STATE
-        C += group * STATE
-        is_new = unpadded((new < at.end - at.start)[:, None], n[None, :], STATE, BLOCK_STATE)
-        new_keys = tl.load(B + (at.first + new).to(tl.int64)[:, None] * B_stride + n[None, :], is_new, 0.0)
-        # Of the new tokens so far; the others have a time step of 0.
-        totals, steps = tl.zeros([HEAD_BLOCK, NEW], tl.float32), tl.zeros([HEAD_BLOCK, NEW], tl.float32)
+        known_new = real[:, None] & (new < count)[None, :]
+        token = (at.first + new).to(tl.int64)
+        raw = tl.load(dt + token[None, :] * dt_stride + head[:, None], known_new, 0.0)
+        # Twice as many keys as queries: for matmuls with fewer columns, every warp would compute all of them.
+        wide = tl.arange(0, 2 * SUMMED)
+        is_key = unpadded((wide < count)[:, None], n[None, :], STATE, BLOCK_STATE)
+        key_at = B + (at.first + wide).to(tl.int64)[:, None] * B_stride + group * STATE + n[None, :]
+        new_keys = tl.load(key_at, is_key, 0.0)
+        is_query = unpadded((new < count)[:, None], n[None, :], STATE, BLOCK_STATE)
+        queries = tl.load(C + token[:, None] * C_stride + group * STATE + n[None, :], is_query, 0.0)
+
+        steps = tl.where(known_new, time_step(raw, bias, low_limit, high_limit), 0.0)
+        of_tail = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
+        of_new = tl.dot(queries, tl.trans(new_keys), input_precision=PRECISION)
+        of_new = tl.sum(tl.reshape(of_new, (SUMMED, 2, SUMMED)), 1)
+        totals, decays = tl.zeros([HEAD_BLOCK, SUMMED], tl.float32), tl.zeros([HEAD_BLOCK, SUMMED], tl.float32)
         # Tails count from the start of a token's own cell, weights from that of the row's first.
         in_cell = total
-        place = (row * HEADS + head).to(tl.int64) * NEW
-        for number in range(at.end - at.start):
-            token = (at.first + number).to(tl.int64)
-            query = load_unpadded(C + token * C_stride + n, n, STATE, BLOCK_STATE).to(tl.float32)
-            step = time_step(tl.load(dt + token * dt_stride + head, real, 0.0), bias, low_limit, high_limit)
+        for number in range(count):
+            here = (new == number)[None, :]
+            step = tl.sum(tl.where(here, steps, 0.0), 1)
             total += step * rate
             in_cell = tl.where(at.offset + number == CELL, 0.0, in_cell) + step * rate
-            totals = tl.where(new[None, :] == number, total[:, None], totals)
-            steps = tl.where(new[None, :] == number, step[:, None], steps)
-            scores = tl.sum(keys.to(tl.float32) * query[None, :], 1)
-            weight_at = weights + (place + number)[:, None] * (CELL + NEW)
-            weight = tl.exp2(total[:, None] - decay) * (kept_dt * scores[None, :])
-            tl.store(weight_at + cell[None, :], weight.to(weights.dtype.element_ty), known)
-            scores = tl.sum(new_keys.to(tl.float32) * query[None, :], 1)
+            totals = tl.where(here, total[:, None], totals)
+            decays = tl.where(here, in_cell[:, None], decays)
+        for first in range(0, count, TOGETHER):
+            line = first + tl.arange(0, TOGETHER)
+            chosen = new // TOGETHER == first // TOGETHER
+            line_total = tl.trans(chosen_lines(tl.trans(totals), chosen))
+            place = (row * HEADS + head).to(tl.int64)[:, None] * NEW + line[None, :]
+            written = real[:, None] & (line < count)[None, :]
+            tl.store(scales + place, tl.exp2(line_total), written)
+            weight_at, written = weights + place[:, :, None] * (CELL + NEW), written[:, :, None]
+            since = tl.exp2(line_total[:, :, None] - decay[:, None, :])
+            weight = since * (kept_dt[:, None, :] * chosen_lines(of_tail, chosen)[None, :, :])
+            tl.store(weight_at + cell[None, None, :], weight.to(weights.dtype.element_ty), written)
             # Later tokens decay by a number that is finite.
-            weight = tl.exp2(tl.minimum(total[:, None] - totals, 0.0)) * (steps * scores[None, :])
-            tl.store(weight_at + CELL + new[None, :], weight.to(weights.dtype.element_ty), real[:, None])
-            tl.store(scales + place + number, tl.exp2(total), real)
-            here = (at.start + number) % RING
-            tl.store(steps_at + here, step, real)
-            tl.store(decays_at + here, in_cell, real)
+            since = tl.exp2(tl.minimum(line_total[:, :, None] - totals[:, None, :], 0.0))
+            scores = tl.where(new[None, :] <= line[:, None], chosen_lines(of_new, chosen), 0.0)
+            weight = since * (steps[:, None, :] * scores[None, :, :])
+            weight_at += CELL + new[None, None, :]
+            tl.store(weight_at, weight.to(weights.dtype.element_ty), written & (new < NEW)[None, None, :])
+        here = (at.start + new) % RING
+        tl.store(steps_at[:, None] + here[None, :], steps, known_new)
+        tl.store(decays_at[:, None] + here[None, :], decays, known_new)
         if chunk == 0:
-            tl.store(tail_B + ((at.start + new) % RING)[:, None] * STATE + n[None, :], new_keys, is_new)
+            tl.store(tail_B + ((at.start + wide) % RING)[:, None] * STATE + n[None, :], new_keys, is_key)
     else:
         wait(EARLY)
 
 
+@triton.jit
+def chosen_lines(x, chosen):
+    """Return TOGETHER adjacent lines of SUMMED."""
+    kept = tl.where(chosen[:, None], x, 0.0)
+    return tl.sum(tl.reshape(kept, (SUMMED // TOGETHER, TOGETHER, x.shape[1])), 0)
+
+
 @jit(**STEP)
 def short_kernel(
-    x, x_stride, C, C_stride, D, weights, scales, y, y_stride, rows,
+    x, x_stride, C, C_stride, D, weights, scales, y, y_stride,
     state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
     tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr,
-    LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSING_BLOCK: tl.constexpr, CLOSING_BLOCKS: tl.constexpr,
-    ALONE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    TOUCHED: tl.constexpr, LINES: tl.constexpr, BLOCK: tl.constexpr, CLOSED: tl.constexpr, ALONE: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program of BLOCK columns of a group in one row, or, before those, of columns to close. If it runs ALONE, rows
-    that are not short are padding."""
+    """Program of BLOCK columns of a group in one row. If it runs ALONE, it closes cells, and rows that are not short
+    are padding."""
     WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    CHUNKS: tl.constexpr = GROUPS * ((WIDTH + BLOCK - 1) // BLOCK)
-    CLOSING_WIDTH: tl.constexpr = CLOSING_BLOCK * CLOSING_BLOCKS
-    CLOSING_CHUNKS: tl.constexpr = GROUPS * ((WIDTH + CLOSING_WIDTH - 1) // CLOSING_WIDTH)
-    program = tl.program_id(0)
-    closing = rows * CLOSING_CHUNKS if ALONE else 0
-    if program < closing:
-        row = program // CLOSING_CHUNKS
-        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        # A row without tokens has no piece.
-        closes = is_short(at, ROOM, NEW) & (at.offset + at.end - at.start >= CELL)
-        slot = tl.load(piece_slot + tl.load(first_piece + row), closes, -1)
-        wait(EARLY)
+    CHUNKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+    row, chunk = tl.program_id(0) // (GROUPS * CHUNKS), tl.program_id(0) % (GROUPS * CHUNKS)
+    group, first_column = chunk // CHUNKS, chunk % CHUNKS * BLOCK
+    at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
+    if is_taken(at, ROOM, NEW):
+        tail_input += at.tail * tail_input_stride
+        read_short(
+            x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride, tail_input, at, row, group,
+            first_column, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION,
+            EARLY,
+        )  # fmt: skip
+        slot = -1
+        if ALONE and at.offset + at.end - at.start >= CELL:
+            slot = tl.load(piece_slot + tl.load(first_piece + row))
         if slot >= 0:
-            close_columns(
-                state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
-                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
-                slot, program % CLOSING_CHUNKS, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING,
-                CLOSING_BLOCK, CLOSING_BLOCKS, PRECISION,
+            close_short(
+                state, state_stride, tail_input, tail_B + at.tail * tail_B_stride,
+                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at, slot,
+                group, first_column, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, TOUCHED, CLOSED, BLOCK,
+                PRECISION,
             )  # fmt: skip
     else:
-        row, chunk = (program - closing) // CHUNKS, (program - closing) % CHUNKS
-        at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        group, first_column = chunk // (CHUNKS // GROUPS), chunk % (CHUNKS // GROUPS) * BLOCK
-        if is_short(at, ROOM, NEW):
-            read_short(
-                x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride,
-                tail_input + at.tail * tail_input_stride, at, row, group, first_column,
-                GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION, EARLY,
-            )  # fmt: skip
-        else:
-            wait(EARLY)
-            if ALONE:
-                # Padding has finite outputs.
-                column = first_column + tl.arange(0, BLOCK)
-                for number in range(at.end - at.start):
-                    y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
-                    tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
+        wait(EARLY)
+        if ALONE:
+            # Padding has finite outputs.
+            column = first_column + tl.arange(0, BLOCK)
+            for number in range(at.end - at.start):
+                y_at = y + (at.first + number).to(tl.int64) * y_stride + group * WIDTH + column
+                tl.store(y_at, tl.zeros([BLOCK], y.dtype.element_ty), column < WIDTH)
 
 
 @triton.jit
@@ -167,41 +196,81 @@ def read_short(
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute some columns of a row's outputs, and append x to its tail."""
-    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
-    # The state takes longest, and is older than the step.
-    n, cell = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL)
-    column = first_column + tl.arange(0, BLOCK)
-    real = column < WIDTH
-    inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
-    stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
-    values = load_state(state, state_stride, at, inside, stored, CELL)
-
     wait(EARLY)
-    kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
-    place, count = group * WIDTH + column, at.end - at.start
-    in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
-    earlier = tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, kept[:, None] & real[None, :], 0.0)
-    new = tl.arange(0, SUMMED)
-    is_new = (new < count)[:, None] & real[None, :]
-    inputs = tl.load(x + (at.first + new).to(tl.int64)[:, None] * x_stride + place[None, :], is_new, 0.0)
-    line = tl.arange(0, LINES)
+    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
+    n, cell, new, line = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, SUMMED), tl.arange(0, LINES)
+    column = first_column + tl.arange(0, BLOCK)
+    real, place, count = column < WIDTH, group * WIDTH + column, at.end - at.start
     own, number = first_column // HEAD_DIM + line // NEW, line % NEW
     used, token = (own < GROUP_HEADS) & (number < count), (at.first + number).to(tl.int64)
-    query_at = C + token[:, None] * C_stride + group * STATE + n[None, :]
-    queries = tl.load(query_at, unpadded(used[:, None], n[None, :], STATE, BLOCK_STATE), 0.0)
     head = group * GROUP_HEADS + own
+    mine = (used[:, None] & (own[:, None] == (column // HEAD_DIM)[None, :])) & real[None, :]
+    if D is not None:
+        own_input = tl.load(x + token[:, None] * x_stride + place[None, :], mine, 0.0)
+        skip = tl.load(D + head, used, 0.0)
     weighed = ((row * (GROUPS * GROUP_HEADS) + head) * NEW + number).to(tl.int64)
     scale = tl.load(scales + weighed, used, 0.0)
+    kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
+    in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
+    earlier = tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, kept[:, None] & real[None, :], 0.0)
+    is_new = (new < count)[:, None] & real[None, :]
+    inputs = tl.load(x + (at.first + new).to(tl.int64)[:, None] * x_stride + place[None, :], is_new, 0.0)
     weight_at = weights + weighed[:, None] * (CELL + NEW)
-    of_tail = tl.load(weight_at + cell[None, :], used[:, None] & kept[None, :], 0.0)
-    of_new = tl.load(weight_at + CELL + new[None, :], used[:, None] & (new < count)[None, :], 0.0)
+    of_tail = tl.load(weight_at + cell[None, :], used[:, None], 0.0)
+    of_new = tl.load(weight_at + CELL + new[None, :], used[:, None] & (new < NEW)[None, :], 0.0)
+    query_at = C + token[:, None] * C_stride + group * STATE + n[None, :]
+    queries = tl.load(query_at, unpadded(used[:, None], n[None, :], STATE, BLOCK_STATE), 0.0)
+    # In a branch, a state is rounded before it goes through shared memory, and all of the loads above come first.
+    if at.start >= CELL:
+        inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
+        stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
+        values = tl.load(state + at.slot * state_stride + inside, stored, 0.0)
+    else:
+        values = tl.zeros([BLOCK_STATE, BLOCK], tl.float32)
 
     outputs = tl.dot(queries, values.to(queries.dtype), input_precision=PRECISION) * scale[:, None]
     outputs = tl.dot(of_tail, earlier, outputs, input_precision=PRECISION)
     outputs = tl.dot(of_new, inputs, outputs, input_precision=PRECISION)
-    mine = (used[:, None] & (own[:, None] == (column // HEAD_DIM)[None, :])) & real[None, :]
     if D is not None:
-        own_input = tl.load(x + token[:, None] * x_stride + place[None, :], mine, 0.0).to(tl.float32)
-        outputs += tl.load(D + head, used, 0.0)[:, None] * own_input
+        outputs += skip[:, None] * own_input.to(tl.float32)
     tl.store(y + token[:, None] * y_stride + place[None, :], outputs.to(y.dtype.element_ty), mine)
     tl.store(in_tail[None, :] + ((at.start + new) % RING)[:, None] * HEAD_DIM, inputs, is_new)
+
+
+@triton.jit
+def close_short(
+    state, state_stride, tail_input, tail_B, tail_dt, tail_decay, x, x_stride, at, slot, group, first_column,
+    GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
+    CELL: tl.constexpr, RING: tl.constexpr, TOUCHED: tl.constexpr, CLOSED: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Compute some columns of the state at the end of a row's first cell, into a slot, CLOSED lines at a time. Of the
+    new tokens, only x may not be in the tail yet. Pointers to tails point to the row's."""
+    WIDTH: tl.constexpr = GROUP_HEADS * HEAD_DIM
+    cell, column = tl.arange(0, CELL), first_column + tl.arange(0, BLOCK)
+    real, place = column < WIDTH, group * WIDTH + column
+    earlier, ring = open_cell(at.start, at.offset, cell, CELL, RING)
+    in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
+    inputs = tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, earlier[:, None] & real[None, :], 0.0)
+    token = (at.first + tl.maximum(cell - at.offset, 0)).to(tl.int64)
+    in_step = (earlier == 0)[:, None] & real[None, :]
+    inputs = tl.where(in_step, tl.load(x + token[:, None] * x_stride + place[None, :], in_step, 0.0), inputs)
+    # Each column has the decays of its head.
+    left, through = tl.zeros([CELL, BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for number in tl.static_range(TOUCHED):
+        own = first_column // HEAD_DIM + number
+        at_head = (group * GROUP_HEADS + tl.minimum(own, GROUP_HEADS - 1)) * RING
+        last = tl.load(tail_decay + at_head + (at.start - at.offset + CELL - 1) % RING)
+        since = tl.exp2(last - tl.load(tail_decay + at_head + ring)) * tl.load(tail_dt + at_head + ring)
+        mine = column // HEAD_DIM == own
+        left = tl.where(mine[None, :], since[:, None], left)
+        through = tl.where(mine, tl.exp2(last), through)
+    added = (inputs.to(tl.float32) * left).to(inputs.dtype)
+    for low in tl.static_range(0, BLOCK_STATE, CLOSED):
+        n = (low + tl.arange(0, CLOSED))[:, None]
+        stored = unpadded(real[None, :], n, STATE, BLOCK_STATE)
+        keys = load_unpadded(tail_B + (group * RING + ring)[None, :] * STATE + n, n, STATE, BLOCK_STATE)
+        inside = (group * STATE + n) * WIDTH + column[None, :]
+        values = load_state(state, state_stride, at, inside, stored, CELL) * through[None, :]
+        values = tl.dot(keys, added, values, input_precision=PRECISION)
+        capture(state, state_stride, slot, inside, values, stored)
