@@ -10,8 +10,8 @@ rows that reach the end of their cell, too, and they write the state there; in o
 
 A line of a matmul is a new token of one of the heads that a program's columns touch.
 
-Triton moves the conversion of an operand to its load, where it waits. Operands that are loaded in a branch are converted
-where they are used, so other loads are issued first.
+Triton moves the conversion of an operand to its load, where it waits. Operands that are loaded in a branch are
+converted where they are used, so other loads are issued first.
 """
 
 from __future__ import annotations
