@@ -47,7 +47,7 @@ def short_choice(state: int, dtype: torch.dtype) -> ShortChoice:
         return ShortChoice(32, 4, 32, None)
     if dtype == torch.float32:
         return ShortChoice(64, 4, min(32, state), None)
-    # Four programs on a multiprocessor. With another bound, or none, some loads wait for others: 30 µs more.
+    # The bound was the fastest of those measured; why is not known.
     return ShortChoice(64, 4, min(64, state), 128)
 
 

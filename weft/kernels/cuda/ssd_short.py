@@ -2,17 +2,16 @@
 several tokens.
 
     weigh    by row and some heads of a group: the weights of all tokens in the output of each new one
-    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and, as
-             programs that come first and mostly end at once, the states of cells that close
+    read     by row and some columns of a group: the state, once for all new tokens, the tail and the outputs; and the
+             state at the end of a cell that closes
 
 All tokens of a row are computed from the checkpoint before its first one. In steps without longer rows that holds for
 rows that reach the end of their cell, too, and they write the state there; in others they are left to `cells_kernel`.
 
 A line of a matmul is a new token of one of the heads that a program's columns touch.
 
-Both kernels wait for memory, so every program issues all of its loads before it waits for one. Triton keeps that order
-only where it cannot move the conversion of an operand to its load. So large operands are loaded in a branch, and
-numbers of a row are compared before the first branch.
+Triton moves the conversion of an operand to its load, where it waits. Operands that are loaded in a branch are
+converted where they are used, so other loads are issued first.
 """
 
 from __future__ import annotations
@@ -220,7 +219,7 @@ def read_short(
     of_new = tl.load(weight_at + CELL + new[None, :], used[:, None] & (new < NEW)[None, :], 0.0)
     query_at = C + token[:, None] * C_stride + group * STATE + n[None, :]
     queries = tl.load(query_at, unpadded(used[:, None], n[None, :], STATE, BLOCK_STATE), 0.0)
-    # In a branch, a state is rounded before it goes through shared memory, and all of the loads above come first.
+    # In a branch, a state is rounded before it goes through shared memory, and its loads stay together.
     if at.start >= CELL:
         inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
         stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
