@@ -36,7 +36,7 @@ STEPS = 200
 @dataclass(slots=True)
 class Flight:
     plan: Plan
-    late: Ints | None = None
+    late: Ints | tuple[()] = ()
 
 
 class MaskedDevice:
@@ -58,7 +58,7 @@ class MaskedDevice:
         sampling = flight.plan.sampling
         tokens = np.zeros(flight.plan.sample_count, np.int32)
         for rows, masks in ((sampling.mask_row, sampling.mask_bits), (sampling.late, flight.late)):
-            for row, mask in zip(rows.tolist(), masks if len(rows) else (), strict=True):
+            for row, mask in zip(rows.tolist(), masks, strict=True):
                 allowed = np.flatnonzero(np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little"))
                 tokens[row] = self.random.choice(allowed)
         self.landed_at = time.thread_time()
