@@ -317,7 +317,7 @@ def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():
 @needs_compiler
 def test_the_default_dtype_of_torch_is_nobodys_business():
     asked = SamplingParams(max_tokens=8, temperature=0.0)
-    llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
+    llm = LLM(**tiny_model.OPTIONS, device="cpu", memory="32MiB")
     expected = llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids
     torch.set_default_dtype(torch.bfloat16)
     try:

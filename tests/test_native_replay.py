@@ -138,7 +138,7 @@ def test_an_error_while_recording_ends_the_recording():
 
 
 def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
-    llm = LLM(**tiny_model.OPTIONS, dtype="bfloat16", memory="32MiB")
+    llm = LLM(**tiny_model.OPTIONS, device="cpu", dtype="bfloat16", memory="32MiB")
     asked = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
     many = linears.FEW_ROWS[torch.bfloat16] + 1
     for count in (many, 2):
