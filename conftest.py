@@ -4,7 +4,8 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -44,18 +45,27 @@ OUTSIDE = {
     "tests.serving",
     "tests.wire_server",
 }
+# Tests of what `--draft auto` means. In others it means no drafts: plans would depend on measured times.
+DRAFTS_BY_DEFAULT = ("tests/test_draft_default.py", "tests/test_mtp.py", "tests/test_shipped_head.py")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the native kernels once, before the first test and not in each of the processes at the same time."""
     from tests.gpu_memory import completed
+    from weft import loading
 
     config.option.markexpr = completed(config.option.markexpr)
+    loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)
     if not hasattr(config, "workerinput"):
         from weft.kernels.native import library
 
         library.available()
+
+
+def _chosen_draft(decide: Callable[..., tuple[str, str]], *facts: Any) -> tuple[str, str]:
+    is_default = os.environ.get("PYTEST_CURRENT_TEST", "").startswith(DRAFTS_BY_DEFAULT)
+    return decide(*facts) if is_default else ("off", "a test asks for drafts")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

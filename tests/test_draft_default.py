@@ -155,3 +155,18 @@ def test_engines_with_roles_have_no_head_by_default(gpu: None) -> None:
     options = Options(model=str(folder), exact=False)
     assert loading.decided(options, folder, "cuda", torch.bfloat16, apart=True).draft == "suffix"
     assert loading.decided(options, folder, "cuda", torch.bfloat16).draft == "mtp"
+
+
+def test_kernels_of_a_drafter_that_fail_are_not_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's own kernels run, so the model must not fall back to plain operations."""
+
+    def compile_once(model: object, *parts: object, drafter: bool = False) -> None:
+        if drafter:
+            raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(loading, "compile_once", compile_once)
+    monkeypatch.setattr(loading, "device_name", lambda device: "a GPU")
+    with LLM(**tiny_model.OPTIONS, threads=1, memory="16MiB", progress=False) as llm:
+        model, operations = llm.engine._device.model, llm.engine._device.operations
+        with pytest.raises(ModelError, match="drafts cannot be computed on a GPU: .*no such instruction"):
+            loading.measure(model, model, operations, Options(draft="mtp"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -411,9 +412,14 @@ def measure(
         if drafter is None:
             return measure_memory(model, spec, operations, *size, options.memory_fraction)
         own = MemorySpec(drafter.memories(operations), draft_room=room)
-        compile_once(drafter, own, operations, *size, progress, drafter=True)
+        with drafts_may_fail():
+            compile_once(drafter, own, operations, *size, progress, drafter=True)
         memory = measure_memory(model, spec, operations, *size, options.memory_fraction)
-        return memory.less(measure_work(drafter, own, operations, *size, drafter=True) + kept_bytes(drafter, *size))
+        with drafts_may_fail():
+            work = measure_work(drafter, own, operations, *size, drafter=True)
+        return memory.less(work + kept_bytes(drafter, *size))
+    except ModelError:
+        raise
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"a step of {tokens} tokens does not fit beside the weights; lower max_tokens_per_step ({error})"
@@ -421,6 +427,17 @@ def measure(
     except Exception as error:  # a compiler or a driver may raise anything
         log.debug("GPU kernels failed", exc_info=True)
         return f"the kernels for GPUs fail on {device_name('cuda')}: {_root(error)}"
+
+
+@contextmanager
+def drafts_may_fail() -> Iterator[None]:
+    """Raise what a drafter's kernels raise as an error of the drafter: the model itself may run."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a compiler or a driver may raise anything
+        raise ModelError(f"drafts cannot be computed on {device_name('cuda')}: {_root(error)}") from error
 
 
 def report_choices(device: str, chosen: Chosen) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -46,6 +47,8 @@ def measure_memory(
 ) -> GpuMemory:
     """Measure the room. A prompt step has `tokens`, a decode step `rows`; `fraction` of the GPU may be used."""
     torch.cuda.synchronize()
+    # A runner is a cycle: what an attempt before this one held is garbage, and not free yet.
+    gc.collect()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     taken = total - free
