@@ -168,5 +168,5 @@ def test_kernels_of_a_drafter_that_fail_are_not_the_models(monkeypatch: pytest.M
     monkeypatch.setattr(loading, "device_name", lambda device: "a GPU")
     with LLM(**tiny_model.OPTIONS, threads=1, memory="16MiB", progress=False) as llm:
         model, operations = llm.engine._device.model, llm.engine._device.operations
-        with pytest.raises(ModelError, match="drafts cannot be computed on a GPU: .*no such instruction"):
+        with pytest.raises(ModelError, match=r"drafts cannot be computed on a GPU: .*no such instruction"):
             loading.measure(model, model, operations, Options(draft="mtp"))
