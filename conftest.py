@@ -53,10 +53,8 @@ collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "te
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the native kernels once, before the first test and not in each of the processes at the same time."""
     from tests.gpu_memory import completed
-    from weft import loading
 
     config.option.markexpr = completed(config.option.markexpr)
-    loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)
     if not hasattr(config, "workerinput"):
         from weft.kernels.native import library
 
@@ -85,6 +83,9 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        loading = sys.modules.get("weft.loading")
+        if loading is not None:
+            loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)

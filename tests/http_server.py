@@ -196,7 +196,9 @@ def serving(
 
     `pool`: how its text workers differ from the usual ones.
     """
-    chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
+    chosen = Options(
+        **{**tiny_model.OPTIONS, "draft": "off", "memory": MEMORY, "threads": 1, "max_length": 2048, **options}
+    )
     limited = settings or ServerSettings()
     # A busy machine may need long to start a text worker.
     patient = replace(limited.limits, text_seconds=max(SECONDS, limited.limits.text_seconds))

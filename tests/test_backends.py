@@ -31,7 +31,7 @@ from weft.server.output_stream import OutputStream
 from weft.server.process_backend import ProcessBackend
 from weft.server.thread_backend import ThreadBackend
 
-SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
+SMALL = Options(**tiny_model.OPTIONS, draft="off", memory="16MiB", max_length=512, max_sequences=4, threads=1)
 LONG = 100_000
 
 
