@@ -8,13 +8,14 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import draft_costs, draft_texts, drafts, mtp
+from benchmarks import draft_costs, draft_texts, drafts, mask_gap, mask_rates, mtp
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
 from tests import tiny_model
 from tests.mtp_oracle import checkpoint
 from weft import LLM
+from weft.engine.loop import Engine
 from weft.kernels.cpu import following
 from weft.runner.cuda import recorded
 
@@ -154,3 +155,11 @@ def test_costs_of_drafts_are_measured_against_an_engine_without(monkeypatch: pyt
         assert ("2 rows, never" in each) == ("suffix" in name)
         assert ("2 rows, plain" in each) == (name == "exact suffix")
     draft_costs.show(model, found)
+
+
+def test_rates_with_masks_are_those_of_answers_that_follow_the_grammar(llm: LLM) -> None:
+    before, grammars = llm.engine, mask_gap.wide_grammars(llm.vocab_size)
+    engine = Engine(before.ledger.spec, before._device, before.config, grammars)
+    assert mask_rates.rate(engine, llm, 2, mask_gap.PEOPLE, 8) > 0
+    words = mask_gap.wide_grammars(20_000)._tokenizer.words
+    assert len(set(words)) == len(words) == 20_000
