@@ -198,11 +198,12 @@ class Guide:
         return [look.mask for look in looks[: len(tokens)]]
 
     def _look(self) -> NDArray[np.int32]:
-        found = np.frombuffer(self._matcher.compute_bitmask(), np.int32)
+        # The end is a token of its own, after the model's vocabulary.
+        found = np.empty(self._vocab_size // 32 + 1, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
         if self._matcher.is_error():
             raise InvalidField(self._field, f"has no valid continuation: {_first_words(self._matcher.get_error())}")
-        mask = found[: len(self._stops)].copy()
-        # The end is a token of its own, after the model's vocabulary.
+        mask = found[: len(self._stops)]
         if self._vocab_size % 32:
             mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
         mask &= self._not_stops
