@@ -6,7 +6,7 @@
 All rows answer JSON of a schema. At depth 1 a step is launched before the tokens before it are known, and its sampling
 follows when they have landed: they advance the grammars, and the next masks are found. Meanwhile the device computes
 the forward pass. So it waits only as long as `gap`, from a landing to the masks, exceeds that. The device is a fake
-that returns at once, and chooses among the allowed tokens by chance. Without drafts. A
+that returns at once, and chooses among the allowed tokens by chance. Without drafts, processor time, of one core. A
 larger vocabulary than that of the model in the box has pairs of its words besides. `benchmarks.mask_rates` measures the
 same on a GPU.
 """
@@ -59,12 +59,12 @@ class WideTokenizer(Tokenizer):
         return self.words[token]
 
 
-def wide_grammars(tokens: int, threads: int = 1) -> Grammars:
+def wide_grammars(tokens: int) -> Grammars:
     """Return grammars over this many tokens; 0: those of the model in the box."""
     narrow = load_tokenizer(builtin.FOLDER)
     assert narrow is not None
     tokenizer = WideTokenizer(narrow, tokens)
-    return Grammars(tokenizer, tokens or tokenizer.size, threads)
+    return Grammars(tokenizer, tokens or tokenizer.size)
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class MaskedDevice:
         return Flight(plan)
 
     def supply_masks(self, flight: Flight, masks: Ints) -> None:
-        self.gaps.append(time.perf_counter() - self.landed_at)
+        self.gaps.append(time.thread_time() - self.landed_at)
         flight.late = masks
 
     def land(self, flight: Flight) -> Landing:
@@ -95,7 +95,7 @@ class MaskedDevice:
             for row, mask in zip(rows.tolist(), masks, strict=True):
                 allowed = np.flatnonzero(np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little"))
                 tokens[row] = self.random.choice(allowed)
-        self.landed_at = time.perf_counter()
+        self.landed_at = time.thread_time()
         return Landing(tokens, None, None)
 
 
@@ -117,9 +117,7 @@ def time_masks(rows: int, grammars: Grammars, grammar: Grammar) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mask_gap", description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, default=0, help="tokens; default: those of the model in the box")
-    parser.add_argument("--threads", type=int, default=1, help="threads that find masks, as on a GPU")
-    arguments = parser.parse_args()
-    grammars = wide_grammars(arguments.vocabulary, arguments.threads)
+    grammars = wide_grammars(parser.parse_args().vocabulary)
     print(f"{'rows':>6} {'gap':>9}   median microseconds; vocabulary {grammars._vocab_size}")
     for rows in ROWS:
         print(f"{rows:>6} {time_masks(rows, grammars, PEOPLE) * 1e6:>9.0f}", flush=True)

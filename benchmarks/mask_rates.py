@@ -19,7 +19,6 @@ import torch
 from benchmarks.gpu import Attempts, arguments_of, begin, keep, random_prompt, run, start, warm_up, without_flashinfer
 from benchmarks.mask_gap import PEOPLE, wide_grammars
 from weft import LLM
-from weft.base.cores import available_cores
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
@@ -42,7 +41,7 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with without_flashinfer():
         llm = start(model, arguments, draft="off", max_sequences=max(arguments.rows), max_length=1024)
     warm_up(llm)
-    before, grammars = llm.engine, wide_grammars(llm.vocab_size, available_cores())
+    before, grammars = llm.engine, wide_grammars(llm.vocab_size)
     engine = Engine(before.ledger.spec, before._device, before.config, grammars)
     for rows in arguments.rows:
         with attempts.part(f"{rows} rows"):

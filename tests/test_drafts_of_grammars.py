@@ -20,9 +20,8 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
-from weft.text import guide as guide_module
-from weft.text.grammar import Grammars
-from weft.text.guide import Guide
+from weft.text import grammar as grammar_module
+from weft.text.grammar import Grammars, Guide
 from weft.text.tokenizer import load_tokenizer
 
 FAMILY = "qwen3_5"
@@ -117,15 +116,15 @@ def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyP
             seconds[0] += 0.004
             return super()._look()
 
-    monkeypatch.setattr(guide_module, "thread_time", lambda: seconds[0])
+    monkeypatch.setattr(grammar_module, "thread_time", lambda: seconds[0])
     guide = SlowLook(grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy(), 256, frozenset(), "regex")
     began = seconds[0]
     masks = guide.masks_along(list(b"abcdefghijklmno"))
     assert len(masks) == 2
-    assert seconds[0] - began <= guide_module.LOOK_AHEAD_SECONDS
+    assert seconds[0] - began <= grammar_module.LOOK_AHEAD_SECONDS
     # What the planner found, the step gets: the same masks, without looking again.
     assert all(a is b for a, b in zip(guide.masks_along(list(b"ab")), masks, strict=True))
-    assert seconds[0] - began <= guide_module.LOOK_AHEAD_SECONDS
+    assert seconds[0] - began <= grammar_module.LOOK_AHEAD_SECONDS
     seconds[0] += 1
     guide.take(ord("a"))
     assert guide.mask is masks[0], "a draft that is accepted is not looked at again"
@@ -174,6 +173,6 @@ def allowed(mask: np.ndarray) -> list[int]:
 def test_a_grammar_whose_own_masks_are_slow_is_not_looked_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
     guide = grammars()(Grammar("regex", "[a-z]{40}"), frozenset())
-    monkeypatch.setattr(guide_module, "thread_time", lambda: float(next(clock)))
+    monkeypatch.setattr(grammar_module, "thread_time", lambda: float(next(clock)))
     guide.take(ord("a"))
     assert guide.masks_along(list(b"bcd")) == []

@@ -18,7 +18,6 @@ from tests.test_grammar import SCHEMA, allowed
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits
-from weft.text import guide as guide_module
 from weft.text.grammar import Grammars
 
 
@@ -90,10 +89,10 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
 def test_an_answer_whose_masks_take_too_long_ends_with_an_error(monkeypatch):
     """`a: a a` has ever more ways to read what was written. Every look takes longer than the budget of a token here."""
     guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("lark", 'start: a\na: a a | "x"'))
-    seconds = itertools.count(0, 1.5 * guide_module.TOKEN_SECONDS)
-    monkeypatch.setattr(guide_module, "thread_time", lambda: next(seconds))
+    seconds = itertools.count(0, 1.5 * limits.TOKEN_SECONDS)
+    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
     # Half of a token's budget is taken from the answer's with each token.
-    for _ in range(round(guide_module.ANSWER_SECONDS / (0.5 * guide_module.TOKEN_SECONDS)) - 2):
+    for _ in range(round(limits.ANSWER_SECONDS / (0.5 * limits.TOKEN_SECONDS)) - 2):
         guide.take(ord("x"))
     with pytest.raises(RequestError, match="grammar is too ambiguous"):
         deque(map(guide.take, b"xxxx"))
@@ -101,8 +100,8 @@ def test_an_answer_whose_masks_take_too_long_ends_with_an_error(monkeypatch):
 
 def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that(monkeypatch):
     guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("regex", "x*"))
-    seconds = itertools.count(0, guide_module.TOKEN_SECONDS / 2)
-    monkeypatch.setattr(guide_module, "thread_time", lambda: next(seconds))
+    seconds = itertools.count(0, limits.TOKEN_SECONDS / 2)
+    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
     for _ in range(2000):
         guide.take(ord("x"))
 

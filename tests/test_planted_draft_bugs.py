@@ -35,7 +35,7 @@ from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate import drafting
 from weft.speculate.habits import key_of
 from weft.speculate.suffix import SharedTexts
-from weft.text.guide import Guide
+from weft.text.grammar import Guide
 
 SEEDS = 100
 REGEX = test_drafts_of_grammars.GRAMMARS[1]

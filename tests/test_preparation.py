@@ -15,8 +15,7 @@ from weft.base.grammar import Grammar
 from weft.server.grammars import with_source
 from weft.server.process_backend import ProcessBackend
 from weft.server.thread_backend import ThreadBackend
-from weft.text.grammar import Grammars
-from weft.text.guide import Guide
+from weft.text.grammar import Grammars, Guide
 
 DIGITS = Grammar("regex", "[0-9]+")
 LETTERS = Grammar("regex", "[a-z]+")

@@ -22,8 +22,7 @@ from tests.texts import texts
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.server.settings import ServerSettings
-from weft.text.grammar import Grammars
-from weft.text.guide import Guide
+from weft.text.grammar import Grammars, Guide
 from weft.text.output import output_parser
 from weft.text.tokenizer import Tokenizer
 from weft.text.tool_grammar import auto_tool_grammar, tool_grammar

@@ -165,8 +165,7 @@ class Loaded:
         """Return the engine's support for structured outputs. `warm`: be ready before the first request."""
         if self.tokenizer is None:
             return None
-        # On a CPU, the cores are busy with the model.
-        grammars = Grammars(self.tokenizer, self.model.vocab_size, available_cores() if self.chosen.on_gpu else 1)
+        grammars = Grammars(self.tokenizer, self.model.vocab_size)
         if warm:
             # A large vocabulary takes a second, which no running request should have to wait.
             threading.Thread(target=grammars.warm, name="weft-grammars", daemon=True).start()

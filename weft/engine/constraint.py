@@ -6,7 +6,7 @@ The engine only applies the masks; the implementation defines and compiles gramm
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from weft.base.grammar import Grammar
 from weft.base.plan import Ints
@@ -45,9 +45,3 @@ class Constraints(Protocol):
     def __call__(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
         """Return the start of an answer. Raises `RequestError` if the grammar is invalid."""
         ...
-
-    def expect(self, answers: Sequence[tuple[Any, int]]) -> None:
-        """Prepare to take these tokens, each the next one of its answer, which must not have ended.
-
-        What may follow them can then be found for all of them together.
-        """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +10,9 @@ import numpy as np
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Scores
 from weft.engine.assembly import PlannedStep
-from weft.engine.constraint import Constraints
-from weft.engine.events import Output, Top
+from weft.engine.events import Top
 from weft.engine.planner import Planner
 from weft.engine.seat_sampling import stacked
-from weft.engine.sequence import Sequence
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Drafting, Proposal
 
@@ -92,23 +90,6 @@ def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Draftin
                 drafting.learn(sequence.drafting, proposal, accepted)
 
 
-def expect_tokens(
-    step: PlannedStep, landing: Landing, verified: Collection[int], constraints: Constraints | None
-) -> None:
-    """Tell grammars which tokens they will be asked to take. Rows with drafts may take several, one after the other."""
-    if constraints is None or not (len(step.plan.sampling.late) or len(step.plan.sampling.mask_row)):
-        return
-    # Rows with drafts are the last ones.
-    rows = zip(step.plan.sampled.tolist(), landing.tokens.tolist())
-    found = ((step.sequences[row], token) for row, token in rows if row not in verified)
-    answers = [
-        (sequence.constraint, token)
-        for sequence, token in found
-        if sequence.constraint is not None and sequence.reason is None and token not in sequence.stop_tokens
-    ]
-    constraints.expect(answers)
-
-
 def late_masks(step: PlannedStep) -> Ints:
     """Return the masks of the samples that depend on the step before, once that has landed."""
     rows, _ = step.plan.samples
@@ -139,10 +120,3 @@ def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int
 def likeliest(scores: Scores, index: int, count: int) -> Top:
     tokens, logprobs = scores.top_token[index, :count].tolist(), scores.top_logprob[index, :count].tolist()
     return list(zip(tokens, logprobs, strict=True))
-
-
-def add_scores(output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
-    """Add the log-probabilities that a request asked for to one of its tokens."""
-    wanted = sequence.request.params.logprobs
-    if wanted is not None:
-        output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)

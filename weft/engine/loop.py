@@ -17,7 +17,7 @@ import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
-from weft.base.plan import Landing
+from weft.base.plan import Landing, Scores
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
@@ -30,10 +30,9 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import Exchange, check_departure, staging
 from weft.engine.landed import (
     accepted_tokens,
-    add_scores,
-    expect_tokens,
     late_masks,
     learn,
+    likeliest,
     moved_step,
     note_verified,
     undo_refused,
@@ -441,7 +440,6 @@ class Engine:
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
-        expect_tokens(step, landing, verified, self._constraints)
         for index, row, token in accepted_tokens(step, landing, verified):
             sequence = step.sequences[row]
             if sequence.reason is not None:
@@ -451,7 +449,7 @@ class Engine:
             output = Output(sequence.id, token)
             tell(output)
             if scores is not None:
-                add_scores(output, sequence, scores, index)
+                self._add_scores(output, sequence, scores, index)
             if landing.digests is not None and sequence.request.params.logits_digest:
                 output.digest = int(landing.digests[index])
             if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):
@@ -475,6 +473,11 @@ class Engine:
             self._finish(sequence, FinishReason.ERROR)
             return False
         return constraint.ended
+
+    def _add_scores(self, output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
+        wanted = sequence.request.params.logprobs
+        if wanted is not None:
+            output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)
 
     def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""

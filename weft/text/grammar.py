@@ -10,15 +10,18 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from time import thread_time
+from typing import Any, NamedTuple
 
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
+from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar, GrammarKind
-from weft.text.guide import Guide, first_words, look_together
 from weft.text.nesting import nesting
 from weft.text.tokenizer import Tokenizer
 
@@ -38,8 +41,13 @@ MAX_TERMINAL_DEPTH = 32
 MAX_INDENTATION = 32
 # Compiled grammars kept for later requests; forced texts whose tokens are kept, and the most characters of one.
 MAX_COMPILED, MOST_SPELLED, LONGEST_SPELLED = 32, 4096, 64
-# Answers for which waking other threads pays, and the most threads: what is left then is the interpreter's.
-FEWEST_TOGETHER, MOST_THREADS = 4, 4
+# Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
+# longer, and all other answers wait for them.
+LOOK_AHEAD_SECONDS = 0.01
+# Processor time for the masks of an answer: at first, and more with each token. Those of `a: a a | "x"` take time that
+# grows with the square of the answer's length, and all other answers wait for them. Schemas take 0.1 ms on average.
+ANSWER_SECONDS = 1.0
+TOKEN_SECONDS = 0.005
 
 # A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
@@ -76,14 +84,12 @@ _TERMINAL_NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*+\b")
 class Grammars:
     """Compiles grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed. With several `threads`, masks of many
-    answers are found by them together.
+    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, threads: int = 1) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._executor = LLExecutor(min(threads, MOST_THREADS)) if threads > 1 else None
         self._trie: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = Lock()
@@ -96,11 +102,6 @@ class Grammars:
             raise InvalidField(FIELDS[grammar.kind], "allows only an empty answer")
         return guide
 
-    def expect(self, answers: Sequence[tuple[Guide, int]]) -> None:
-        """Prepare to take these tokens, each the next one of its answer."""
-        if self._executor is not None and len(answers) >= FEWEST_TOGETHER:
-            look_together(answers, self._executor)
-
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Compile a grammar ahead of a call. Raises `RequestError` if it is invalid."""
         found = self._compiled.get(grammar)
@@ -110,7 +111,7 @@ class Grammars:
             # The library releases the interpreter lock, so the engine's steps continue.
             found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
             if found.is_error():
-                raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {first_words(found.get_error())}")
+                raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {_first_words(found.get_error())}")
         with self._lock:
             self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -128,6 +129,164 @@ class Grammars:
             if self._trie is None:
                 self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
             return self._trie
+
+
+class _Look(NamedTuple):
+    """What may come after a token of a look ahead, and the processor time that it took to find."""
+
+    mask: NDArray[np.int32]
+    ended: bool
+    seconds: float
+
+
+class Guide:
+    """One answer that follows a grammar: `mask` has one bit per token, set if it may come next.
+
+    Stop tokens are allowed only where the answer may end, whatever their text. `ended`: only stop tokens may follow.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: frozenset[int], field: str) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._field = field
+        self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
+        self._not_stops = ~self._stops
+        self.ended = False
+        # The last look ahead: tokens, and what may come after each of them.
+        self._ahead: tuple[list[int], list[_Look]] = ([], [])
+        self._look_seconds = 0.0
+        self._seconds_left = ANSWER_SECONDS
+        self.mask = self._look()
+
+    def take(self, token: int) -> None:
+        """Advance by a token. Raises `RequestError` at a dead end."""
+        began = thread_time()
+        tokens, looks = self._ahead
+        self._ahead = ([], [])
+        if _has(self._stops, token):
+            self.ended = True
+            return
+        if not self._matcher.consume_token(token):
+            raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
+        if looks and tokens[0] == token:
+            # A draft that was accepted: what may come next was found when it was proposed.
+            self._ahead = tokens[1:], looks[1:]
+            self.mask, self.ended, self._look_seconds = looks[0]
+        else:
+            self.mask = self._look()
+            self._look_seconds = thread_time() - began
+        self._seconds_left += TOKEN_SECONDS - self._look_seconds
+        if self._seconds_left < 0 and not self.ended:
+            raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
+
+    def look_ahead(self) -> Ahead:
+        """Return a position that looks ahead of the answer, from here. What it finds is kept for `take`."""
+        return Ahead(self)
+
+    def masks_along(self, tokens: Sequence[int]) -> list[NDArray[np.int32]]:
+        """Return the masks after each of further tokens, as far as the answer may go on and time allows.
+
+        The position stays. Asked again for the same tokens or the first of them, it returns the same masks.
+        """
+        found, looks = self._ahead
+        if not tokens or tuple(found[: len(tokens)]) != tuple(tokens):
+            ahead = self.look_ahead()
+            for token in tokens:
+                if not ahead.allows(token) or not ahead.take(token):
+                    break
+            looks = self._ahead[1]
+        return [look.mask for look in looks[: len(tokens)]]
+
+    def _look(self) -> NDArray[np.int32]:
+        # The end is a token of its own, after the model's vocabulary.
+        found = np.empty(self._vocab_size // 32 + 1, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
+        if self._matcher.is_error():
+            raise InvalidField(self._field, f"has no valid continuation: {_first_words(self._matcher.get_error())}")
+        mask = found[: len(self._stops)]
+        if self._vocab_size % 32:
+            mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
+        mask &= self._not_stops
+        may_end = self._matcher.is_accepting()
+        self.ended = not mask.any()
+        if self.ended and not may_end:
+            raise InvalidField(self._field, "has no continuation that this model's vocabulary can spell")
+        if may_end:
+            mask |= self._stops
+        return mask
+
+
+class Ahead:
+    """A position that looks ahead of an answer. All it takes is at most `LOOK_AHEAD_SECONDS` of processor time."""
+
+    def __init__(self, guide: Guide) -> None:
+        self._guide = guide
+        # What the last look ahead found. The copy of the guide is made where more is needed.
+        self._known = guide._ahead
+        self._copy: Guide | None = None
+        self._end = thread_time() + LOOK_AHEAD_SECONDS
+        self._tokens: list[int] = []
+        self._looks: list[_Look] = []
+        self._at = _Look(guide.mask, guide.ended, guide._look_seconds)
+        guide._ahead = self._tokens, self._looks
+
+    def forced(self) -> int | None:
+        """Return the only token that may come next; None if there is a choice, or if the answer ends here."""
+        mask = self._at.mask
+        if self._at.ended or np.count_nonzero(mask) != 1:
+            return None
+        place = int(np.flatnonzero(mask)[0])
+        word = int(mask[place]) & 0xFFFFFFFF
+        return None if word & (word - 1) else 32 * place + word.bit_length() - 1
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next and does not end the answer."""
+        return not self._at.ended and not _has(self._guide._stops, token) and _has(self._at.mask, token)
+
+    def take(self, token: int) -> bool:
+        """Advance by an allowed token, unless finding what may follow it takes too long. Return whether it did."""
+        look = self._look(token)
+        if look is None:
+            return False
+        self._tokens.append(token)
+        self._looks.append(look)
+        self._at = look
+        return True
+
+    def _look(self, token: int) -> _Look | None:
+        place = len(self._tokens)
+        tokens, looks = self._known
+        if self._copy is None and place < len(tokens) and tokens[place] == token:
+            return looks[place]
+        # The next mask takes about as long as the last one did.
+        if thread_time() + self._at.seconds > self._end:
+            return None
+        if self._copy is None:
+            # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
+            self._copy = copy(self._guide)
+            self._copy._matcher = self._guide._matcher.deep_copy()
+            self._copy._matcher.consume_tokens(self._tokens)
+            self._copy._ahead = ([], [])
+        try:
+            self._copy.take(token)
+        except InvalidField:
+            return None
+        return _Look(self._copy.mask, self._copy.ended, self._copy._look_seconds)
+
+
+def _mask_of(tokens: list[int], vocab_size: int) -> NDArray[np.int32]:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[tokens] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _has(mask: NDArray[np.int32], token: int) -> bool:
+    return bool(mask[token // 32] >> (token % 32) & 1)
+
+
+def _first_words(error: str) -> str:
+    """Return the library's message, without the state that it may append or the mark that it omitted it."""
+    return " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())[:300]
 
 
 # the vocabulary -------------------------------------------------------------------------------------------------------
@@ -187,7 +346,7 @@ def as_lark(text: str, field: str) -> str:
     try:
         return _lark_of_gbnf(text)
     except Exception as error:  # the library raises plain Exception for some errors
-        raise InvalidField(field, f"cannot be used: {first_words(str(error))}") from None
+        raise InvalidField(field, f"cannot be used: {_first_words(str(error))}") from None
 
 
 def _lark_of_gbnf(text: str) -> str:
