@@ -3,12 +3,12 @@
     python -m benchmarks.mask_gap
     python -m benchmarks.mask_gap --vocabulary 248320
 
-All rows answer JSON of a schema, whose strings have a bounded length or any. At depth 1 a step is launched before the tokens before it are known, and its sampling
-follows when they have landed: they advance the grammars, and the next masks are found. Meanwhile the device computes
-the forward pass. So it waits only as long as `gap`, from a landing to the masks, exceeds that. The device is a fake
-that returns at once, and chooses among the allowed tokens by chance. Without drafts, processor time, of one core. A
-larger vocabulary than that of the model in the box has pairs of its words besides. `benchmarks.mask_rates` measures the
-same on a GPU.
+All rows answer JSON of a schema, whose strings have a bounded length or any. At depth 1 a step is launched before the
+tokens before it are known, and its sampling follows when they have landed: they advance the grammars, and the next
+masks are found. Meanwhile the device computes the forward pass. So it waits only as long as `gap`, from a landing to
+the masks, exceeds that. The device is a fake that returns at once, and chooses among the allowed tokens by chance.
+Without drafts, processor time, of one core. A larger vocabulary than that of the model in the box has pairs of its
+words besides. `benchmarks.mask_rates` measures the same on a GPU.
 """
 
 from __future__ import annotations
