@@ -245,7 +245,7 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
     sampling: Any = SimpleNamespace(looks_back=np.arange(8) < 4, penalised=np.zeros(8, bool))
     head: Any = SimpleNamespace(
         stays=True,
-        has_lost=lambda seat: False,
+        expect=lambda seat, guesses: None,
         begin=lambda rows, flying=None: SimpleNamespace(
             counts={seat: number for seat, (_, number) in rows.items()}, tokens=dict
         ),

@@ -23,6 +23,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.plan import Ints
 from weft.engine.device import FollowingDevice
@@ -43,6 +44,8 @@ class UnreadStates(Protocol):
 
     first: Longs
     end: Longs
+    # Whether they are kept at all.
+    keeps: NDArray[np.bool_]
 
     def drop(self, seats: Longs, before: Longs) -> None: ...
 
@@ -54,7 +57,8 @@ class UnreadStates(Protocol):
 class DraftHead(DraftModel):
     """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no guess.
 
-    They are missing after a hit of the target that is deeper than the head's own.
+    They are missing after a hit of the target that is deeper than the head's own. Such a row leaves the head, and so
+    does one before it is read if the head is hardly ever right: its states are not kept, nor has it entries here.
     """
 
     name = "mtp"
@@ -66,8 +70,6 @@ class DraftHead(DraftModel):
         # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.
         self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
         self._rare = 0.0
-        # By seat: whether hidden states are missing, for as long as its sequence runs.
-        self._lost = np.zeros(len(self.ledger.planned), np.bool_)
         # By seat: drafts in flight when it was called last.
         self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
@@ -102,8 +104,9 @@ class DraftHead(DraftModel):
         rows, most = dict[int, tuple[Sequence, int]](), 0
         for seat in np.flatnonzero(waiting).tolist():
             sequence = by_seat[seat]
-            if sequence is None or sequence.drafting is None or self._lost[seat]:
-                self.hidden.forget(seat)
+            assert sequence is not None and sequence.drafting is not None, "only rows that may draft have states"
+            if sequence.drafting.hopeless:
+                self.abandon(seat, sequence)
                 continue
             readable = min(int(self.hidden.end[seat]), self.known(sequence)) - int(self.hidden.first[seat])
             if readable > 0:
@@ -112,13 +115,14 @@ class DraftHead(DraftModel):
             self.draft(rows)
 
     def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
-        self._lost[seats] |= self.hidden.first[seats] > start
-        there = ~self._lost[seats]
-        self.hidden.drop(seats[there], start[there])
-        return np.where(there, np.minimum(self.hidden.end[seats], known), start)
+        lost = self.hidden.first[seats] > start
+        for seat in seats[lost].tolist():
+            self.abandon(seat, self._open[seat].sequence)
+        self.hidden.drop(seats[~lost], start[~lost])
+        return np.where(lost, start, np.minimum(self.hidden.end[seats], known))
 
-    def has_lost(self, seat: int) -> bool:
-        return bool(self._lost[seat])
+    def expect(self, seat: int, guesses: bool) -> None:
+        self.hidden.keeps[seat] = guesses
 
     def begin(
         self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
@@ -140,7 +144,7 @@ class DraftHead(DraftModel):
         guesses = np.array([asked[each][1] for each in seats], np.int64)
         end = known + ahead + 1
         # The flight writes the states that follow the last entry. Otherwise the row waits for its landing.
-        there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known) & ~self._lost[seat]
+        there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known)
         there &= self.hidden.end[seat] == end
         rows = KnownRows(seat, known, end, guesses, np.zeros(int((ahead + 1).sum()), np.int32), ahead).choose(there)
         count = len(rows.seat)
@@ -169,4 +173,4 @@ class DraftHead(DraftModel):
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)
         self.hidden.forget(seat)
-        self._lost[seat], self._ahead[seat] = False, 0
+        self.hidden.keeps[seat], self._ahead[seat] = False, 0

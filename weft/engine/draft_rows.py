@@ -78,6 +78,8 @@ class DraftRows:
 
     def sit(self, seat: int, sequence: Sequence) -> None:
         self._wakes[seat] = NEVER if sequence.drafting is None else 0
+        if self.model is not None:
+            self.model.expect(seat, sequence.drafting is not None and sequence.drafting.model is not None)
         self.off_board[seat] = False
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
@@ -246,8 +248,8 @@ class DraftRows:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
-        if self.model is not None and self.model.has_lost(seat):
-            sequence.drafting.leave_model()
+        if self.model is not None and sequence.drafting.hopeless:
+            self.model.abandon(seat, sequence)
         # One token is sampled after the last draft.
         most, constraint = left - 1, sequence.constraint
         if self.sampling.penalised[seat]:
@@ -264,7 +266,9 @@ class DraftRows:
         if waited or not self.drafting.probes(number, bool(offered)):
             return waited
         best = sorted(offered, key=lambda seat: -sum(offered[seat].worth))
-        return set(best[:PROBED_ROWS])
+        # The best of each drafter is among them: few rows may have one that was never right so far.
+        firsts = {offered[seat].drafter: seat for seat in reversed(best)}
+        return set([*firsts.values(), *best][:PROBED_ROWS])
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:

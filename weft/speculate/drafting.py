@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grammar import Grammar
-from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
+from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance, is_hopeless
 from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.habits import Habits, SharedHabits, key_of
 from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
@@ -41,6 +41,8 @@ LONGEST_STREAK = 4
 CHEAP_TRIAL = 256
 # Share of the time that may be lost by trying more drafts than pay as far as is known.
 TRIALS = 0.0025
+# One of this many sequences keeps a drafter that is hardly ever right, and would show that it is right again.
+SCOUTS = 16
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -140,6 +142,7 @@ class SequenceDrafts:
         overall: dict[str, Acceptance] | None = None,
         model: str | None = None,
         grammar: Grammar | None = None,
+        scout: bool = False,
     ) -> None:
         self.most = most
         self.salt = salt
@@ -148,8 +151,11 @@ class SequenceDrafts:
         self._habits: Habits | None = None
         if suffixes and grammar is not None and model is None:
             self._habits, self._form = Habits(), key_of(salt, grammar)
-        # The drafter that decodes where texts have no long match.
-        self._model = model
+        # The drafter that decodes where texts have no long match: for ever None once it was left. Of its first guesses,
+        # how many were verified and right, and whether it is never left for being wrong.
+        self.model = model
+        self._guessed = self._right = 0
+        self._scout = scout
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
         # By kind: of all sequences of the engine, and of this one.
@@ -160,8 +166,15 @@ class SequenceDrafts:
         self._streaks: dict[str, int] = {}
 
     def leave_model(self) -> None:
-        """Guess without the drafter that decodes: it cannot follow this sequence."""
-        self._model = None
+        """Guess without the drafter that decodes: it cannot follow this sequence, or is never right."""
+        self.model = None
+
+    @property
+    def hopeless(self) -> bool:
+        """Return whether the drafter that decodes is hardly ever right, in this sequence and all others."""
+        if self.model is None or self._scout or self._right > LEAST_RATE * self._guessed:
+            return False
+        return is_hopeless(self._overall.get(self.model))
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
@@ -176,8 +189,8 @@ class SequenceDrafts:
             return self._proposal("prediction", "prediction", match)
         match = self._match(answer, most, shared)
         is_long = match is not None and match.length >= LONG_MATCH
-        if self._model is not None and not is_long:
-            return Proposal(self._model, self._model, (), self._acceptance_of(self._model).worth(most))
+        if self.model is not None and not is_long:
+            return Proposal(self.model, self.model, (), self._acceptance_of(self.model).worth(most))
         if match is None or not match.tokens:
             return None
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
@@ -297,6 +310,9 @@ class SequenceDrafts:
         if not proposal.sources:
             self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
             self._overall[proposal.kind].note(len(proposal.tokens), accepted)
+        if proposal.kind == self.model:
+            self._guessed += 1
+            self._right += accepted > 0
 
     def pause(self) -> int:
         """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
@@ -331,6 +347,8 @@ class Drafting:
         # By the rows of a step: the numbers of drafts that fill a size that the device pads steps to, the largest last.
         # All steps of a size cost the same. None: there are no such sizes.
         self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
+        # Sequences that might have begun with the drafter that decodes.
+        self._begun = 0
         self._probe_after = self._probe_every = FIRST_PROBE
         # Whether the last choice had drafts.
         self._drafts = False
@@ -349,7 +367,11 @@ class Drafting:
         bound = self.most if most is None else min(most, self.most)
         if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
+        model, scout = self.model, self._begun % SCOUTS == 0
+        self._begun += 1
+        if model is not None and not scout and is_hopeless(self.overall.get(model)):
+            model = None
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, model, grammar, scout)
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None) -> None:
         """Keep the text of a finished sequence, and its habits, for others with its salt."""
