@@ -30,8 +30,9 @@ from weft.engine.device import FollowingDevice
 from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
+from weft.speculate.drafting import Proposal
 
-# Positions that wait for the head before it reads them without guessing: it then computes many at once.
+# Positions that wait for the head before it reads them without being asked to guess: it then computes many at once.
 FOLLOWED_AT_ONCE = 64
 # Guesses are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
 # Reading the whole output head takes a sixth of a step of Qwen3.5-9B, and with an eighth of the tokens out of reach,
@@ -70,6 +71,8 @@ class DraftHead(DraftModel):
         # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.
         self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
         self._rare = 0.0
+        # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
+        self._unjudged: tuple[dict[int, tuple[Sequence, int]], Guesses] | None = None
         # By seat: drafts in flight when it was called last.
         self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
@@ -95,24 +98,40 @@ class DraftHead(DraftModel):
             row.keys.extend(chain(parent, tokens, self.ledger.cell))
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
-        """Read hidden states without guessing once enough have piled up in a row: those of prompts, and of rows that
-        do not draft. All rows are then read together.
+        """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All
+        rows are then read together, and a guess after each shows whether the head is right, without a draft.
         """
+        self._judge()
         waiting = self.hidden.end - self.hidden.first
         if int(waiting.max()) < FOLLOWED_AT_ONCE:
             return
         rows, most = dict[int, tuple[Sequence, int]](), 0
         for seat in np.flatnonzero(waiting).tolist():
             sequence = by_seat[seat]
-            assert sequence is not None and sequence.drafting is not None, "only rows that may draft have states"
-            if sequence.drafting.hopeless:
+            assert sequence is not None, "states of an empty seat"
+            assert sequence.drafting is not None, "states of a row that may not draft"
+            if sequence.drafting.leaves_model:
                 self.abandon(seat, sequence)
                 continue
-            readable = min(int(self.hidden.end[seat]), self.known(sequence)) - int(self.hidden.first[seat])
+            end, known = int(self.hidden.end[seat]), self.known(sequence)
+            readable = min(end, known) - int(self.hidden.first[seat])
             if readable > 0:
-                rows[seat], most = (sequence, 0), max(most, readable)
-        if most >= FOLLOWED_AT_ONCE:
-            self.draft(rows)
+                # Where drafts are in flight, the board has what they chose.
+                rows[seat], most = (sequence, int(end <= known + 1)), max(most, readable)
+        if most >= FOLLOWED_AT_ONCE and (guesses := self.begin(rows)) is not None:
+            self._unjudged = {seat: (rows[seat][0], rows[seat][0].length) for seat in guesses.counts}, guesses
+
+    def _judge(self) -> None:
+        """Learn from the guesses of the last reading, once a step that was launched after it has landed."""
+        if self._unjudged is None or not any(s.length > place + 1 for s, place in self._unjudged[0].values()):
+            return
+        rows, guesses = self._unjudged
+        self._unjudged = None
+        for seat, (guess,) in guesses.tokens().items():
+            sequence, place = rows[seat]
+            if sequence.drafting is not None and sequence.length > place:
+                right = sequence.tokens(place, place + 1)[0] == guess
+                sequence.drafting.learn(Proposal(self.name, self.name, (guess,), (1.0,)), int(right))
 
     def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
         lost = self.hidden.first[seats] > start

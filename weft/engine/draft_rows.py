@@ -248,7 +248,7 @@ class DraftRows:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
-        if self.model is not None and sequence.drafting.hopeless:
+        if self.model is not None and sequence.drafting.leaves_model:
             self.model.abandon(seat, sequence)
         # One token is sampled after the last draft.
         most, constraint = left - 1, sequence.constraint
@@ -266,9 +266,7 @@ class DraftRows:
         if waited or not self.drafting.probes(number, bool(offered)):
             return waited
         best = sorted(offered, key=lambda seat: -sum(offered[seat].worth))
-        # The best of each drafter is among them: few rows may have one that was never right so far.
-        firsts = {offered[seat].drafter: seat for seat in reversed(best)}
-        return set([*firsts.values(), *best][:PROBED_ROWS])
+        return set(best[:PROBED_ROWS])
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:

@@ -99,7 +99,8 @@ class HiddenStates:
         kept = self.keeps[plan.seat]
         if not kept.all():
             every = np.full(len(plan.tokens), self.padding, np.int32)
-            every[np.repeat(kept, plan.end - plan.start)] = self._place(plan.seat[kept], plan.start[kept], plan.end[kept])
+            own = np.repeat(kept, plan.end - plan.start)
+            every[own] = self._place(plan.seat[kept], plan.start[kept], plan.end[kept])
             return every
         return self._place(plan.seat, plan.start, plan.end)
 

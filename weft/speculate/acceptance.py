@@ -12,7 +12,7 @@ MEMORY_OF_ALL = 0.998
 # first few drafts would have too many or too few of them, by luck.
 PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 
-# Acceptance of first guesses below which a drafter that decodes cannot pay, whatever the load: a guess of a head takes a
+# Acceptance of first guesses below which a drafter that decodes cannot pay, whatever the load: one of a head takes a
 # twentieth of a step of one row, and its verification more. A new head must be wrong 37 times to seem as bad.
 LEAST_RATE = 0.03
 
@@ -70,8 +70,3 @@ class Acceptance:
             self._refused[place] = self._memory * self._refused[place] + (place == accepted)
         counted = zip(self._accepted, self._refused, strict=True)
         self._worth = tuple(accumulate((right / (right + wrong) for right, wrong in counted), mul))
-
-
-def is_hopeless(overall: Acceptance | None) -> bool:
-    """Return whether a drafter, whose acceptance in all sequences is given if it was tried, is hardly ever right."""
-    return overall is not None and overall.rate(0) < LEAST_RATE
