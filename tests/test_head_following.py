@@ -152,6 +152,8 @@ class CheckedHead(DraftHead):
     """
 
     engine: Engine
+    # Share of the wrong ones.
+    wrong = 0.2
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], seed: int, *args: object) -> None:
         super().__init__(*args, paranoid=True)
@@ -184,7 +186,7 @@ class CheckedHead(DraftHead):
             prompt = asked[seat][0].request.prompt.tolist()
             known = self.answers[tuple(prompt)][len(texts[seat]) - len(prompt) :]
             right = [*known, *tokens][: len(tokens)]
-            guesses[seat] = tuple((t + (self.random.random() < 0.2)) % VOCABULARY for t in right)
+            guesses[seat] = tuple((t + (self.random.random() < self.wrong)) % VOCABULARY for t in right)
             target.chosen[seat] = list(guesses[seat])
         return Guesses(found.counts, lambda: guesses)
 
