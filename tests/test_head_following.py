@@ -167,12 +167,18 @@ class CheckedHead(DraftHead):
             self.checked["landed"] += 1
         return super().draft(asked)
 
+    def has_drafts_in_flight(self, seat, sequence):
+        planner = self.engine.planner
+        return planner.in_flight(sequence) and bool(planner.drafts.off_board[seat])
+
     def begin(self, asked, flying=None):
         target = self.executor.target
         target.execute_all()
         texts = {}
-        for seat, (sequence, _) in asked.items():
+        for seat, (sequence, count) in asked.items():
             texts[seat] = sequence.tokens(0, sequence.length).tolist()
+            if flying is None and count:
+                assert not self.has_drafts_in_flight(seat, sequence), "a guess replaces what drafts in flight choose"
             if flying is not None:
                 texts[seat] += target.chosen[seat][: flying[seat] + 1 - target.refused[seat]]
         found = super().begin(asked, flying)

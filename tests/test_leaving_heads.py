@@ -64,10 +64,7 @@ class WatchedHead(CheckedHead):
         self.wrong = 1.0
 
     def abandon(self, seat, sequence):
-        planner = self.engine.planner
-        self.checked["left with drafts in flight"] += planner.in_flight(sequence) and bool(
-            planner.drafts.off_board[seat]
-        )
+        self.checked["left with drafts in flight"] += self.has_drafts_in_flight(seat, sequence)
         super().abandon(seat, sequence)
         self.left.add(sequence.drafting)
         self.checked["left"] += 1

@@ -358,7 +358,12 @@ def guesses_land_while_prompts_wait(patch: Patch) -> None:
 
 @plant(leaving_workloads)
 def a_row_that_left_the_head_keeps_its_lease(patch: Patch) -> None:
-    patch.setattr(DraftModel, "abandon", lambda self, seat, sequence: sequence.drafting.leave_model())
+    def keeps(self, seat, sequence):
+        sequence.drafting.leave_model()
+        self.hidden.forget(seat)
+        self.hidden.keeps[seat] = False
+
+    patch.setattr(DraftModel, "abandon", keeps)
 
 
 @plant(leaving_workloads)
@@ -384,16 +389,18 @@ def a_row_that_left_the_head_begins_with_it_after_a_preemption(patch: Patch) -> 
     patch.setattr(DraftHead, "expect", lambda self, seat, guesses: original(self, seat, True))
 
 
-@plant(partial(test_head_following.test_guesses_follow_drafts_in_flight))
+@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
 def a_head_that_reads_guesses_where_drafts_are_in_flight(patch: Patch) -> None:
-    original = DraftHead.begin
+    original = DraftHead.follow
 
-    def everywhere(self, asked, flying=None):
-        asked = asked if flying is not None else {seat: (s, max(1, count)) for seat, (s, count) in asked.items()}
-        return original(self, asked, flying)
+    def follow(self, by_seat):
+        begin = self.begin
+        self.begin = lambda rows: begin({seat: (sequence, 1) for seat, (sequence, _) in rows.items()})
+        original(self, by_seat)
+        del self.begin
 
-    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", 1)
-    patch.setattr(DraftHead, "begin", everywhere)
+    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", 2)
+    patch.setattr(DraftHead, "follow", follow)
 
 
 @plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)
