@@ -270,7 +270,9 @@ class DraftRows:
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:
-            self._wakes[seat] = number + 1 + sequence.drafting.pause()
+            # All rows wake in the same steps, because what does not pay in one row may pay in all.
+            pause = sequence.drafting.pause()
+            self._wakes[seat] = number + 1 + (pause - (number + 1) % pause if pause else 0)
 
     def planned(self, drafts: dict[int, Proposal], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
