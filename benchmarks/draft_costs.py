@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from statistics import median
 from typing import Any
 from unittest.mock import patch
 
@@ -53,8 +54,8 @@ WAYS = {
 }
 BATCHES = (1, 32, 128)
 PROMPT, LONG_PROMPT, LONG_PROMPTS = 128, 8192, 3
-# Tokens of answers: those from which an engine learns, and those that are measured.
-LEARNING, ANSWER = 96, 160
+# Tokens of answers: those from which an engine learns, and those that are measured, the latter several times.
+LEARNING, ANSWER, ROUNDS = 96, 160, 3
 
 
 def main() -> int:
@@ -145,18 +146,19 @@ def request(llm: LLM, tokens: int, answer: int, *seed: int) -> Request:
 
 
 def rate(engine: Engine, llm: LLM, rows: int) -> float:
-    """Return tokens per second while all rows decode, after answers from which the engine has learned."""
-    for round_, answer in enumerate((LEARNING, ANSWER)):
+    """Return tokens per second while all rows decode, after answers from which the engine has learned: the median."""
+    rates = []
+    for round_, answer in enumerate((LEARNING, *[ANSWER] * ROUNDS)):
         begin(engine, [request(llm, PROMPT, answer, rows, number, round_) for number in range(rows)])
         began, tokens, all_decode = time.perf_counter(), 0, True
         while all_decode:
             outputs = engine.step()
             tokens += sum(output.token is not None for output in outputs)
             all_decode = all(output.finish is None for output in outputs)
-        seconds = time.perf_counter() - began
+        rates.append(tokens / (time.perf_counter() - began))
         while not engine.idle:
             engine.step()
-    return tokens / seconds
+    return median(rates[1:])
 
 
 def prompt_seconds(llm: LLM) -> float:

@@ -71,6 +71,10 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
 class HeadDrafts(ScriptedDrafts):
     """Drafts that the head decodes, accepted by chance."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.model = DraftHead.name
+
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         count = min(most, len(self.chances))
         return Proposal(DraftHead.name, DraftHead.name, (), self.chances[:count]) if count > 0 else None

@@ -191,7 +191,7 @@ NOT_WAITING = {
     ("weft.kernels.cpu.index_building", "stage_group"): "the plan's own arrays, on the host",
     ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
-    ("weft.runner.hidden_states", "HiddenStates.place"): "the plan's own arrays, on the host",
+    ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
     ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",

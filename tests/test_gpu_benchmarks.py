@@ -143,7 +143,14 @@ def test_verification_is_measured_with_scripted_acceptance(
 
 
 def test_costs_of_drafts_are_measured_against_an_engine_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PROMPT": 16, "LONG_PROMPT": 100, "LONG_PROMPTS": 1, "LEARNING": 8, "ANSWER": 16}.items():
+    for name, value in {
+        "PROMPT": 16,
+        "LONG_PROMPT": 100,
+        "LONG_PROMPTS": 1,
+        "LEARNING": 8,
+        "ANSWER": 16,
+        "ROUNDS": 1,
+    }.items():
         monkeypatch.setattr(draft_costs, name, value)
     arguments = Namespace(device="cpu", dtype="float32", memory="256MiB", here=None, rows=[2])
     arguments.only = ["off", "suffix", "exact suffix"]

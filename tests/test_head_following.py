@@ -152,6 +152,8 @@ class CheckedHead(DraftHead):
     """
 
     engine: Engine
+    # Share of the wrong ones.
+    wrong = 0.2
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], seed: int, *args: object) -> None:
         super().__init__(*args, paranoid=True)
@@ -165,12 +167,18 @@ class CheckedHead(DraftHead):
             self.checked["landed"] += 1
         return super().draft(asked)
 
+    def has_drafts_in_flight(self, seat, sequence):
+        planner = self.engine.planner
+        return planner.in_flight(sequence) and bool(planner.drafts.off_board[seat])
+
     def begin(self, asked, flying=None):
         target = self.executor.target
         target.execute_all()
         texts = {}
-        for seat, (sequence, _) in asked.items():
+        for seat, (sequence, count) in asked.items():
             texts[seat] = sequence.tokens(0, sequence.length).tolist()
+            if flying is None and count:
+                assert not self.has_drafts_in_flight(seat, sequence), "a guess replaces what drafts in flight choose"
             if flying is not None:
                 texts[seat] += target.chosen[seat][: flying[seat] + 1 - target.refused[seat]]
         found = super().begin(asked, flying)
@@ -184,7 +192,7 @@ class CheckedHead(DraftHead):
             prompt = asked[seat][0].request.prompt.tolist()
             known = self.answers[tuple(prompt)][len(texts[seat]) - len(prompt) :]
             right = [*known, *tokens][: len(tokens)]
-            guesses[seat] = tuple((t + (self.random.random() < 0.2)) % VOCABULARY for t in right)
+            guesses[seat] = tuple((t + (self.random.random() < self.wrong)) % VOCABULARY for t in right)
             target.chosen[seat] = list(guesses[seat])
         return Guesses(found.counts, lambda: guesses)
 

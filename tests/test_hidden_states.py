@@ -17,9 +17,15 @@ from weft.runner.hidden_states import BLOCK, HiddenStates
 SEATS, MOST = 3, 5 * BLOCK
 
 
+def keeping(dtype: torch.dtype) -> HiddenStates:
+    states = HiddenStates(SEATS, MOST, 1, dtype)
+    states.keeps[:] = True
+    return states
+
+
 def check_random_steps(seed: int) -> None:
     """Compare with a dictionary of what was written, by seat and position."""
-    random, states = Random(seed), HiddenStates(SEATS, MOST, 1, torch.float64)
+    random, states = Random(seed), keeping(torch.float64)
     written: list[dict[int, int]] = [{} for _ in range(SEATS)]
     number = 0
     for _ in range(60):
@@ -95,7 +101,7 @@ def test_states_are_read_as_they_were_written() -> None:
 
 
 def test_a_row_on_the_board_reads_the_output_of_its_own_seat() -> None:
-    states = HiddenStates(SEATS, MOST, 1, torch.float32)
+    states = keeping(torch.float32)
     states.place(make_plan([Row(0, 3, seat=1)]))
     lines = states.find(make_plan([Row(3, 4, seat=2, from_board=1), Row(0, 3, seat=1)]))
     assert lines.tolist()[0] == states.own + 2
@@ -104,7 +110,7 @@ def test_a_row_on_the_board_reads_the_output_of_its_own_seat() -> None:
 
 
 def test_states_that_were_not_kept_are_never_read() -> None:
-    states = HiddenStates(SEATS, MOST, 1, torch.float32)
+    states = keeping(torch.float32)
     states.place(make_plan([Row(10, 20, seat=1)]))
     for start, end, seat in ((9, 12, 1), (15, 21, 1), (10, 12, 0)):
         with pytest.raises(AssertionError, match="not kept"):

@@ -154,7 +154,7 @@ def test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right(family: st
     counts = engine.planner.drafting.counts
     assert counts.accepted.total() > 20
     assert counts.proposed.total() - counts.accepted.total() > 5
-    check_drafts(engine, family, least=20)
+    check_drafts(engine, family, least=15)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.slow)])
@@ -217,8 +217,8 @@ def check_hits(engine: Engine) -> None:
 
 def test_a_row_without_hidden_states_of_its_prefix_is_not_drafted_by_the_head(monkeypatch) -> None:
     """The target resumes behind cells that the head has lost. The row goes on with suffixes, which has none here."""
-    left = []
-    monkeypatch.setattr(SequenceDrafts, "leave_model", lambda drafts: left.append(drafts))
+    left, leave = [], SequenceDrafts.leave_model
+    monkeypatch.setattr(SequenceDrafts, "leave_model", lambda drafts: left.append(drafts) or leave(drafts))
     engine = engine_of("qwen3_5")
     head = engine.planner.drafts.model
     serve(engine, [Ask(tokens(150, 1), greedy(4))])
@@ -228,9 +228,9 @@ def test_a_row_without_hidden_states_of_its_prefix_is_not_drafted_by_the_head(mo
     assert report.cached_tokens >= 64
     assert len(head.seen) == seen
     assert report.drafts.proposed == 0
-    assert len(set(left)) == 1
+    assert len(left) == 1
     serve(engine, [Ask(tokens(40, 8), greedy(30))])
-    assert len(set(left)) == 1
+    assert len(left) == 1
     assert len(head.seen) > seen
 
 

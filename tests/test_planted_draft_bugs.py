@@ -22,10 +22,11 @@ from tests import (
     test_habits,
     test_head_following,
     test_hidden_states,
+    test_leaving_heads,
     test_mtp,
     test_suffixes,
 )
-from weft.engine import draft_rows, loop, planner
+from weft.engine import draft_head, draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
@@ -33,6 +34,7 @@ from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate import drafting
+from weft.speculate.drafting import SequenceDrafts
 from weft.speculate.habits import key_of
 from weft.speculate.suffix import SharedTexts
 from weft.text.grammar import Guide
@@ -66,6 +68,11 @@ def following_workloads() -> None:
 def head_workloads() -> None:
     for seed in range(SEEDS):
         test_head_following.run_head(seed)
+
+
+def leaving_workloads() -> None:
+    for seed in range(SEEDS):
+        test_leaving_heads.check_leaving_at_any_time(seed)
 
 
 def plant(check: Callable[[], None], slow: bool = False) -> Callable[[Callable[[Patch], None]], None]:
@@ -347,6 +354,53 @@ def guesses_land_while_prompts_wait(patch: Patch) -> None:
         return original(self, rows, count, room, number, idle, False, fits)
 
     patch.setattr(draft_rows.DraftRows, "choose", eager)
+
+
+@plant(leaving_workloads)
+def a_row_that_left_the_head_keeps_its_lease(patch: Patch) -> None:
+    def keeps(self, seat, sequence):
+        sequence.drafting.leave_model()
+        self.hidden.forget(seat)
+        self.hidden.keeps[seat] = False
+
+    patch.setattr(DraftModel, "abandon", keeps)
+
+
+@plant(leaving_workloads)
+def a_row_that_left_the_head_is_asked_for_guesses(patch: Patch) -> None:
+    patch.setattr(SequenceDrafts, "leave_model", lambda self: None)
+
+
+@plant(leaving_workloads)
+def hidden_states_of_a_row_that_left_the_head_are_kept(patch: Patch) -> None:
+    original = DraftHead.leave
+
+    def kept(self, seat, returns):
+        keeps = bool(self.hidden.keeps[seat])
+        original(self, seat, returns)
+        self.hidden.keeps[seat] = keeps
+
+    patch.setattr(DraftHead, "leave", kept)
+
+
+@plant(leaving_workloads)
+def a_row_that_left_the_head_begins_with_it_after_a_preemption(patch: Patch) -> None:
+    original = DraftHead.expect
+    patch.setattr(DraftHead, "expect", lambda self, seat, guesses: original(self, seat, True))
+
+
+@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
+def a_head_that_reads_guesses_where_drafts_are_in_flight(patch: Patch) -> None:
+    original = DraftHead.follow
+
+    def follow(self, by_seat):
+        begin = self.begin
+        self.begin = lambda rows: begin({seat: (sequence, 1) for seat, (sequence, _) in rows.items()})
+        original(self, by_seat)
+        del self.begin
+
+    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", 2)
+    patch.setattr(DraftHead, "follow", follow)
 
 
 @plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)

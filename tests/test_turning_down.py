@@ -18,6 +18,7 @@ from weft.engine import loop
 from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
 from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
 from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import Match
@@ -177,6 +178,30 @@ def test_drafts_that_become_right_are_noticed(depth: int) -> None:
     assert len(device.plans) < 0.7 * len(ANSWER)
 
 
+class Padded(FreeDrafts):
+    """A step with drafts takes a third more, however many there are, as on a GPU with many rows."""
+
+    def ratio(self, rows: int, drafts: int) -> float:
+        return 4 / 3 if drafts else 1.0
+
+
+def test_rows_that_began_at_different_times_draft_together_once_that_pays() -> None:
+    """Each alone does not pay, so they sleep; if they woke one after the other, that would stay."""
+    rows = 16
+    drafting = Guessing(right_from=150, costs=Padded())
+    config = EngineConfig(memory_bytes=1 << 23, max_sequences=rows, max_length=2048, cache=False)
+    engine = Engine(SPEC, Recorder(SPEC, config.memory_bytes, rows), config, drafting=drafting)
+    drafting.overall["suffix"] = Acceptance(0.3, memory=MEMORY_OF_ALL)
+    for step in range(5000):
+        if step < 5 * rows and step % 5 == 0:
+            engine.add(request(len(ANSWER)))
+        engine.step()
+        if step > 5 * rows and engine.idle:
+            break
+    assert engine.idle
+    assert drafting.counts.accepted.total() > 0.5 * rows * (len(ANSWER) - 150)
+
+
 def test_a_new_sequence_begins_with_what_others_learned() -> None:
     drafting = Drafting(4)
     prompt = np.array([1, 2, 3] * 9, np.int32)
@@ -245,7 +270,7 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
     sampling: Any = SimpleNamespace(looks_back=np.arange(8) < 4, penalised=np.zeros(8, bool))
     head: Any = SimpleNamespace(
         stays=True,
-        has_lost=lambda seat: False,
+        expect=lambda seat, guesses: None,
         begin=lambda rows, flying=None: SimpleNamespace(
             counts={seat: number for seat, (_, number) in rows.items()}, tokens=dict
         ),

@@ -129,9 +129,14 @@ class DraftModel:
         self.launched(rows)
         return found
 
-    def has_lost(self, seat: int) -> bool:
-        """Return whether this row can have no guesses any more."""
-        return False
+    def expect(self, seat: int, guesses: bool) -> None:
+        """Take note of whether the sequence that sits down in a seat may ask for guesses."""
+
+    def abandon(self, seat: int, sequence: Sequence) -> None:
+        """Release what a running sequence holds. It has no guesses any more, also if it is preempted and returns."""
+        if sequence.drafting is not None:
+            sequence.drafting.leave_model()
+        self.leave(seat, returns=False)
 
     def verified(self, seat: int, drafter: str, accepted: int) -> None:
         """Take note of how many drafts of a seat were right."""

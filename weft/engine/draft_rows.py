@@ -78,6 +78,8 @@ class DraftRows:
 
     def sit(self, seat: int, sequence: Sequence) -> None:
         self._wakes[seat] = NEVER if sequence.drafting is None else 0
+        if self.model is not None:
+            self.model.expect(seat, sequence.drafting is not None and sequence.drafting.model is not None)
         self.off_board[seat] = False
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
@@ -246,8 +248,8 @@ class DraftRows:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
-        if self.model is not None and self.model.has_lost(seat):
-            sequence.drafting.leave_model()
+        if self.model is not None and sequence.drafting.leaves_model:
+            self.model.abandon(seat, sequence)
         # One token is sampled after the last draft.
         most, constraint = left - 1, sequence.constraint
         if self.sampling.penalised[seat]:
@@ -268,7 +270,9 @@ class DraftRows:
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:
-            self._wakes[seat] = number + 1 + sequence.drafting.pause()
+            # All rows wake in the same steps, because what does not pay in one row may pay in all.
+            pause = sequence.drafting.pause()
+            self._wakes[seat] = number + 1 + (pause - (number + 1) % pause if pause else 0)
 
     def planned(self, drafts: dict[int, Proposal], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""

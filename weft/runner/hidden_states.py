@@ -66,7 +66,7 @@ def guess_places(plan: Plan) -> Longs:
 
 
 class HiddenStates:
-    """A seat keeps one interval of positions, [first, end).
+    """A seat keeps one interval of positions, [first, end), if it keeps any.
 
     What a step writes replaces everything from its first position on, so states of wrong drafts are gone when the next
     step writes. Beyond `most` positions, or without a free block, a seat loses all of them. A row that follows drafts
@@ -83,6 +83,7 @@ class HiddenStates:
         self.lines = torch.zeros(self.padding + 1, width, dtype=dtype, device=device)
         self.first = np.zeros(seats, np.int64)
         self.end = np.zeros(seats, np.int64)
+        self.keeps = np.zeros(seats, np.bool_)
         # By seat: the end of the last block that it holds, and its blocks by their number in the sequence, in a ring.
         self._limit = np.zeros(seats, np.int64)
         self._blocks = np.zeros((seats, blocks), np.int32)
@@ -94,8 +95,17 @@ class HiddenStates:
     # on the host ------------------------------------------------------------------------------------------------------
 
     def place(self, plan: Plan) -> Ints:
-        """Keep the states of a step's tokens from now on, and return the line of each."""
-        seat, start, end = (each.astype(np.int64) for each in (plan.seat, plan.start, plan.end))
+        """Keep the states of a step's tokens from now on, and return the line of each. Others have that of padding."""
+        kept = self.keeps[plan.seat]
+        if not kept.all():
+            every = np.full(len(plan.tokens), self.padding, np.int32)
+            own = np.repeat(kept, plan.end - plan.start)
+            every[own] = self._place(plan.seat[kept], plan.start[kept], plan.end[kept])
+            return every
+        return self._place(plan.seat, plan.start, plan.end)
+
+    def _place(self, *rows: Ints) -> Ints:
+        seat, start, end = (each.astype(np.int64) for each in rows)
         for row in np.flatnonzero((start > self.end[seat]) | (start < self.first[seat])).tolist():
             self.forget(int(seat[row]))
             self._begin(int(seat[row]), int(start[row]))
@@ -214,7 +224,7 @@ class StateUse(Protocol):
 
 
 class KeepsStates:
-    """Use of a model that has a head: keeps the states of all its tokens."""
+    """Use of a model that has a head: keeps the states of the tokens that the head is to read."""
 
     def __init__(self, states: HiddenStates) -> None:
         self.states = states

@@ -7,17 +7,17 @@ size, grows less than the tokens expected of it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grammar import Grammar
-from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
+from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
 from weft.speculate.costs import LearnedCosts, StepCosts
+from weft.speculate.counts import DraftCounts
 from weft.speculate.habits import Habits, SharedHabits, key_of
 from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
@@ -41,6 +41,10 @@ LONGEST_STREAK = 4
 CHEAP_TRIAL = 256
 # Share of the time that may be lost by trying more drafts than pay as far as is known.
 TRIALS = 0.0025
+# Drafters that read every token, and guess now and then without a draft: sequences leave them if that is of no use.
+READERS = ("mtp",)
+# One of this many sequences stays, and would show that such a drafter is right again.
+SCOUTS = 16
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -110,23 +114,6 @@ class Proposal:
         return replace(self, tokens=guesses[first : first + len(self.tokens)], early=())
 
 
-@dataclass(slots=True)
-class DraftCounts:
-    """Counts for metrics: drafts by drafter and position, rows that were not drafted by reason."""
-
-    proposed: Counter[tuple[str, int]] = field(default_factory=Counter)
-    accepted: Counter[tuple[str, int]] = field(default_factory=Counter)
-    not_drafted: Counter[str] = field(default_factory=Counter)  # sequences, by reason
-
-    def stats(self) -> dict[str, dict[str, int]]:
-        """Return the counts with plain names: "suffix 1" are the first drafts of the drafter."""
-        named = {
-            "proposed": {f"{name} {place}": count for (name, place), count in self.proposed.items()},
-            "accepted": {f"{name} {place}": count for (name, place), count in self.accepted.items()},
-        }
-        return named | {"not_drafted": dict(self.not_drafted)}
-
-
 class SequenceDrafts:
     """The drafting of one sequence: its texts, and how well its drafts did. `most` bounds the drafts of a step."""
 
@@ -140,16 +127,19 @@ class SequenceDrafts:
         overall: dict[str, Acceptance] | None = None,
         model: str | None = None,
         grammar: Grammar | None = None,
+        scout: bool = False,
     ) -> None:
         self.most = most
         self.salt = salt
         self._prompt_length = len(prompt)
         # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
-        self._habits: Habits | None = None
-        if suffixes and grammar is not None and model is None:
-            self._habits, self._form = Habits(), key_of(salt, grammar)
-        # The drafter that decodes where texts have no long match.
-        self._model = model
+        self._form = key_of(salt, grammar) if suffixes and grammar is not None else b""
+        self._habits = Habits() if self._form and model is None else None
+        # The drafter that decodes where texts have no long match: None for ever once it was left. Of its first guesses,
+        # how many are known to be right or wrong, how many were right, and whether it is read even if none is.
+        self.model = model
+        self._guessed = self._right = 0
+        self._scout = scout
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
         # By kind: of all sequences of the engine, and of this one.
@@ -160,8 +150,20 @@ class SequenceDrafts:
         self._streaks: dict[str, int] = {}
 
     def leave_model(self) -> None:
-        """Guess without the drafter that decodes: it cannot follow this sequence."""
-        self._model = None
+        """Guess without the drafter that decodes: it cannot follow this sequence, or is never right."""
+        self.model, self._habits = None, Habits() if self._form else None
+
+    @property
+    def leaves_model(self) -> bool:
+        """Return whether to leave the drafter that decodes, because it is of no use here."""
+        return not self._scout and self._is_hopeless()
+
+    def _is_hopeless(self) -> bool:
+        """Return whether the drafter that decodes is hardly ever right, in this sequence and all others."""
+        if self.model not in READERS or self._right > LEAST_RATE * self._guessed:
+            return False
+        overall = self._overall.get(self.model)
+        return overall is not None and overall.rate(0) < LEAST_RATE
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
@@ -176,8 +178,8 @@ class SequenceDrafts:
             return self._proposal("prediction", "prediction", match)
         match = self._match(answer, most, shared)
         is_long = match is not None and match.length >= LONG_MATCH
-        if self._model is not None and not is_long:
-            return Proposal(self._model, self._model, (), self._acceptance_of(self._model).worth(most))
+        if self.model is not None and not is_long and not self._is_hopeless():
+            return Proposal(self.model, self.model, (), self._acceptance_of(self.model).worth(most))
         if match is None or not match.tokens:
             return None
         return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
@@ -297,6 +299,9 @@ class SequenceDrafts:
         if not proposal.sources:
             self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
             self._overall[proposal.kind].note(len(proposal.tokens), accepted)
+        if proposal.kind == self.model:
+            self._guessed += 1
+            self._right += accepted > 0
 
     def pause(self) -> int:
         """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
@@ -331,6 +336,7 @@ class Drafting:
         # By the rows of a step: the numbers of drafts that fill a size that the device pads steps to, the largest last.
         # All steps of a size cost the same. None: there are no such sizes.
         self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
+        self._begun = 0
         self._probe_after = self._probe_every = FIRST_PROBE
         # Whether the last choice had drafts.
         self._drafts = False
@@ -349,7 +355,12 @@ class Drafting:
         bound = self.most if most is None else min(most, self.most)
         if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
+        parts = (prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
+        found = SequenceDrafts(*parts, scout=self._begun % SCOUTS == 0)
+        self._begun += 1
+        if found.leaves_model:
+            found.leave_model()
+        return found
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None) -> None:
         """Keep the text of a finished sequence, and its habits, for others with its salt."""
