@@ -124,7 +124,9 @@ def test_rejected_drafts_leave_no_trace():
     assert_nothing_else_is_written(rig)
 
 
-@pytest.mark.parametrize(("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16)])
+@pytest.mark.parametrize(
+    ("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16), (1, 136, torch.float32)]
+)
 def test_short_rows_equal_the_loop_wherever_they_end(groups, state, dtype, monkeypatch):
     launched = []
     monkeypatch.setattr(cuda_ssd, "short_tokens", lambda *call: launched.append(short_tokens(*call)) or launched[-1])
