@@ -18,8 +18,8 @@ from weft.kernels.plain.sampling import digest
 
 __all__ = ["digest", "draw", "for_sampling", "likeliest", "read_board", "restrict", "score", "take_likeliest"]
 
-# Tokens of a program that looks for the maximum.
-LIKELIEST_CHUNK = 8192
+# Tokens of a program that looks for the maximum, and its warps.
+LIKELIEST_CHUNK, LIKELIEST_WARPS = 4096, 4
 LEAST_KEY = tl.constexpr(-(2**31))
 NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -57,7 +57,7 @@ def find_likeliest(
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
             named(logits=logits, best_key=best[0], best_token=best[1], stride=logits.stride(0), vocab=vocab),
-            BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits),
+            BLOCK=LIKELIEST_CHUNK, num_warps=LIKELIEST_WARPS, **early(logits),
         )  # fmt: skip
         likeliest_kernel[(rows,)](
             named(best_key=best[0], best_token=best[1], result=token, board=board, seat=seat, chunks=chunks),
@@ -71,12 +71,14 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = token < vocab
-    key = tl.where(real, rising_key(tl.load(logits + row * stride + token, mask=real, other=0.0)), LEAST_KEY)
-    greatest = tl.max(key, 0)
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    # Floats are compared as they are, which takes half as long as by their keys. NaN counts as infinite.
+    value = tl.where(value == value, value, float("inf"))
+    greatest = tl.max(value, 0)
     place = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(best_key + place, greatest)
-    tl.store(best_token + place, tl.min(tl.where(real & (key == greatest), token, NOWHERE), 0))
+    tl.store(best_key + place, rising_key(greatest))
+    # What pads the last chunk comes after its tokens, and is no greater.
+    tl.store(best_token + place, tl.min(tl.where(value == greatest, token, NOWHERE), 0))
 
 
 @jit
