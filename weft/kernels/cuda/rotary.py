@@ -28,6 +28,8 @@ class RotaryTile(NamedTuple):
     warps: int
 
 
+# Minimum elements of a warp: all threads load 16 bytes of 16-bit numbers.
+PER_WARP = 256
 # Measured on an H200: in decode-only steps, and in others.
 DECODE_TILE, STEP_TILE = RotaryTile(1024, 4), RotaryTile(512, 1)
 
@@ -86,6 +88,7 @@ def rotate_and_write(
     tile, warps = by or (STEP_TILE if batch.pieces else DECODE_TILE)
     # A program's heads go to one place, so their number divides those of queries and of keys.
     side = min(math.gcd(heads, kv_heads, 1 << 10), max(1, tile // power_of_two(head_dim)))
+    warps = max(1, min(warps, side * power_of_two(head_dim) // PER_WARP))
     if tokens:
         cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
         rotate_kernel[(tokens, every // side)](

@@ -36,7 +36,7 @@ def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]
 
 
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """Return the token with the greatest logit, the first among equals."""
+    """Return the token with the greatest logit, the first among equals. Of NaN and others it may be any such token."""
     return find_likeliest(logits, torch.int64, None, None)
 
 
@@ -72,13 +72,12 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    # Floats are compared as they are, which takes half as long as by their keys. NaN counts as infinite.
-    value = tl.where(value == value, value, float("inf"))
+    # Comparing floats as they are takes half as long as by their keys. A maximum leaves NaN out if it can.
     greatest = tl.max(value, 0)
     place = row * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_key + place, rising_key(greatest))
-    # What pads the last chunk comes after its tokens, and is no greater.
-    tl.store(best_token + place, tl.min(tl.where(value == greatest, token, NOWHERE), 0))
+    # NaN is not less either, so there is always a token; what pads the last chunk comes after it.
+    tl.store(best_token + place, tl.min(tl.where(value < greatest, NOWHERE, token), 0))
 
 
 @jit
