@@ -347,9 +347,10 @@ def _merge_parts(
     peak = tl.zeros([AT_ONCE], tl.float32) + sink
     total = tl.full([AT_ONCE], 1.0 if HAS_SINKS else 0.0, tl.float32)
     mixed = tl.zeros([AT_ONCE, BLOCK_DIM], tl.float32)
-    # Most rows that a border cuts have two parts.
+    # Where rows are many, most of those that a border cuts have two parts.
     BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
-    if last_share == first_share + 1:
+    has_two = last_share == first_share + 1 if BORDERS else False
+    if has_two:
         peak, total, mixed = _add_parts(
             peak, total, mixed, parts_ptr, first_share, first_share, last_share, shares, head, line, is_token,
             HEADS, GROUP, HEAD_DIM, BLOCK_DIM, TOKENS, 2,
