@@ -193,7 +193,9 @@ def test_the_size_of_a_block_of_queries_changes_nothing(block, window):
     assert error_of(out, scene.reference()) < 2e-6
 
 
-@pytest.mark.parametrize("sharing", [DecodeSharing(1, 1), DecodeSharing(3, 2), DecodeSharing(40, 1)])
+@pytest.mark.parametrize(
+    "sharing", [DecodeSharing(shares, least) for shares, least in ((1, 1), (3, 2), (8, 1), (40, 1))]
+)
 @pytest.mark.parametrize("window", [None, 1, 20])
 def test_rows_of_drafts_read_a_cell_together_and_longer_padding_is_finite(sharing, window):
     scene = Scene([(60, 64), (46, 51), (8, 9), (100, 102), (0, 30)], window, heads=3, kv_heads=1, spare=30)

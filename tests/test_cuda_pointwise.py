@@ -157,7 +157,10 @@ def check_rotating(norm, size, heads, kv_heads, head_dim, dtype, device, toleran
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("size", [0, 6, 12])
 def test_queries_keys_and_values_are_normed_turned_and_put_where_they_belong(norm, size):
-    check_rotating(norm, size, 3, 1, 12, torch.float32, "cpu", 1e-5, window=5 if norm else None)
+    window = 5 if norm else None
+    check_rotating(norm, size, 3, 1, 12, torch.float32, "cpu", 1e-5, window)
+    # Programs of two heads: four of queries, one of keys and one of values.
+    check_rotating(norm, size, 8, 2, 12, torch.float32, "cpu", 1e-5, window)
 
 
 def launch_all() -> None:

@@ -138,13 +138,16 @@ def test_banned_tokens_are_never_drawn():
 @pytest.mark.parametrize("vocab", [1, 8192, 20_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_the_likeliest_is_the_first_of_equals(vocab, dtype):
-    logits = torch.randn(5, vocab, generator=torch.Generator().manual_seed(vocab)).to(DEVICE, dtype)
+    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)).to(DEVICE, dtype)
     logits[1] = torch.where(logits[1] > 0, 3.0, -2.0)
     logits[2], logits[3, :] = 0.0, -torch.inf
     logits[2, : vocab // 2] = -0.0
-    logits[4] = torch.nan
+    logits[4], logits[5, vocab // 3 :: 7] = torch.nan, torch.nan
     wanted = logits.float().cpu().numpy().argmax(-1)
-    assert sampling.likeliest(logits).tolist() == wanted.tolist()
+    found = sampling.likeliest(logits)
+    assert found[:5].tolist() == wanted[:5].tolist()
+    some = logits[5, found[5]]
+    assert some.isnan() or some == logits[5].nan_to_num(-torch.inf).max(), "NaN among others leaves a token that exists"
 
 
 @pytest.mark.parametrize("vocab", [40, 9001])

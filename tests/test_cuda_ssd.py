@@ -124,7 +124,9 @@ def test_rejected_drafts_leave_no_trace():
     assert_nothing_else_is_written(rig)
 
 
-@pytest.mark.parametrize(("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16)])
+@pytest.mark.parametrize(
+    ("groups", "state", "dtype"), [(1, 16, torch.float32), (2, 24, torch.float16), (1, 136, torch.float32)]
+)
 def test_short_rows_equal_the_loop_wherever_they_end(groups, state, dtype, monkeypatch):
     launched = []
     monkeypatch.setattr(cuda_ssd, "short_tokens", lambda *call: launched.append(short_tokens(*call)) or launched[-1])
@@ -303,6 +305,10 @@ def launch_wide_drafts() -> None:
     launch(torch.float32, heads=8, head_dim=16, state=24, groups=2, rows=[Row(70, 74), Row(3, 6)], room=7)
 
 
+def launch_wide_drafts_in_float32() -> None:
+    launch(torch.float32, heads=24, head_dim=128, state=256, groups=1, rows=[Row(70, 74), Row(3, 6)], room=7)
+
+
 LONG_ROWS = [Row(70, 71), *(Row(70, 71) for _ in range(99)), Row(3, 300)]
 
 
@@ -334,3 +340,4 @@ def test_kernels_compile_for_sm_90():
 @pytest.mark.slow
 def test_kernels_of_other_sizes_compile_for_sm_90():
     assert_compiles(launch_more, launch_wide_drafts)
+    assert_compiles(launch_wide_drafts_in_float32, in_registers=True)

@@ -157,10 +157,11 @@ def attend_rows(
     borders = sharing.shares - 1
     if not borders:
         return
-    at_once = power_of_two(tokens) if rows > borders else 1
-    _merge_parts[(heads, borders if rows > borders else rows * tokens)](
+    by_border = rows * tokens > borders
+    at_once = power_of_two(tokens) if by_border else 1
+    _merge_parts[(heads, borders if by_border else rows * tokens)](
         found, pages_of(batch, view), rows_of(batch),
-        **common, BORDERS=rows > borders, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
+        **common, BORDERS=by_border, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
     )  # fmt: skip
 
 
@@ -188,6 +189,13 @@ def _tokens_of(row, row_first, TOKENS: tl.constexpr):
         return row, 1
     first = tl.load(row_first + row)
     return first, tl.load(row_first + row + 1) - first
+
+
+@triton.jit
+def _row_at(row, row_start, row_first, page_first, page_bounds, TOKENS: tl.constexpr):
+    """Return the end of a row's cells, its start, the first position of its pages, and its tokens."""
+    first, length = _tokens_of(row, row_first, TOKENS)
+    return tl.load(page_bounds + row + 1), tl.load(row_start + row), tl.load(page_first + row), first, length
 
 
 @jit(**STEP)
@@ -219,18 +227,21 @@ def _attend_share(
     is_feature = feature < HEAD_DIM
     index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    row_begin, page = tl.load(page_bounds + first_row), tl.load(page_list + share_begin)
+    row_end, start, first_position, first, known = _row_at(
+        first_row, row_start, row_first, page_first, page_bounds, TOKENS
+    )
     for row in range(first_row, last_row + 1):
-        row_begin, row_end = tl.load(page_bounds + row), tl.load(page_bounds + row + 1)
-        start, first_position = tl.load(row_start + row), tl.load(page_first + row)
-        first, length = _tokens_of(row, row_first, TOKENS)
+        # Load what the next row needs while this one is computed.
+        following = _row_at(tl.minimum(row + 1, last_row), row_start, row_first, page_first, page_bounds, TOKENS)
         if TOKENS > 1:
             # Padding has finite outputs. Only the share in which the row begins writes them.
-            for later in range(TOKENS, tl.where(share_begin <= row_begin, length, 0), TOKENS):
+            for later in range(TOKENS, tl.where(share_begin <= row_begin, known, 0), TOKENS):
                 zero_at = (tl.cast(first, tl.int64) + later + token)[:, None] * out_token_stride
-                is_zero = (later + token < length)[:, None] & (token < TOKENS)[:, None] & is_feature[None, :]
+                is_zero = (later + token < known)[:, None] & (token < TOKENS)[:, None] & is_feature[None, :]
                 zeros = tl.zeros([LINES, BLOCK_DIM], out_ptr.dtype.element_ty)
                 tl.store(out_ptr + zero_at + head[:, None] * HEAD_DIM + feature[None, :], zeros, mask=is_zero)
-        length = tl.minimum(length, TOKENS)
+        length = tl.minimum(known, TOKENS)
         position, last = start + token, start + length - 1
         low = tl.maximum(first_position, start - WINDOW + 1) if WINDOW else first_position
         is_line = token < length
@@ -247,7 +258,10 @@ def _attend_share(
         total = tl.zeros([LINES], tl.float32)
         mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
-        next_page = tl.load(page_list + origin + tl.minimum(first_block, last_block) // BLOCKS)
+        if WINDOW:
+            next_page = tl.load(page_list + origin + tl.minimum(first_block, last_block) // BLOCKS)
+        else:
+            next_page, page = page, tl.load(page_list + tl.minimum(row_end, share_end - 1))
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
             next_page = tl.load(page_list + origin + tl.minimum(block + 1, last_block) // BLOCKS)
@@ -291,6 +305,8 @@ def _attend_share(
             tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
             sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
             tl.store(parts_ptr + sums_at, peak + tl.log2(total), mask=is_line)
+        row_begin = row_end
+        row_end, start, first_position, first, known = following
 
 
 @jit(**STEP)
@@ -322,33 +338,54 @@ def _merge_parts(
     if (first_share >= last_share) | (first_token >= length) | (not is_first_border):
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
     feature = tl.arange(0, BLOCK_DIM)
     is_feature = feature < HEAD_DIM
+    token = first_token + tl.arange(0, AT_ONCE)
+    is_token, line = token < tl.minimum(length, TOKENS), token * GROUP + head % GROUP
     # A sink is a part of its own, without values.
     sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E if HAS_SINKS else float("-inf")
     peak = tl.zeros([AT_ONCE], tl.float32) + sink
     total = tl.full([AT_ONCE], 1.0 if HAS_SINKS else 0.0, tl.float32)
     mixed = tl.zeros([AT_ONCE, BLOCK_DIM], tl.float32)
-    token = first_token + tl.arange(0, AT_ONCE)
-    is_token, line = token < tl.minimum(length, TOKENS), token * GROUP + head % GROUP
-    for first_of_block in range(first_share, last_share + 1, BLOCK):
-        share = first_of_block + tl.arange(0, BLOCK)
-        known = is_token[:, None] & (share <= last_share)[None, :]
-        begins = (share == first_share).to(tl.int32)
-        which = ((head // GROUP * shares + share) * 2 + begins)[None, :] * (TOKENS * GROUP) + line[:, None]
-        part_at = which[:, :, None] * HEAD_DIM + feature[None, None, :]
-        parts = tl.load(parts_ptr + part_at, mask=known[:, :, None] & is_feature[None, None, :], other=0.0)
-        sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
-        sums = tl.load(parts_ptr + sums_at, mask=known, other=float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(sums, 1))
-        # Nothing seen yet: any finite number works.
-        reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(sums - reference[:, None])
-        fading = tl.exp2(peak - reference)
-        mixed = mixed * fading[:, None] + tl.sum(weights[:, :, None] * parts, 1)
-        total = total * fading + tl.sum(weights, 1)
-        peak = new_peak
+    # Where rows are many, most of those that a border cuts have two parts.
+    BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
+    has_two = last_share == first_share + 1 if BORDERS else False
+    if has_two:
+        peak, total, mixed = _add_parts(
+            peak, total, mixed, parts_ptr, first_share, first_share, last_share, shares, head, line, is_token,
+            HEADS, GROUP, HEAD_DIM, BLOCK_DIM, TOKENS, 2,
+        )  # fmt: skip
+    else:
+        for share in range(first_share, last_share + 1, BLOCK):
+            peak, total, mixed = _add_parts(
+                peak, total, mixed, parts_ptr, share, first_share, last_share, shares, head, line, is_token,
+                HEADS, GROUP, HEAD_DIM, BLOCK_DIM, TOKENS, BLOCK,
+            )  # fmt: skip
     out_at = (tl.cast(first, tl.int64) + token)[:, None] * out_token_stride + head * HEAD_DIM + feature[None, :]
     is_output = is_token[:, None] & is_feature[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_output)
+
+
+@triton.jit
+def _add_parts(
+    peak, total, mixed, parts_ptr, share, first_share, last_share, shares, head, line, is_token,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add the parts of BLOCK shares to the running softmax of some tokens."""
+    feature = tl.arange(0, BLOCK_DIM)
+    share += tl.arange(0, BLOCK)
+    known = is_token[:, None] & (share <= last_share)[None, :]
+    begins = (share == first_share).to(tl.int32)
+    which = ((head // GROUP * shares + share) * 2 + begins)[None, :] * (TOKENS * GROUP) + line[:, None]
+    part_at = which[:, :, None] * HEAD_DIM + feature[None, None, :]
+    parts = tl.load(parts_ptr + part_at, mask=known[:, :, None] & (feature < HEAD_DIM)[None, None, :], other=0.0)
+    sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
+    sums = tl.load(parts_ptr + sums_at, mask=known, other=float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(sums, 1))
+    # Nothing seen yet: any finite number works.
+    reference = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(sums - reference[:, None])
+    fading = tl.exp2(peak - reference)
+    mixed = mixed * fading[:, None] + tl.sum(weights[:, :, None] * parts, 1)
+    return new_peak, total * fading + tl.sum(weights, 1), mixed

@@ -6,6 +6,7 @@ computes a step's cosines and sines.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ class RotaryTile(NamedTuple):
     warps: int
 
 
+# Minimum elements of a warp: all threads load 16 bytes of 16-bit numbers.
+PER_WARP = 256
 # Measured on an H200: in decode-only steps, and in others.
 DECODE_TILE, STEP_TILE = RotaryTile(1024, 4), RotaryTile(512, 1)
 
@@ -83,10 +86,12 @@ def rotate_and_write(
     queries = torch.empty(tokens, heads, head_dim, dtype=projected.dtype, device=projected.device)
     every = heads + 2 * kv_heads
     tile, warps = by or (STEP_TILE if batch.pieces else DECODE_TILE)
-    side = min(power_of_two(every), max(1, tile // power_of_two(head_dim)))
+    # A program's heads go to one place, so their number divides those of queries and of keys.
+    side = min(math.gcd(heads, kv_heads, 1 << 10), max(1, tile // power_of_two(head_dim)))
+    warps = max(1, min(warps, side * power_of_two(head_dim) // PER_WARP))
     if tokens:
         cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
-        rotate_kernel[(tokens, -(-every // side))](
+        rotate_kernel[(tokens, every // side)](
             named(
                 projected=projected, projected_stride=projected.stride(0), weight=weight, cosine=cosine, sine=sine,
                 queries=queries, heads=heads, kv_heads=kv_heads, cell=cell, eps=eps,
@@ -104,17 +109,6 @@ def normed(value, inverse, scale, turning, dtype: tl.constexpr):
     return tl.where(turning, (value * inverse * scale.to(tl.float32)).to(dtype).to(tl.float32), value)
 
 
-@triton.jit
-def store_part(value, column, inside, queries, keys, values, head, heads, kv_heads, HEAD_DIM: tl.constexpr):
-    """Store every head in its destination. `queries`, `keys` and `values` point to this token's lines."""
-    key = head - heads
-    last = key - kv_heads
-    value = value.to(queries.dtype.element_ty)
-    tl.store(queries + head * HEAD_DIM + column, value, mask=inside & (key < 0))
-    tl.store(keys + key * HEAD_DIM + column, value, mask=inside & (key >= 0) & (last < 0))
-    tl.store(values + last * HEAD_DIM + column, value, mask=inside & (last >= 0))
-
-
 @jit(**STEP)
 def rotate_kernel(
     projected, projected_stride, weight, cosine, sine, queries, heads, kv_heads, cell, eps,
@@ -122,19 +116,24 @@ def rotate_kernel(
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Process a token's heads, some at a time. A head is two halves, rotated together, and a rest that is copied."""
+    """Process SIDE heads of a token, all queries, all keys or all values. A head is two halves, rotated together, and a
+    rest that is copied."""
     token = tl.program_id(0).to(tl.int64)
-    head = (tl.program_id(1) * SIDE + tl.arange(0, SIDE))[:, None]
-    turning = head < heads + kv_heads
-    known = head < heads + 2 * kv_heads
+    first_head = tl.program_id(1) * SIDE
+    turning = first_head < heads + kv_heads
+    head = tl.arange(0, SIDE)[:, None]
     line = tl.load(write_page + token).to(tl.int64) * page_stride
     line += (tl.load(positions + token).to(tl.int32) % cell) * kv_heads * HEAD_DIM
-    queries += token * heads * HEAD_DIM
-    keys, values = key_pages + line, value_pages + line
-    source = projected + token * projected_stride
+    if first_head < heads:
+        to = queries + (token * heads + first_head) * HEAD_DIM
+    elif turning:
+        to = key_pages + line + (first_head - heads) * HEAD_DIM
+    else:
+        to = value_pages + line + (first_head - heads - kv_heads) * HEAD_DIM
+    source = projected + token * projected_stride + first_head * HEAD_DIM
     pair = tl.arange(0, HALF_BLOCK)[None, :]
     other = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
-    in_pair, in_rest = known & (pair < HALF), known & (other < HEAD_DIM)
+    in_pair, in_rest = (head < SIDE) & (pair < HALF), (head < SIDE) & (other < HEAD_DIM)
     place = head * HEAD_DIM + pair
     rest_place = head * HEAD_DIM + other
     dtype: tl.constexpr = queries.dtype.element_ty
@@ -144,6 +143,7 @@ def rotate_kernel(
         along = tl.load(cosine + angle, mask=pair < HALF, other=0.0).to(tl.float32)
         across = tl.load(sine + angle + HALF, mask=pair < HALF, other=0.0).to(tl.float32)
     if weight is not None:
+        weight += first_head * HEAD_DIM
         first_scale = tl.load(weight + place, mask=in_pair & turning, other=0.0)
         second_scale = tl.load(weight + place + HALF, mask=in_pair & turning, other=0.0)
         rest_scale = tl.load(weight + rest_place, mask=in_rest & turning, other=0.0)
@@ -160,7 +160,7 @@ def rotate_kernel(
     if HALF:
         turned = tl.where(turning, first * along - second * across, first)
         second = tl.where(turning, second * along + first * across, second)
-        store_part(turned, pair, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
-        store_part(second, pair + HALF, in_pair, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
+        tl.store(to + place, turned.to(dtype), mask=in_pair)
+        tl.store(to + place + HALF, second.to(dtype), mask=in_pair)
     if 2 * HALF < HEAD_DIM:
-        store_part(rest, other, in_rest, queries, keys, values, head, heads, kv_heads, HEAD_DIM)
+        tl.store(to + rest_place, rest.to(dtype), mask=in_rest)

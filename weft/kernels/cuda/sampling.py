@@ -18,8 +18,8 @@ from weft.kernels.plain.sampling import digest
 
 __all__ = ["digest", "draw", "for_sampling", "likeliest", "read_board", "restrict", "score", "take_likeliest"]
 
-# Tokens of a program that looks for the maximum.
-LIKELIEST_CHUNK = 8192
+# Tokens of a program that looks for the maximum, and its warps.
+LIKELIEST_CHUNK, LIKELIEST_WARPS = 4096, 4
 LEAST_KEY = tl.constexpr(-(2**31))
 NOWHERE = tl.constexpr(2**31 - 1)
 
@@ -36,7 +36,7 @@ def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]
 
 
 def likeliest(logits: Float[Tensor, "rows vocab"]) -> Int[Tensor, " rows"]:
-    """Return the token with the greatest logit, the first among equals."""
+    """Return the token with the greatest logit, the first among equals. Of NaN and others it may be any such token."""
     return find_likeliest(logits, torch.int64, None, None)
 
 
@@ -57,7 +57,7 @@ def find_likeliest(
     if rows:
         likeliest_chunk_kernel[(rows, chunks)](
             named(logits=logits, best_key=best[0], best_token=best[1], stride=logits.stride(0), vocab=vocab),
-            BLOCK=LIKELIEST_CHUNK, num_warps=8, **early(logits),
+            BLOCK=LIKELIEST_CHUNK, num_warps=LIKELIEST_WARPS, **early(logits),
         )  # fmt: skip
         likeliest_kernel[(rows,)](
             named(best_key=best[0], best_token=best[1], result=token, board=board, seat=seat, chunks=chunks),
@@ -71,12 +71,13 @@ def likeliest_chunk_kernel(logits, best_key, best_token, stride, vocab, BLOCK: t
     wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    real = token < vocab
-    key = tl.where(real, rising_key(tl.load(logits + row * stride + token, mask=real, other=0.0)), LEAST_KEY)
-    greatest = tl.max(key, 0)
+    value = tl.load(logits + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    # Comparing floats as they are takes half as long as by their keys. A maximum leaves NaN out if it can.
+    greatest = tl.max(value, 0)
     place = row * tl.num_programs(1) + tl.program_id(1)
-    tl.store(best_key + place, greatest)
-    tl.store(best_token + place, tl.min(tl.where(real & (key == greatest), token, NOWHERE), 0))
+    tl.store(best_key + place, rising_key(greatest))
+    # NaN is not less either, so there is always a token; what pads the last chunk comes after it.
+    tl.store(best_token + place, tl.min(tl.where(value < greatest, NOWHERE, token), 0))
 
 
 @jit

@@ -28,6 +28,7 @@ from weft.kernels.cuda.ssd_choices import (
     DecodeChoice,
     cells_choice,
     short_choice,
+    weighed_part,
 )
 from weft.kernels.cuda.ssd_decode import read_kernel, weigh_kernel
 from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
@@ -209,14 +210,14 @@ def launch_short(
     scales = x.new_empty(rows, heads, new, dtype=torch.float32)
     low_limit, high_limit = finite(inputs.limit)
     sizes = {**sizes, **early(x)}
-    to_weigh = {name: size for name, size in sizes.items() if name != "HEAD_DIM"}
+    to_weigh = {name: size for name, size in sizes.items() if name != "HEAD_DIM"} | {"PRECISION": precision(x.dtype)}
     head_block = min(SHORT_HEADS, power_of_two(group_heads))
     weigh_short[(groups * -(-group_heads // head_block), rows)](
         named(
             dt=dt, dt_stride=dt.stride(0), A=inputs.A, B=B, B_stride=B.stride(0), C=C, C_stride=C.stride(0),
             dt_bias=inputs.dt_bias, low_limit=low_limit, high_limit=high_limit, weights=weights, scales=scales,
         ),
-        *step, **to_weigh, HEAD_BLOCK=head_block, num_warps=4,
+        *step, **to_weigh, HEAD_BLOCK=head_block, PART=weighed_part(sizes["BLOCK_STATE"], x.dtype), num_warps=4,
     )  # fmt: skip
     choice = short_choice(sizes["BLOCK_STATE"], x.dtype)
     touched = min(group_heads, heads_touched(choice.block, head_dim))

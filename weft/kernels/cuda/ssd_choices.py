@@ -42,6 +42,11 @@ class ShortChoice(NamedTuple):
 SHORT_HEADS = 16
 
 
+def weighed_part(state: int, dtype: torch.dtype) -> int:
+    """Return how much of every key and query is multiplied at once: float32 ones of large states fill the registers."""
+    return 32 if dtype == torch.float32 and state > 128 else state
+
+
 def short_choice(state: int, dtype: torch.dtype) -> ShortChoice:
     if state > 128:
         return ShortChoice(32, 4, 32, None)

@@ -49,7 +49,7 @@ def weigh_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, NEW: tl.constexpr, HEAD_BLOCK: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PART: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (HEAD_BLOCK heads of a group, row of several tokens). Append the tokens to the tail, but for x, and write
 
@@ -62,14 +62,12 @@ def weigh_short(
     at = place_of(row + decodes, row_start, row_first, row_slot, row_tail, row_closing, CELL)
     if is_taken(at, ROOM, NEW):
         # Load what is older than the step.
-        n, cell, new, count = tl.arange(0, BLOCK_STATE), tl.arange(0, CELL), tl.arange(0, SUMMED), at.end - at.start
+        cell, new, count = tl.arange(0, CELL), tl.arange(0, SUMMED), at.end - at.start
         kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
         tail_B += at.tail * tail_B_stride + group * (RING * STATE)
-        if at.offset > 0:
-            known_keys = unpadded(kept[:, None], n[None, :], STATE, BLOCK_STATE)
-            keys = tl.load(tail_B + ring[:, None] * STATE + n[None, :], known_keys, 0.0)
-        else:
-            keys = tl.zeros([CELL, BLOCK_STATE], tail_B.dtype.element_ty)
+        keys = ()
+        for low in tl.static_range(0, BLOCK_STATE, PART):
+            keys += (tail_keys(tail_B, at, kept, ring, low, STATE, BLOCK_STATE, CELL, PART),)
         own = chunk * HEAD_BLOCK + tl.arange(0, HEAD_BLOCK)
         real, head = own < GROUP_HEADS, group * GROUP_HEADS + own
         steps_at = tail_dt + at.tail * tail_dt_stride + head * RING
@@ -87,15 +85,20 @@ def weigh_short(
         raw = tl.load(dt + token[None, :] * dt_stride + head[:, None], known_new, 0.0)
         # Twice as many keys as queries: for matmuls with fewer columns, every warp would compute all of them.
         wide = tl.arange(0, 2 * SUMMED)
-        is_key = unpadded((wide < count)[:, None], n[None, :], STATE, BLOCK_STATE)
-        key_at = B + (at.first + wide).to(tl.int64)[:, None] * B_stride + group * STATE + n[None, :]
-        new_keys = tl.load(key_at, is_key, 0.0)
-        is_query = unpadded((new < count)[:, None], n[None, :], STATE, BLOCK_STATE)
-        queries = tl.load(C + token[:, None] * C_stride + group * STATE + n[None, :], is_query, 0.0)
+        key_at = B + (at.first + wide).to(tl.int64)[:, None] * B_stride + group * STATE
+        query_at = C + token[:, None] * C_stride + group * STATE
+        of_tail, of_new = tl.zeros([SUMMED, CELL], tl.float32), tl.zeros([SUMMED, 2 * SUMMED], tl.float32)
+        for low in tl.static_range(0, BLOCK_STATE, PART):
+            n = (low + tl.arange(0, PART))[None, :]
+            is_key = unpadded((wide < count)[:, None], n, STATE, BLOCK_STATE)
+            new_keys = tl.load(key_at + n, is_key, 0.0)
+            queries = tl.load(query_at + n, unpadded((new < count)[:, None], n, STATE, BLOCK_STATE), 0.0)
+            of_tail = tl.dot(queries, tl.trans(keys[low // PART]), of_tail, input_precision=PRECISION)
+            of_new = tl.dot(queries, tl.trans(new_keys), of_new, input_precision=PRECISION)
+            if chunk == 0:
+                tl.store(tail_B + ((at.start + wide) % RING)[:, None] * STATE + n, new_keys, is_key)
 
         steps = tl.where(known_new, time_step(raw, bias, low_limit, high_limit), 0.0)
-        of_tail = tl.dot(queries, tl.trans(keys), input_precision=PRECISION)
-        of_new = tl.dot(queries, tl.trans(new_keys), input_precision=PRECISION)
         of_new = tl.sum(tl.reshape(of_new, (SUMMED, 2, SUMMED)), 1)
         totals, decays = tl.zeros([HEAD_BLOCK, SUMMED], tl.float32), tl.zeros([HEAD_BLOCK, SUMMED], tl.float32)
         # Tails count from the start of a token's own cell, weights from that of the row's first.
@@ -127,10 +130,21 @@ def weigh_short(
         here = (at.start + new) % RING
         tl.store(steps_at[:, None] + here[None, :], steps, known_new)
         tl.store(decays_at[:, None] + here[None, :], decays, known_new)
-        if chunk == 0:
-            tl.store(tail_B + ((at.start + wide) % RING)[:, None] * STATE + n[None, :], new_keys, is_key)
     else:
         wait(EARLY)
+
+
+@triton.jit
+def tail_keys(
+    tail_B, at, kept, ring, low, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, PART: tl.constexpr
+):
+    """Load PART numbers of every key in a row's tail, if it holds any."""
+    n = (low + tl.arange(0, PART))[None, :]
+    if at.offset > 0:
+        keys = tl.load(tail_B + ring[:, None] * STATE + n, unpadded(kept[:, None], n, STATE, BLOCK_STATE), 0.0)
+    else:
+        keys = tl.zeros([CELL, PART], tail_B.dtype.element_ty)
+    return keys
 
 
 @triton.jit
