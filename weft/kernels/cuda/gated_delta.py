@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
-from weft.kernels.cuda.gated_delta_short import CLOSED_LINES, NEW, close_short, read_short, solve_short
+from weft.kernels.cuda.gated_delta_short import NEW, close_short, read_short, solve_short
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
@@ -56,7 +56,7 @@ WIDE_KEYS = 128
 # programs that read. Both give bitwise equal results.
 SHORT, SHORT_MANY, MANY_ROWS = GatedDeltaLaunch(64, 4, 1), GatedDeltaLaunch(128, 4, 1, registers=128), 32
 # Closing apart: columns of a state, and the rows among which one is expected to close a cell.
-CLOSE, ROWS_PER_CLOSING = GatedDeltaLaunch(64, 4, 1), 8
+CLOSE, ROWS_PER_CLOSING = GatedDeltaLaunch(64, 4, 3), 8
 # Registers that half a tile of tokens needs.
 SOLVE_SHORT_REGISTERS = 96
 # Matmuls of float32 operands need more registers and shared memory.
@@ -212,14 +212,13 @@ def launch_short(
         tokens,
         named(v=inputs.v, value_stride=inputs.v.stride(0), y=y, systems=systems, factors=factors),
         *step, **constants, VALUE_DIM=value_dim, VALUES=values, ALONE=alone, CLOSES=not closes_apart,
-        num_warps=choice.warps, num_stages=choice.stages, maxnreg=choice.registers,
+        num_warps=choice.warps, num_stages=1, maxnreg=choice.registers,
     )  # fmt: skip
     if closes_apart:
-        values, lines = min(CLOSE.values, padded(value_dim)), min(CLOSED_LINES.value, shared["KEYS"])
-        blocks = -(-value_dim // values) * -(-shared["KEY_DIM"] // lines)
-        close_short[(blocks, heads, -(-rows // ROWS_PER_CLOSING))](
-            named(closing=closing), *step, **constants, VALUE_DIM=value_dim, VALUES=values, LINES=lines,
-            num_warps=CLOSE.warps, num_stages=CLOSE.stages, maxnreg=CLOSE.registers,
+        values = min(CLOSE.values, padded(value_dim))
+        close_short[(-(-value_dim // values), heads, -(-rows // ROWS_PER_CLOSING))](
+            named(closing=closing), *step, **constants, VALUE_DIM=value_dim, VALUES=values, STAGES=CLOSE.stages,
+            num_warps=CLOSE.warps, num_stages=1, maxnreg=CLOSE.registers,
         )  # fmt: skip
 
 

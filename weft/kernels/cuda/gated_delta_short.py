@@ -15,6 +15,7 @@ import triton.language as tl
 from weft.kernels.cuda.arguments import STEP
 from weft.kernels.cuda.closing import capture, load_state
 from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
+from weft.kernels.cuda.gated_delta_decode import CLOSED
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
 from weft.kernels.cuda.tails import decay_before, is_short, place_of
@@ -24,8 +25,6 @@ NEW = 8
 # Keys of a state that are read at a time.
 AT_ONCE = tl.constexpr(32)
 INFINITY = tl.constexpr(float("inf"))
-# Lines of a state that are closed at a time.
-CLOSED_LINES = tl.constexpr(32)
 # Rows that a program looks at together to find those that close a cell.
 LOOK = tl.constexpr(128)
 
@@ -204,28 +203,30 @@ def held(x, EARLY: tl.constexpr):
 
 
 @triton.jit
-def close_block(
-    state, state_stride, slot, at, tail_k, tail_u, decays, lane, value,
+def close_columns(
+    state, state_stride, slot, at, tail_k, tail_u, decays, value,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Write a block of the state at the end of a row's first cell, all of which is in the tail by now."""
-    column = tl.arange(0, BLOCK)
-    is_tail, real_key, real_value = column < CELL, lane < KEY_DIM, value < VALUE_DIM
-    opening = (at.start - at.offset) % RING
+    """Write columns of the state at the end of a row's first cell, all of which is in the tail by now."""
+    column, real_value = tl.arange(0, BLOCK), value < VALUE_DIM
+    is_tail, opening = column < CELL, (at.start - at.offset) % RING
     ring = around(opening, column, RING)
-    inside = lane[:, None] * VALUE_DIM + value[None, :]
-    real = real_key[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, inside, real, CELL)
-    wait(EARLY)
     total, until = tl.load(decays + around(opening, CELL - 1, RING)), tl.load(decays + ring, is_tail, 0.0)
     u_at = tail_u + (ring[:, None] * VALUE_DIM + value[None, :])
     u = tl.load(u_at, is_tail[:, None] & real_value[None, :], 0.0)
-    keys_at = tail_k + (lane[:, None] + ring[None, :] * KEY_DIM)
-    keys = tl.load(keys_at, real_key[:, None] & is_tail[None, :], 0.0)
     scaled = u.to(tl.float32) * tl.exp(tl.where(is_tail, total - until, -INFINITY))[:, None]
-    memory = tl.dot(keys.to(tl.float32), scaled, memory * tl.exp(total), input_precision=PRECISION)
-    capture(state, state_stride, slot, inside, memory, real)
+    opened = tl.exp(total)
+    for low in tl.range(0, KEYS, min(CLOSED, KEYS), num_stages=STAGES):
+        lane = low + tl.arange(0, min(CLOSED, KEYS))
+        real_key = lane < KEY_DIM
+        inside = lane[:, None] * VALUE_DIM + value[None, :]
+        real = real_key[:, None] & real_value[None, :]
+        memory = load_state(state, state_stride, at, inside, real, CELL)
+        keys_at = tail_k + (lane[:, None] + ring[None, :] * KEY_DIM)
+        keys = tl.load(keys_at, real_key[:, None] & is_tail[None, :], 0.0)
+        memory = tl.dot(keys.to(tl.float32), scaled, memory * opened, input_precision=PRECISION)
+        capture(state, state_stride, slot, inside, memory, real)
 
 
 @jit(**STEP)
@@ -303,13 +304,11 @@ def read_short(
             if slot >= 0:
                 # Other threads of this program wrote what these read.
                 tl.debug_barrier()
-                for low in range(0, KEYS, min(CLOSED_LINES, KEYS)):
-                    close_block(
-                        state, state_stride, slot, at, tail_k, tail_u,
-                        tail_decay + at.tail * tail_decay_stride + head * RING,
-                        low + tl.arange(0, min(CLOSED_LINES, KEYS)), value,
-                        CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, PRECISION, False,
-                    )  # fmt: skip
+                close_columns(
+                    state, state_stride, slot, at, tail_k, tail_u,
+                    tail_decay + at.tail * tail_decay_stride + head * RING, value,
+                    CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, 1, PRECISION,
+                )  # fmt: skip
     else:
         wait(EARLY)
         if ALONE:
@@ -327,25 +326,24 @@ def close_short(
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
-    LINES: tl.constexpr, NEW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, NEW: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of a state, value head, turn). Write the states at the ends of cells that short rows reach.
+    """Program (block of value columns, value head, turn). Write the states at the ends of cells that short rows reach.
 
     `solve_short` has listed the rows. It is older than the kernel before this one, so the list is not waited for.
     """
-    blocks: tl.constexpr = (VALUE_DIM + VALUES - 1) // VALUES
     head = tl.program_id(1)
-    value = tl.program_id(0) % blocks * VALUES + tl.arange(0, VALUES)
-    lane = tl.program_id(0) // blocks * LINES + tl.arange(0, LINES)
-    count = tl.load(closing, cache_modifier=".cg")
-    for number in range(tl.program_id(2), count, tl.num_programs(2)):
+    value = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    for number in range(tl.program_id(2), tl.load(closing, cache_modifier=".cg"), tl.num_programs(2)):
         own = tl.load(closing + 1 + number, cache_modifier=".cg")
+        slot = tl.load(piece_slot + tl.load(first_piece + own))
         at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
-        close_block(
-            state + head * (KEY_DIM * VALUE_DIM), state_stride, tl.load(piece_slot + tl.load(first_piece + own)), at,
+        wait(EARLY)
+        close_columns(
+            state + head * (KEY_DIM * VALUE_DIM), state_stride, slot, at,
             tail_k + at.tail * tail_k_stride + head // SHARED * (RING * KEY_DIM),
             tail_u + at.tail * tail_u_stride + head * (RING * VALUE_DIM),
-            tail_decay + at.tail * tail_decay_stride + head * RING,
-            lane, value, CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, PRECISION, EARLY,
+            tail_decay + at.tail * tail_decay_stride + head * RING, value,
+            CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, STAGES, PRECISION,
         )  # fmt: skip
     wait(EARLY)
