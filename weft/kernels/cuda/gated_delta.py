@@ -184,7 +184,8 @@ def launch_short(
     """Compute rows of at most `new` tokens for which `short_room` is enough; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
-    is_half = batch.longest <= new // 2 and inputs.v.dtype != torch.float32
+    # Most rows fit into half a tile. Longer ones need more registers, and so do float32 operands.
+    is_half = short_tokens(batch, new // 2) > 0 and inputs.v.dtype != torch.float32
     closes_apart = rows >= MANY_ROWS
     systems = inputs.v.new_empty(rows, heads, 2 * new, 2 * new, dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 8 * new, dtype=torch.float32)
