@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from functools import partial
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from tests.compiled import assert_compiles
@@ -14,6 +16,7 @@ from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import gated_delta as cuda_gated_delta
+from weft.kernels.cuda import gated_delta_short
 from weft.kernels.cuda.gated_delta import FEW_ROWS, MANY_ROWS
 from weft.kernels.interface import Batch
 from weft.memory.device.store import RecurrentView, Store
@@ -138,6 +141,24 @@ def test_short_rows_that_end_two_cells_capture_both_states():
     # Rows 0 and 1 end two cells, row 2 only one.
     rig.step([(0, 7), (1, 8), (2, 4)], {1: 5})
     rig.run_with_drafts(8)
+
+
+def test_each_of_many_short_rows_that_end_a_cell_is_captured(monkeypatch):
+    """Programs look at two rows at a time, and each of two turns closes several rows."""
+    monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", 0)
+    monkeypatch.setattr(cuda_gated_delta, "ROWS_PER_CLOSING", 4)
+    monkeypatch.setattr(gated_delta_short, "LOOK", tl.constexpr(2))
+
+    def end_cells() -> None:
+        rig = make_rig([12] * 7, room=7)
+        rig.step([(row, 4) for row in range(7)])
+        rig.step([(0, 4), (1, 3), (2, 6), (3, 5), (4, 2), (5, 8), (6, 7)], {3: 4})
+
+    end_cells()
+    nothing = defaultdict(lambda: lambda *groups, **constants: None)
+    monkeypatch.setattr(cuda_gated_delta, "close_short", nothing)
+    with pytest.raises(AssertionError, match="delta at 8"):
+        end_cells()
 
 
 def test_short_rows_are_computed_once(monkeypatch):

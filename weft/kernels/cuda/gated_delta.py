@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
-from weft.kernels.cuda.gated_delta_short import NEW, read_short, weigh_short
+from weft.kernels.cuda.gated_delta_short import NEW, close_short, read_short, solve_short
 from weft.kernels.cuda.gated_delta_walk import walk_cells
 from weft.kernels.cuda.gpus import gpu_of
 from weft.kernels.cuda.launching import named, padded, power_of_two, precision
@@ -52,10 +52,13 @@ SOLVE = GatedDeltaLaunch(0, 4, 1, registers=128)
 # Both give bitwise equal results.
 WALK, WALK_FEW = GatedDeltaLaunch(32, 4, 2), GatedDeltaLaunch(32, 4, 3)
 WIDE_KEYS = 128
-# Rows of a few tokens: how they read states, with the loads in flight where one is closed, and how they weigh tails.
-# Few rows take more programs for a state, which fill the multiprocessors. All give bitwise equal results.
-SHORT, SHORT_WEIGHING = GatedDeltaLaunch(64, 4, 1), Weighing(64, 2)
-MANY_ROWS, SHORT_MANY, SHORT_WEIGHING_MANY = 128, GatedDeltaLaunch(128, 4, 3), Weighing(16, 1, registers=128)
+# Rows of a few tokens. Few rows take more programs for a state, which fill the multiprocessors, and close cells in the
+# programs that read. Both give bitwise equal results.
+SHORT, SHORT_MANY, MANY_ROWS = GatedDeltaLaunch(64, 4, 1), GatedDeltaLaunch(128, 4, 1, registers=128), 32
+# Closing apart: columns of a state, and the rows among which one is expected to close a cell.
+CLOSE, ROWS_PER_CLOSING = GatedDeltaLaunch(64, 4, 3), 8
+# Registers that half a tile of tokens needs.
+SOLVE_SHORT_REGISTERS = 96
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -93,7 +96,7 @@ def gated_delta(
         room = short_room(batch.cell, view.tail["u"].shape[1])
         all_short = batch.longest <= min(new, room - batch.cell + 1)
         if new:
-            launch_short(inputs, batch, view, y, new, *short_choices(inputs, batch), all_short)
+            launch_short(inputs, batch, view, y, new, short_choice(inputs, batch), all_short)
         if not all_short:
             launch_extend(inputs, batch, view, y, *extend_choices(inputs, batch), new)
     return y
@@ -168,51 +171,56 @@ def extend_choices(inputs: DeltaInputs, batch: Batch) -> tuple[GatedDeltaLaunch,
     return SOLVE, WALK if is_wide or programs > gpu_of(inputs.v.device).multiprocessors else WALK_FEW
 
 
-def short_choices(inputs: DeltaInputs, batch: Batch) -> tuple[Weighing, GatedDeltaLaunch]:
+def short_choice(inputs: DeltaInputs, batch: Batch) -> GatedDeltaLaunch:
     if batch.rows - batch.decodes < MANY_ROWS:
-        return SHORT_WEIGHING, SHORT
+        return SHORT
     # Matmuls of float32 operands need more registers.
-    weighing = SHORT_WEIGHING_MANY
-    return weighing._replace(registers=None) if inputs.v.dtype == torch.float32 else weighing, SHORT_MANY
+    return SHORT_MANY._replace(registers=None) if inputs.v.dtype == torch.float32 else SHORT_MANY
 
 
 def launch_short(
-    inputs: DeltaInputs,
-    batch: Batch,
-    view: RecurrentView,
-    y: Tensor,
-    new: int,
-    weighing: Weighing,
-    choice: GatedDeltaLaunch,
-    alone: bool,
+    inputs: DeltaInputs, batch: Batch, view: RecurrentView, y: Tensor, new: int, choice: GatedDeltaLaunch, alone: bool
 ) -> None:
     """Compute rows of at most `new` tokens for which `short_room` is enough; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
-    weights = inputs.v.new_empty(rows, heads, 2 * new, shared["BLOCK"])
+    # Most rows fit into half a tile. Longer ones need more registers, and so do float32 operands.
+    is_half = short_tokens(batch, new // 2) > 0 and inputs.v.dtype != torch.float32
+    closes_apart = rows >= MANY_ROWS
     systems = inputs.v.new_empty(rows, heads, 2 * new, 2 * new, dtype=torch.float32)
-    factors = inputs.v.new_empty(rows, heads, 4 * new, dtype=torch.float32)
+    factors = inputs.v.new_empty(rows, heads, 8 * new, dtype=torch.float32)
+    closing = batch.start.new_empty(1 + rows) if closes_apart else None
     tokens = named(q=inputs.q, k=inputs.k, token_stride=inputs.k.stride(0))
-    found = named(weights=weights, systems=systems, factors=factors)
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
-    overlap = early(inputs.v)
-    room = short_room(batch.cell, shared["RING"])
-    constants = {**shared, "ROOM": room, "NEW": new, "PRECISION": precision(inputs.v.dtype), **overlap}
-    weigh_short[(inputs.k.shape[1], rows)](
+    constants = {
+        **shared,
+        "ROOM": short_room(batch.cell, shared["RING"]),
+        "NEW": new,
+        "PRECISION": precision(inputs.v.dtype),
+        **early(inputs.v),
+    }
+    solve_short[(inputs.k.shape[1], rows)](
         tokens,
         named(
             step=inputs.step, strength=inputs.strength, gate_stride=inputs.step.stride(0),
-            rates=inputs.rates, bias=inputs.bias,
+            rates=inputs.rates, bias=inputs.bias, systems=systems, factors=factors, closing=closing,
         ),
-        found, *step, **constants, HEADS=power_of_two(shared["SHARED"]), CHUNK=min(weighing.chunk, shared["BLOCK"]),
-        PROJECTED=inputs.rates is not None, MOST=inputs.most, num_warps=weighing.warps, maxnreg=weighing.registers,
+        *step, **constants, HEADS=power_of_two(shared["SHARED"]), PROJECTED=inputs.rates is not None, MOST=inputs.most,
+        num_warps=1, maxnreg=SOLVE_SHORT_REGISTERS if is_half else None,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     read_short[(-(-value_dim // values), heads, rows)](
-        tokens, named(v=inputs.v, value_stride=inputs.v.stride(0), y=y), found, *step,
-        **constants, VALUE_DIM=value_dim, VALUES=values, STAGES=choice.stages, ALONE=alone,
+        tokens,
+        named(v=inputs.v, value_stride=inputs.v.stride(0), y=y, systems=systems, factors=factors),
+        *step, **constants, VALUE_DIM=value_dim, VALUES=values, ALONE=alone, CLOSES=not closes_apart,
         num_warps=choice.warps, num_stages=1, maxnreg=choice.registers,
     )  # fmt: skip
+    if closes_apart:
+        values = min(CLOSE.values, padded(value_dim))
+        close_short[(-(-value_dim // values), heads, -(-rows // ROWS_PER_CLOSING))](
+            named(closing=closing), *step, **constants, VALUE_DIM=value_dim, VALUES=values, STAGES=CLOSE.stages,
+            num_warps=CLOSE.warps, num_stages=1, maxnreg=CLOSE.registers,
+        )  # fmt: skip
 
 
 def launch_extend(
