@@ -17,9 +17,9 @@ def ints(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def find(own: OwnText, most: int) -> Match | None:
-    key = own.key()
-    return None if key is None else own.match(key, most)
+def find(own: OwnText, answer: list[int], most: int) -> Match | None:
+    run = own.extend(answer)
+    return None if run is None else own.match(run, suffix.key_of(*run), most)
 
 
 def longest_by_search(text: list[int]) -> int:
@@ -35,13 +35,12 @@ def longest_by_search(text: list[int]) -> int:
 
 def test_the_continuation_of_the_longest_match_is_drafted() -> None:
     own = OwnText(ints([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7]))
-    own.extend([9, 1, 2, 3])
-    assert find(own, 2) == Match(4, (4, 5))
+    assert find(own, [9, 1, 2, 3], 2) == Match(4, (4, 5))
 
 
 def test_a_loop_is_continued_beyond_its_end() -> None:
     own = OwnText(ints([1, 2, 3, 1, 2, 3, 1, 2, 3]))
-    assert find(own, 7).tokens == (1, 2, 3, 1, 2, 3, 1)
+    assert find(own, [], 7).tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
@@ -52,8 +51,7 @@ def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
         cut = random.randint(0, len(text))
         own = OwnText(ints(text[:cut]))
         for end in range(cut, len(text) + 1):
-            own.extend(text[cut:end])
-            match, best = find(own, 4), longest_by_search(text[:end])
+            match, best = find(own, text[cut:end], 4), longest_by_search(text[:end])
             assert (match is not None) == (best >= KEY)
             if match is not None:
                 matched += 1
@@ -66,8 +64,7 @@ def test_a_hash_that_collides_is_not_a_match(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(suffix, "key_of", lambda a, b, c: 7)
     monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.full(len(tokens) - 2, 7, np.int64))
     own = OwnText(ints([1, 2, 3, 4, 5, 6]))
-    own.extend([7, 8, 9])
-    assert find(own, 3) is None
+    assert find(own, [7, 8, 9], 3) is None
 
 
 def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change() -> None:

@@ -32,7 +32,7 @@ class Guesses(SequenceDrafts):
     """Wrong drafts up to a length of the answer, right ones from there on, in every step that asks."""
 
     def __init__(self, most: int, overall: dict, right_from: int) -> None:
-        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall)
+        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall, suffixes=False)
         self.right_from, self.asked = right_from, 0
 
     def propose(self, answer, most, shared, ahead=0):

@@ -64,6 +64,8 @@ class DraftRows:
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
         self._wakes = np.full(seats, NEVER, np.int64)
+        # No seat wakes before this plan.
+        self._first_wake = NEVER
         self.off_board = np.zeros(seats, np.bool_)
         # By seat: how often in a row it had no guess.
         self._fruitless: dict[int, int] = {}
@@ -77,25 +79,48 @@ class DraftRows:
         self._waiting: set[int] = set()
 
     def sit(self, seat: int, sequence: Sequence) -> None:
-        self._wakes[seat] = NEVER if sequence.drafting is None else 0
+        self._wake(seat, NEVER if sequence.drafting is None else 0)
         self.off_board[seat] = False
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
 
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
+        self._wakes[seat] = NEVER
         if self.model is not None:
             self.model.leave(seat, returns)
 
     def awake(self, seats: NDArray[np.int64], number: int) -> NDArray[np.int64]:
         """Return those of these seats that may propose drafts after the plan of this number."""
+        if number < self._first_wake:
+            return seats[:0]
         found: NDArray[np.int64] = seats[self._wakes[seats] <= number]
         drafting = self.drafting
         if not len(found) or drafting is None:
+            self._first_wake = int(np.minimum.reduce(self._wakes))
             return seats[:0]
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
         return found if known else seats[:0]
+
+    def _wake(self, seat: int, number: int) -> None:
+        """Let a seat propose drafts from the plan of this number on."""
+        self._wakes[seat] = number
+        self._first_wake = min(self._first_wake, number)
+
+    def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
+        """Return those of the rows that are awake which may have something to propose, and note the others."""
+        assert self.drafting is not None
+        shared, found = self.drafting.shared, []
+        for row in sequences:
+            if row.drafting is not None and row.drafting.may_guess(row.generated, shared):
+                found.append(row)
+            else:
+                self._note_fruitless(row.seat, number)
+        if not found:
+            self._waiting = set()
+            self._first_wake = int(np.minimum.reduce(self._wakes))
+        return found
 
     def candidates(
         self,
@@ -144,7 +169,12 @@ class DraftRows:
         """
         assert self.drafting is not None
         offered = self._offers(rows)
-        self._note_fruitless(rows, offered, number)
+        for seat, row in rows.items():
+            if seat in offered or row.sequence.constraint is not None:
+                # What a grammar forces depends on where it is, not on the steps before.
+                self._fruitless.pop(seat, None)
+            else:
+                self._note_fruitless(seat, number)
         if not offered:
             self._waiting = set()
             return {}, set()
@@ -229,18 +259,13 @@ class DraftRows:
                 offered[seat] = row.sequence.drafting.bound(proposal)
         return offered
 
-    def _note_fruitless(self, rows: Mapping[int, Candidate], offered: Mapping[int, Proposal], number: int) -> None:
-        """Let rows of free text sleep for some steps if they had nothing to offer for a while. What a grammar forces
-        depends on where it is, not on the steps before."""
-        for seat, row in rows.items():
-            if seat in offered or row.sequence.constraint is not None:
-                self._fruitless.pop(seat, None)
-                continue
-            count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
-            if count > FRUITLESS:
-                steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
-                # All rows in the same steps: the others are planned as if there were no drafts.
-                self._wakes[seat] = number + steps - number % steps
+    def _note_fruitless(self, seat: int, number: int) -> None:
+        """Let a row of free text sleep for some steps if it had nothing to offer for a while."""
+        count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
+        if count > FRUITLESS:
+            steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+            # All rows in the same steps: the others are planned as if there were no drafts.
+            self._wake(seat, number + steps - number % steps)
 
     def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
         assert self.drafting is not None
@@ -268,7 +293,7 @@ class DraftRows:
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:
-            self._wakes[seat] = number + 1 + sequence.drafting.pause()
+            self._wake(seat, number + 1 + sequence.drafting.pause())
 
     def planned(self, drafts: dict[int, Proposal], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
@@ -294,7 +319,7 @@ class DraftRows:
         if self.model is not None:
             self.model.verified(seat, proposal.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
-            self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
+            self._wake(seat, number + sequence.drafting.verified(proposal, accepted))
             # What was likely and right is still not worth its costs.
             if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
                 self._waiting.add(seat)

@@ -198,12 +198,15 @@ class Planner:
         awake = self.drafts.awake(every, self.number)
         if not len(awake):
             return {}, seats
-        count = len(every)
+        sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
+        sequences = self.drafts.with_guesses(sequences, self.number)
+        if not sequences:
+            return {}, seats
+        count, awake = len(every), np.array([sequence.seat for sequence in sequences])
         room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
         idle, left = self.number == self.landed, self._left[awake].tolist()
         in_flight = None if idle else self._last_plan[awake] > self.landed
         found = self.drafts.candidates(sequences, left, in_flight, self.follows)

@@ -21,6 +21,7 @@ from weft.speculate.costs import LearnedCosts, StepCosts
 from weft.speculate.habits import Habits, SharedHabits, key_of
 from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
+from weft.speculate.suffix import key_of as run_key
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
 PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
@@ -146,6 +147,7 @@ class SequenceDrafts:
         self._prompt_length = len(prompt)
         # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
         self._habits: Habits | None = None
+        self._has_grammar = grammar is not None
         if suffixes and grammar is not None and model is None:
             self._habits, self._form = Habits(), key_of(salt, grammar)
         # The drafter that decodes where texts have no long match.
@@ -162,6 +164,20 @@ class SequenceDrafts:
     def leave_model(self) -> None:
         """Guess without the drafter that decodes: it cannot follow this sequence."""
         self._model = None
+
+    def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
+        """Return whether it is worth the time to ask for a proposal: in free text, most often nothing recurs."""
+        own = self._own
+        if own is None or self._model is not None or self._prediction is not None or self._has_grammar:
+            return True
+        run = own.extend(answer)
+        if run is None:
+            return False
+        key = run_key(*run)
+        if own.recurs(run, key):
+            return True
+        place = shared.place(self.salt, key)
+        return place is not None and shared.agrees(place, own.last(LEAST_SHARED))
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
@@ -232,11 +248,11 @@ class SequenceDrafts:
         """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""
         if self._own is None:
             return None
-        self._own.extend(answer)
-        key = self._own.key()
-        if key is None:
+        run = self._own.extend(answer)
+        if run is None:
             return None
-        own, place = self._own.match(key, most), shared.place(self.salt, key)
+        key = run_key(*run)
+        own, place = self._own.match(run, key, most), shared.place(self.salt, key)
         if place is None or (own is not None and own.length >= LONGEST_COMPARED):
             return own
         other = shared.match(place, self._own.last(LONGEST_COMPARED), most)
