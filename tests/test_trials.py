@@ -111,7 +111,7 @@ class WrongDrafts(SequenceDrafts):
 
 class WrongDrafting(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
-        return WrongDrafts(prompt, salt, self.most, overall=self.overall)
+        return WrongDrafts(prompt, salt, self.most, suffixes=False, overall=self.overall)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

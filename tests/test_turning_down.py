@@ -193,8 +193,8 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
     rows, seats = DraftRows(drafting, SimpleNamespace(), 2 * ROWS), np.arange(2 * ROWS)
     for seat in seats:
         rows.sit(seat, SimpleNamespace(drafting=drafting.begin(None, b"", None, None)))
-    assert rows.awake(seats[:ROWS], 1).tolist() == seats[:ROWS].tolist()
-    assert not len(rows.awake(seats, 1))
+    assert rows.awake(seats[:ROWS], 1) == seats[:ROWS].tolist()
+    assert not rows.awake(seats, 1)
 
 
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
@@ -259,7 +259,7 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
         sequences.append(found)
         rows.sit(seat, sequences[-1])
     for number in range(1, 101):
-        seats = rows.awake(np.arange(8), number).tolist()
+        seats = rows.awake(np.arange(8), number)
         awake = {s: Candidate(sequences[s], 50, 0 if s < 4 else 3, s >= 4) for s in seats}
         rows.choose(awake, 8, 12, number, False, False, lambda count, drafts: True)
     asked = [each.drafting.asked for each in sequences]

@@ -26,7 +26,7 @@ LAND_FIRST_SHARE = 0.25
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
 # Questions without any guess after which a row is asked half as often, and the most steps between two of them.
-FRUITLESS, RAREST_QUESTION = 8, 4
+FRUITLESS, RAREST_QUESTION = 4, 4
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -63,7 +63,7 @@ class DraftRows:
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
-        self._wakes = np.full(seats, NEVER, np.int64)
+        self._wakes = [NEVER] * seats
         # No seat wakes before this plan.
         self._first_wake = NEVER
         self.off_board = np.zeros(seats, np.bool_)
@@ -90,18 +90,18 @@ class DraftRows:
         if self.model is not None:
             self.model.leave(seat, returns)
 
-    def awake(self, seats: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    def awake(self, seats: NDArray[np.int64], number: int) -> list[int]:
         """Return those of these seats that may propose drafts after the plan of this number."""
-        if number < self._first_wake:
-            return seats[:0]
-        found: NDArray[np.int64] = seats[self._wakes[seats] <= number]
-        drafting = self.drafting
-        if not len(found) or drafting is None:
-            self._first_wake = int(np.minimum.reduce(self._wakes))
-            return seats[:0]
+        drafting, wakes = self.drafting, self._wakes
+        if drafting is None or number < self._first_wake:
+            return []
+        found = [seat for seat in seats.tolist() if wakes[seat] <= number]
+        if not found:
+            self._first_wake = min(wakes)
+            return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
-        return found if known else seats[:0]
+        return found if known else []
 
     def _wake(self, seat: int, number: int) -> None:
         """Let a seat propose drafts from the plan of this number on."""
@@ -119,7 +119,7 @@ class DraftRows:
                 self._note_fruitless(row.seat, number)
         if not found:
             self._waiting = set()
-            self._first_wake = int(np.minimum.reduce(self._wakes))
+            self._first_wake = min(self._wakes)
         return found
 
     def candidates(

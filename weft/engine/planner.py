@@ -196,13 +196,13 @@ class Planner:
         """Return the drafts of this step by seat, and the seats that decode without."""
         every = np.concatenate([seats, followers]) if len(followers) else seats
         awake = self.drafts.awake(every, self.number)
-        if not len(awake):
+        if not awake:
             return {}, seats
-        sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
+        sequences = [sequence for seat in awake if (sequence := self.by_seat[seat]) is not None]
         sequences = self.drafts.with_guesses(sequences, self.number)
         if not sequences:
             return {}, seats
-        count, awake = len(every), np.array([sequence.seat for sequence in sequences])
+        count, awake = len(every), [sequence.seat for sequence in sequences]
         room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
