@@ -24,6 +24,7 @@ from tests import (
     test_hidden_states,
     test_mtp,
     test_suffixes,
+    test_turning_down,
 )
 from weft.engine import draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
@@ -34,7 +35,7 @@ from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate import drafting
 from weft.speculate.habits import key_of
-from weft.speculate.suffix import SharedTexts
+from weft.speculate.suffix import FixedText, SharedTexts
 from weft.text.grammar import Guide
 
 SEEDS = 100
@@ -389,6 +390,28 @@ def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
         return next((place for place in found if place is not None), None)
 
     patch.setattr(SharedTexts, "place", anyone)
+
+
+@plant(test_turning_down.test_every_row_wakes_when_its_time_has_come)
+def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
+    original = draft_rows.DraftRows.sit
+
+    def late(self, seat, sequence):
+        before = self._first_wake
+        original(self, seat, sequence)
+        self._first_wake = before
+
+    patch.setattr(draft_rows.DraftRows, "sit", late)
+
+
+@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
+def only_the_answer_is_searched_before_a_question(patch: Patch) -> None:
+    patch.setattr(FixedText, "holds", lambda self, key: False)
+
+
+@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
+def other_texts_are_not_searched_before_a_question(patch: Patch) -> None:
+    patch.setattr(SharedTexts, "agrees", lambda self, place, recent: False)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,44 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
     assert not rows.awake(seats, 1)
 
 
+class Paused(Guesses):
+    """Sleeps for as long as it was told."""
+
+    pauses = 0
+
+    def verified(self, proposal: Proposal, accepted: int) -> int:
+        return self.pauses
+
+
+def test_every_row_wakes_when_its_time_has_come() -> None:
+    """Random rows sit down, sleep and leave; all that are awake are found, and no other."""
+    random, seats = Random(5), 6
+    drafting = Drafting(4, costs=FreeDrafts())
+    proposal = Proposal("a", "a", (1,), (0.5,))
+    woken = slept = 0
+    for _ in range(20):
+        rows = DraftRows(drafting, SimpleNamespace(), seats)
+        wakes: dict[int, int] = {}
+        sleepers = [SimpleNamespace(drafting=Paused(4, {}, 0), leaving=False) for _ in range(seats)]
+        for number in range(1, 80):
+            for seat, sleeper in enumerate(sleepers):
+                if seat not in wakes and random.random() < 0.05:
+                    rows.sit(seat, sleeper)
+                    wakes[seat] = 0
+                elif seat in wakes and random.random() < 0.02:
+                    rows.stand_up(seat, returns=False)
+                    del wakes[seat]
+                elif wakes.get(seat, number + 1) <= number and random.random() < 0.7:
+                    sleeper.drafting.pauses = random.choice((0, 1, 4, 30))
+                    rows.verified(seat, sleeper, proposal, 0, number)
+                    wakes[seat] = number + sleeper.drafting.pauses
+            decoding = np.array([seat for seat in wakes if random.random() < 0.9], np.int64)
+            expected = [seat for seat in decoding.tolist() if wakes[seat] <= number]
+            assert rows.awake(decoding, number) == expected
+            woken, slept = woken + bool(expected), slept + (not expected)
+    assert min(woken, slept) > 200
+
+
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
     """Otherwise drafts from the first step on would leave nothing to compare with, and always look free."""
     costs = LearnedCosts()
