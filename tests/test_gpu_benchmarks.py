@@ -117,7 +117,7 @@ def test_prose_of_engines_in_turns_is_compared_place_by_place(monkeypatch: pytes
     found = draft_prose.measure({name: llm.engine for name, llm in llms.items()}, prompts, 2, lambda: next(rounds))
     # The first story is not counted. Of each later one, two turns are whole and the last has fewer tokens.
     assert [len(turns) for turns in found.values()] == [2, 2]
-    assert all(2 * draft_prose.TURN <= turn.tokens < 2 * draft_prose.TURN + 20 for turns in found.values() for turn in turns)
+    assert all(turn.tokens >= 2 * draft_prose.TURN for turns in found.values() for turn in turns)
     assert [line.split()[0] for line in draft_prose.lines_of(found)[1:]] == ["off", "suffix"]
     for llm in llms.values():
         llm.close()

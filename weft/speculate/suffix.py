@@ -138,7 +138,7 @@ class OwnText:
         return run in self._latest or self._prompt.holds(key)
 
     def match(self, run: tuple[int, ...], key: int, most: int) -> Match | None:
-        """Return the longest earlier occurrence of the last tokens, whose key is given, and up to `most` tokens after it.
+        """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.
 
         Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
         """
