@@ -397,9 +397,9 @@ def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
     original = draft_rows.DraftRows.sit
 
     def late(self, seat, sequence):
-        before = self._first_wake
+        before = self.first_wake
         original(self, seat, sequence)
-        self._first_wake = before
+        self.first_wake = before
 
     patch.setattr(draft_rows.DraftRows, "sit", late)
 

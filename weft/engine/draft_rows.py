@@ -25,8 +25,9 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Questions without any guess after which a row is asked half as often, and the most steps between two of them.
-FRUITLESS, RAREST_QUESTION = 4, 4
+# Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most steps
+# between two of them.
+FRUITLESS, RAREST_QUESTION = 2, 4
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -64,10 +65,10 @@ class DraftRows:
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
         self._wakes = [NEVER] * seats
-        # No seat wakes before this plan.
-        self._first_wake = NEVER
+        # No seat proposes drafts before this plan: until then, steps are planned as if there were none.
+        self.first_wake = NEVER
         self.off_board = np.zeros(seats, np.bool_)
-        # By seat: how often in a row it had no guess.
+        # By seat: how often it had no guess since drafts of it were right.
         self._fruitless: dict[int, int] = {}
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
@@ -93,11 +94,12 @@ class DraftRows:
     def awake(self, seats: NDArray[np.int64], number: int) -> list[int]:
         """Return those of these seats that may propose drafts after the plan of this number."""
         drafting, wakes = self.drafting, self._wakes
-        if drafting is None or number < self._first_wake:
+        assert drafting is not None
+        if number < self.first_wake:
             return []
         found = [seat for seat in seats.tolist() if wakes[seat] <= number]
         if not found:
-            self._first_wake = min(wakes)
+            self.first_wake = min(wakes)
             return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
@@ -106,7 +108,7 @@ class DraftRows:
     def _wake(self, seat: int, number: int) -> None:
         """Let a seat propose drafts from the plan of this number on."""
         self._wakes[seat] = number
-        self._first_wake = min(self._first_wake, number)
+        self.first_wake = min(self.first_wake, number)
 
     def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
         """Return those of the rows that are awake which may have something to propose, and note the others."""
@@ -119,7 +121,7 @@ class DraftRows:
                 self._note_fruitless(row.seat, number)
         if not found:
             self._waiting = set()
-            self._first_wake = min(self._wakes)
+            self.first_wake = min(self._wakes)
         return found
 
     def candidates(
@@ -170,10 +172,8 @@ class DraftRows:
         assert self.drafting is not None
         offered = self._offers(rows)
         for seat, row in rows.items():
-            if seat in offered or row.sequence.constraint is not None:
-                # What a grammar forces depends on where it is, not on the steps before.
-                self._fruitless.pop(seat, None)
-            else:
+            # What a grammar forces depends on where it is, not on the steps before.
+            if seat not in offered and row.sequence.constraint is None:
                 self._note_fruitless(seat, number)
         if not offered:
             self._waiting = set()
@@ -320,6 +320,8 @@ class DraftRows:
             self.model.verified(seat, proposal.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
             self._wake(seat, number + sequence.drafting.verified(proposal, accepted))
+            if accepted:
+                self._fruitless.pop(seat, None)
             # What was likely and right is still not worth its costs.
             if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
                 self._waiting.add(seat)

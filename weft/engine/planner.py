@@ -138,7 +138,9 @@ class Planner:
         if self.late_masks and constrained.any():
             late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
             rows.late = frozenset(late.tolist())
-        drafts, seats = self._choose_drafts(seats, followers, rows) if self.drafting is not None else ({}, seats)
+        drafts: dict[int, Proposal] = {}
+        if self.number >= self.drafts.first_wake:
+            drafts, seats = self._choose_drafts(seats, followers, rows)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
         if needy.any() or drafts:
