@@ -25,8 +25,8 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most steps
-# between two of them.
+# Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
+# steps between two of them.
 FRUITLESS, RAREST_QUESTION = 2, 4
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
