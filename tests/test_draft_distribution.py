@@ -53,7 +53,7 @@ class Favourite(Eager):
 
 class Favourites(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
-        return Favourite(prompt, salt, self.most)
+        return Favourite(prompt, salt, self.most, suffixes=False)
 
 
 def answers(drafting: Drafting | None, depth: int = 0) -> list[list[int]]:

@@ -37,7 +37,7 @@ class Script(SequenceDrafts):
     """Drafts of one sequence from the answer that is known in advance, each wrong with some probability."""
 
     def __init__(self, random: Random, prompt: np.ndarray, answer: list[int], most: int) -> None:
-        super().__init__(prompt, b"", most)
+        super().__init__(prompt, b"", most, suffixes=False)
         self.random = random
         self.answer = answer
         self.wrong = random.choice([0.0, 0.1, 0.3, 1.0])

@@ -117,7 +117,7 @@ def test_suffix_drafts_repeat_what_the_model_repeats() -> None:
     assert steps[1] < 30
     other = serve(engine, [Ask(prompt, greedy(60), salt=b"other")])[0]
     assert other.tokens == plain.tokens
-    assert other.report.drafts.accepted == found.report.drafts.accepted
+    assert other.report.drafts.accepted < again.report.drafts.accepted / 2
 
 
 @pytest.mark.parametrize(

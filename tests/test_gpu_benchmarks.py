@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from benchmarks import draft_costs, draft_texts, drafts, mask_gap, mask_rates, mtp
+from benchmarks import draft_costs, draft_prose, draft_texts, drafts, mask_gap, mask_rates, mtp
 from benchmarks.floors import Sketch
 from benchmarks.gpu import Ask, Attempts, fresh, play, random_prompt
 from benchmarks.serving import conversations, rates
@@ -107,6 +107,34 @@ def test_edits_are_measured_with_and_without_drafts(monkeypatch: pytest.MonkeyPa
         assert 2 * 90 - 10 < found[draft]["tokens"] < 2 * 90
         assert found[draft]["computed"] >= found[draft]["steps"] > 0
     assert "tokens/s" in draft_texts.line_of("file", found)
+
+
+def test_prose_of_engines_in_turns_is_compared_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_prose, "STORY", 40)
+    options = {"threads": 1, "device": "cpu", "max_length": 256, "max_sequences": 2, "memory": "64MiB"}
+    ways, prompts = {"off": "off", "suffix": "suffix"}, [np.arange(1, 9, dtype=np.int32)] * 2
+    llms = {name: LLM(**tiny_model.OPTIONS, progress=False, draft=draft, **options) for name, draft in ways.items()}
+    rounds = iter((False, True))
+    found = draft_prose.measure({name: llm.engine for name, llm in llms.items()}, prompts, 2, lambda: next(rounds))
+    # The first story is not counted. Of each later one, two turns are whole and the last has fewer tokens.
+    assert [len(turns) for turns in found.values()] == [2, 2]
+    assert all(turn.tokens >= 2 * draft_prose.TURN for turns in found.values() for turn in turns)
+    assert [line.split()[0] for line in draft_prose.lines_of(found)[1:]] == ["off", "suffix"]
+    for llm in llms.values():
+        llm.close()
+
+
+def test_rates_in_turns_are_relative_to_the_same_places_and_have_an_error() -> None:
+    random = np.random.default_rng(1)
+    slow = 1 + 5 * (random.random(400) < 0.1)
+    base = [draft_prose.Turn(16, seconds, 1.0) for seconds in slow * random.normal(1, 0.01, 400)]
+    other = [draft_prose.Turn(16, seconds / 0.98, 2.0) for seconds in slow * random.normal(1, 0.01, 400)]
+    (of_all, error), (median, of_median) = draft_prose.relative(base, other, "seconds")
+    assert 0 < of_median < 0.002
+    assert 0 < error < 0.005
+    assert abs(median - 0.98) < 3 * of_median
+    assert abs(of_all - 0.98) < 3 * error
+    assert draft_prose.relative(base, other, "processor") == ((0.5, 0.0), (0.5, 0.0))
 
 
 @pytest.mark.parametrize("benchmark", [drafts, mtp])

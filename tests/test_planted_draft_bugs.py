@@ -25,6 +25,7 @@ from tests import (
     test_leaving_heads,
     test_mtp,
     test_suffixes,
+    test_turning_down,
 )
 from weft.engine import draft_head, draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
@@ -36,7 +37,7 @@ from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate import drafting
 from weft.speculate.drafting import SequenceDrafts
 from weft.speculate.habits import key_of
-from weft.speculate.suffix import SharedTexts
+from weft.speculate.suffix import FixedText, SharedTexts
 from weft.text.grammar import Guide
 
 SEEDS = 100
@@ -389,6 +390,19 @@ def a_row_that_left_the_head_begins_with_it_after_a_preemption(patch: Patch) -> 
     patch.setattr(DraftHead, "expect", lambda self, seat, guesses: original(self, seat, True))
 
 
+@plant(test_leaving_heads.test_guesses_are_judged_though_prompts_are_read_in_every_step)
+def the_host_waits_for_guesses_of_a_reading(patch: Patch) -> None:
+    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", test_leaving_heads.OFTEN)
+
+    def judged_at_once(self):
+        if self._unjudged is not None:
+            _, guesses = self._unjudged
+            self._unjudged = None
+            guesses.tokens()
+
+    patch.setattr(DraftHead, "_judge", judged_at_once)
+
+
 @plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
 def a_head_that_reads_guesses_where_drafts_are_in_flight(patch: Patch) -> None:
     original = DraftHead.follow
@@ -443,6 +457,28 @@ def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
         return next((place for place in found if place is not None), None)
 
     patch.setattr(SharedTexts, "place", anyone)
+
+
+@plant(test_turning_down.test_every_row_wakes_when_its_time_has_come)
+def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
+    original = draft_rows.DraftRows.sit
+
+    def late(self, seat, sequence):
+        before = self.first_wake
+        original(self, seat, sequence)
+        self.first_wake = before
+
+    patch.setattr(draft_rows.DraftRows, "sit", late)
+
+
+@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
+def only_the_answer_is_searched_before_a_question(patch: Patch) -> None:
+    patch.setattr(FixedText, "holds", lambda self, key: False)
+
+
+@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
+def other_texts_are_not_searched_before_a_question(patch: Patch) -> None:
+    patch.setattr(SharedTexts, "agrees", lambda self, place, recent: False)
 
 
 @pytest.mark.parametrize(

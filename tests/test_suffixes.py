@@ -7,8 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from weft.base.grammar import Grammar
 from weft.speculate import suffix
-from weft.speculate.costs import FORGET_AFTER, LearnedCosts
+from weft.speculate.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
 from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
 from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
 
@@ -17,9 +18,9 @@ def ints(values: list[int]) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def find(own: OwnText, most: int) -> Match | None:
-    key = own.key()
-    return None if key is None else own.match(key, most)
+def find(own: OwnText, answer: list[int], most: int) -> Match | None:
+    run = own.extend(answer)
+    return None if run is None else own.match(run, suffix.key_of(*run), most)
 
 
 def longest_by_search(text: list[int]) -> int:
@@ -35,13 +36,12 @@ def longest_by_search(text: list[int]) -> int:
 
 def test_the_continuation_of_the_longest_match_is_drafted() -> None:
     own = OwnText(ints([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 6, 7]))
-    own.extend([9, 1, 2, 3])
-    assert find(own, 2) == Match(4, (4, 5))
+    assert find(own, [9, 1, 2, 3], 2) == Match(4, (4, 5))
 
 
 def test_a_loop_is_continued_beyond_its_end() -> None:
     own = OwnText(ints([1, 2, 3, 1, 2, 3, 1, 2, 3]))
-    assert find(own, 7).tokens == (1, 2, 3, 1, 2, 3, 1)
+    assert find(own, [], 7).tokens == (1, 2, 3, 1, 2, 3, 1)
 
 
 def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
@@ -52,8 +52,7 @@ def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
         cut = random.randint(0, len(text))
         own = OwnText(ints(text[:cut]))
         for end in range(cut, len(text) + 1):
-            own.extend(text[cut:end])
-            match, best = find(own, 4), longest_by_search(text[:end])
+            match, best = find(own, text[cut:end], 4), longest_by_search(text[:end])
             assert (match is not None) == (best >= KEY)
             if match is not None:
                 matched += 1
@@ -62,12 +61,57 @@ def test_random_texts_match_wherever_a_search_of_all_places_does() -> None:
     assert matched > 500
 
 
+def test_a_text_that_is_asked_now_and_then_has_the_matches_of_one_that_is_asked_after_every_token() -> None:
+    random = Random(2)
+    matched = 0
+    for _ in range(200):
+        prompt = [random.randrange(4) for _ in range(random.randint(0, 12))]
+        answer: list[int] = []
+        eager, lazy = OwnText(ints(prompt)), OwnText(ints(prompt))
+        for _ in range(60):
+            answer.append(random.randrange(4))
+            expected = find(eager, answer, 5)
+            if random.random() < 0.2:
+                match = find(lazy, answer, 5)
+                assert match == expected
+                matched += match is not None
+    assert matched > 500
+
+
+def test_what_has_a_guess_is_asked_for_it() -> None:
+    """Of small vocabularies, whose runs come again in the prompt, in the answer and in other texts, but not always."""
+    random = Random(3)
+    asked = {True: 0, False: 0}
+    for _ in range(100):
+        words, drafting = random.choice((4, 6, 12)), Drafting(4)
+        texts = [[random.randrange(words) for _ in range(random.randint(1, 40))] for _ in range(4)]
+        for number, text in enumerate(texts[1:]):
+            drafting.ended(b"%d" % (number % 2), ints(text))
+        quick, thorough = (drafting.begin(ints(texts[0]), b"1", None, None) for _ in range(2))
+        answer: list[int] = []
+        for _ in range(40):
+            answer += random.choice(texts)[:7] if random.random() < 0.05 else [random.randrange(words)]
+            may_guess = quick.may_guess(answer, drafting.shared)
+            assert may_guess or thorough.propose(answer, 4, drafting.shared) is None
+            asked[may_guess] += 1
+    assert min(asked.values()) > 500
+
+
+def test_other_guesses_than_those_from_texts_are_always_asked_for() -> None:
+    shared, grammar = SharedTexts(), Grammar("regex", "a+")
+    for others in ({"prediction": ints([1, 2])}, {"model": "mtp"}, {"grammar": grammar}, {"suffixes": False}):
+        assert SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, **others).may_guess([9], shared)
+    drafts = SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, model="mtp")
+    drafts.leave_model()
+    assert not drafts.may_guess([9], shared)
+    assert drafts.may_guess([5, 6, 7], shared)
+
+
 def test_a_hash_that_collides_is_not_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix, "key_of", lambda a, b, c: 7)
     monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.full(len(tokens) - 2, 7, np.int64))
     own = OwnText(ints([1, 2, 3, 4, 5, 6]))
-    own.extend([7, 8, 9])
-    assert find(own, 3) is None
+    assert find(own, [7, 8, 9], 3) is None
 
 
 def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change() -> None:
@@ -215,6 +259,41 @@ def test_costs_of_drafts_are_learned_anew_after_a_while() -> None:
     for _ in range(FORGET_AFTER):
         costs.observe(4, 0, 1.0)
     assert costs.ratio(4, 3) == 1.0
+
+
+def test_of_many_steps_without_drafts_a_few_are_measured_and_the_last_ones_count() -> None:
+    costs = LearnedCosts()
+    for _ in range(KEPT):
+        costs.observe(16, 0, 1.0)
+    for _ in range(KEPT * MEASURED_OF):
+        costs.observe(16, 0, 3.0)
+    assert costs.seconds(16, 0) == 3.0
+    for seconds in (0.5, 0.25):
+        for _ in range(MEASURED_OF):
+            costs.observe(16, 0, seconds)
+        assert costs.seconds(16, 0) == seconds, "one of them counts"
+    for _ in range(NEEDED):
+        costs.observe(8, 0, 0.125)
+        costs.observe(32, 16, 0.75)
+    assert costs.seconds(8, 0) == 0.125, "a size that is not known is measured at once"
+    assert costs.ratio(16, 16) == 3.0, "so are steps with drafts"
+
+
+@pytest.mark.parametrize("before", range(MEASURED_OF))
+def test_steps_are_measured_anew_at_once_when_costs_are_forgotten(before: int) -> None:
+    costs = LearnedCosts()
+    for _ in range(before):
+        costs.observe(64, 0, 9.0)
+    for _ in range(NEEDED):
+        costs.observe(16, 0, 1.0)
+    observed = before + NEEDED
+    while costs.known(16):
+        costs.observe(16, 0, 1.0)
+        observed += 1
+    assert FORGET_AFTER <= observed < FORGET_AFTER + MEASURED_OF
+    costs.observe(16, 0, 2.0)
+    assert costs.known(16)
+    assert costs.seconds(16, 0) < 2.0, "the step at which they were forgotten counts"
 
 
 def test_a_small_step_that_was_slow_long_ago_makes_drafts_of_more_rows_no_cheaper() -> None:

@@ -101,6 +101,21 @@ def test_an_edit_takes_a_third_of_the_steps_in_a_cold_engine_where_drafts_cost_l
     assert drafted.steps < plain.steps / 3.2
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_look_before_a_question_changes_no_step(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that find something, rarely, among others that repeat a text."""
+    random = Random(9)
+    rare = [([200 + row], [random.randrange(60) for _ in range(300)]) for row in range(3)]
+    texts = [*prose(2, 200), *rare, *edited()]
+    looking = answered(texts, 0.1, depth, drafts=Drafting(15), patch=monkeypatch)
+    looks = []
+    original = SequenceDrafts.may_guess
+    monkeypatch.setattr(SequenceDrafts, "may_guess", lambda *args: looks.append(original(*args)) or True)
+    asking = answered(texts, 0.1, depth, drafts=Drafting(15), patch=monkeypatch)
+    assert (looking.steps, looking.computed_tokens) == (asking.steps, asking.computed_tokens)
+    assert min(looks.count(True), looks.count(False)) > 20
+
+
 class WrongDrafts(SequenceDrafts):
     """Proposes drafts in every step, none of which is right."""
 
@@ -111,7 +126,7 @@ class WrongDrafts(SequenceDrafts):
 
 class WrongDrafting(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
-        return WrongDrafts(prompt, salt, self.most, overall=self.overall)
+        return WrongDrafts(prompt, salt, self.most, suffixes=False, overall=self.overall)
 
 
 @pytest.mark.parametrize("depth", [0, 1])

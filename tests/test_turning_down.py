@@ -33,7 +33,7 @@ class Guesses(SequenceDrafts):
     """Wrong drafts up to a length of the answer, right ones from there on, in every step that asks."""
 
     def __init__(self, most: int, overall: dict, right_from: int) -> None:
-        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall)
+        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall, suffixes=False)
         self.right_from, self.asked = right_from, 0
 
     def propose(self, answer, most, shared, ahead=0):
@@ -218,8 +218,46 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
     rows, seats = DraftRows(drafting, SimpleNamespace(), 2 * ROWS), np.arange(2 * ROWS)
     for seat in seats:
         rows.sit(seat, SimpleNamespace(drafting=drafting.begin(None, b"", None, None)))
-    assert rows.awake(seats[:ROWS], 1).tolist() == seats[:ROWS].tolist()
-    assert not len(rows.awake(seats, 1))
+    assert rows.awake(seats[:ROWS], 1) == seats[:ROWS].tolist()
+    assert not rows.awake(seats, 1)
+
+
+class Paused(Guesses):
+    """Sleeps for as long as it was told."""
+
+    pauses = 0
+
+    def verified(self, proposal: Proposal, accepted: int) -> int:
+        return self.pauses
+
+
+def test_every_row_wakes_when_its_time_has_come() -> None:
+    """Random rows sit down, sleep and leave; all that are awake are found, and no other."""
+    random, seats = Random(5), 6
+    drafting = Drafting(4, costs=FreeDrafts())
+    proposal = Proposal("a", "a", (1,), (0.5,))
+    woken = slept = 0
+    for _ in range(20):
+        rows = DraftRows(drafting, SimpleNamespace(), seats)
+        wakes: dict[int, int] = {}
+        sleepers = [SimpleNamespace(drafting=Paused(4, {}, 0), leaving=False) for _ in range(seats)]
+        for number in range(1, 80):
+            for seat, sleeper in enumerate(sleepers):
+                if seat not in wakes and random.random() < 0.05:
+                    rows.sit(seat, sleeper)
+                    wakes[seat] = 0
+                elif seat in wakes and random.random() < 0.02:
+                    rows.stand_up(seat, returns=False)
+                    del wakes[seat]
+                elif wakes.get(seat, number + 1) <= number and random.random() < 0.7:
+                    sleeper.drafting.pauses = random.choice((0, 1, 4, 30))
+                    rows.verified(seat, sleeper, proposal, 0, number)
+                    wakes[seat] = number + sleeper.drafting.pauses
+            decoding = np.array([seat for seat in wakes if random.random() < 0.9], np.int64)
+            expected = [seat for seat in decoding.tolist() if wakes[seat] <= number]
+            assert rows.awake(decoding, number) == expected
+            woken, slept = woken + bool(expected), slept + (not expected)
+    assert min(woken, slept) > 200
 
 
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
@@ -284,7 +322,7 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
         sequences.append(found)
         rows.sit(seat, sequences[-1])
     for number in range(1, 101):
-        seats = rows.awake(np.arange(8), number).tolist()
+        seats = rows.awake(np.arange(8), number)
         awake = {s: Candidate(sequences[s], 50, 0 if s < 4 else 3, s >= 4) for s in seats}
         rows.choose(awake, 8, 12, number, False, False, lambda count, drafts: True)
     asked = [each.drafting.asked for each in sequences]

@@ -32,8 +32,9 @@ from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, chain, root_key
 from weft.speculate.drafting import Proposal
 
-# Positions that wait for the head before it reads them without being asked to guess: it then computes many at once.
-FOLLOWED_AT_ONCE = 64
+# Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
+# it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
+FOLLOWED_AT_ONCE, FOLLOWED_IF_HOPELESS = 64, 32
 # Rows in which it then guesses all the same, to learn whether it is right: more would cost memory for their logits.
 JUDGED = 32
 # Guesses are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
@@ -60,8 +61,8 @@ class UnreadStates(Protocol):
 class DraftHead(DraftModel):
     """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no guess.
 
-    They are missing after a hit of the target that is deeper than the head's own. Such a row leaves the head, and so
-    does one before it is read if the head is hardly ever right: its states are not kept, nor has it entries here.
+    They are missing after a hit of the target that is deeper than the head's own. Such a row leaves the head:
+    its states are not kept, nor has it entries here.
     """
 
     name = "mtp"
@@ -75,6 +76,8 @@ class DraftHead(DraftModel):
         self._rare = 0.0
         # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
         self._unjudged: tuple[dict[int, tuple[Sequence, int]], Guesses] | None = None
+        # The seat from which on rows are judged next.
+        self._judged_next = 0
         # By seat: drafts in flight when it was called last.
         self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
@@ -105,30 +108,38 @@ class DraftHead(DraftModel):
         """
         self._judge()
         waiting = self.hidden.end - self.hidden.first
-        if int(waiting.max()) < FOLLOWED_AT_ONCE:
+        least = self._followed_at_once(by_seat[int(waiting.argmax())])
+        if int(waiting.max()) < least:
             return
         rows, most, judged = dict[int, tuple[Sequence, int]](), 0, 0
-        for seat in np.flatnonzero(waiting).tolist():
+        seats = np.flatnonzero(waiting)
+        for seat in np.roll(seats, -int(np.searchsorted(seats, self._judged_next))).tolist():
             sequence = by_seat[seat]
             assert sequence is not None, "states of an empty seat"
-            assert sequence.drafting is not None, "states of a row that may not draft"
-            if sequence.drafting.leaves_model:
-                self.abandon(seat, sequence)
-                continue
             end, known = int(self.hidden.end[seat]), self.known(sequence)
             readable = min(end, known) - int(self.hidden.first[seat])
             if readable > 0:
                 # Where drafts are in flight, the board has what they chose.
-                guesses = judged < JUDGED and end <= known + 1
+                guesses = self._unjudged is None and judged < JUDGED and end <= known + 1
                 rows[seat], most, judged = (sequence, int(guesses)), max(most, readable), judged + guesses
-        if most >= FOLLOWED_AT_ONCE and (found := self.begin(rows)) is not None:
+        if most >= least and (found := self.begin(rows)) is not None:
             self._unjudged = {seat: (rows[seat][0], rows[seat][0].length) for seat in found.counts}, found
+            self._judged_next = list(found.counts)[-1] + 1
+
+    @staticmethod
+    def _followed_at_once(sequence: Sequence | None) -> int:
+        hopeless = sequence is not None and sequence.drafting is not None and sequence.drafting.is_hopeless
+        return FOLLOWED_IF_HOPELESS if hopeless else FOLLOWED_AT_ONCE
 
     def _judge(self) -> None:
         """Learn from the guesses of the last reading, once a step that was launched after it has landed."""
-        if self._unjudged is None or not any(s.length > place + 1 for s, place in self._unjudged[0].values()):
+        if self._unjudged is None:
             return
         rows, guesses = self._unjudged
+        if not any(sequence.length > place + 1 for sequence, place in rows.values()):
+            if all(sequence.reason is not None for sequence, _ in rows.values()):
+                self._unjudged = None
+            return
         self._unjudged = None
         for seat, (guess,) in guesses.tokens().items():
             sequence, place = rows[seat]

@@ -25,8 +25,9 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Questions without any guess after which a row is asked half as often, and the most steps between two of them.
-FRUITLESS, RAREST_QUESTION = 8, 4
+# Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
+# steps between two of them.
+FRUITLESS, RAREST_QUESTION = 2, 4
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -63,9 +64,11 @@ class DraftRows:
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
-        self._wakes = np.full(seats, NEVER, np.int64)
+        self._wakes = [NEVER] * seats
+        # No seat proposes drafts before this plan: until then, steps are planned as if there were none.
+        self.first_wake = NEVER
         self.off_board = np.zeros(seats, np.bool_)
-        # By seat: how often in a row it had no guess.
+        # By seat: how often it had no guess since drafts of it were right.
         self._fruitless: dict[int, int] = {}
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
@@ -77,7 +80,7 @@ class DraftRows:
         self._waiting: set[int] = set()
 
     def sit(self, seat: int, sequence: Sequence) -> None:
-        self._wakes[seat] = NEVER if sequence.drafting is None else 0
+        self._wake(seat, NEVER if sequence.drafting is None else 0)
         if self.model is not None:
             self.model.expect(seat, sequence.drafting is not None and sequence.drafting.model is not None)
         self.off_board[seat] = False
@@ -86,18 +89,42 @@ class DraftRows:
 
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
+        self._wakes[seat] = NEVER
         if self.model is not None:
             self.model.leave(seat, returns)
 
-    def awake(self, seats: NDArray[np.int64], number: int) -> NDArray[np.int64]:
+    def awake(self, seats: NDArray[np.int64], number: int) -> list[int]:
         """Return those of these seats that may propose drafts after the plan of this number."""
-        found: NDArray[np.int64] = seats[self._wakes[seats] <= number]
-        drafting = self.drafting
-        if not len(found) or drafting is None:
-            return seats[:0]
+        drafting, wakes = self.drafting, self._wakes
+        assert drafting is not None
+        if number < self.first_wake:
+            return []
+        found = [seat for seat in seats.tolist() if wakes[seat] <= number]
+        if not found:
+            self.first_wake = min(wakes)
+            return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
-        return found if known else seats[:0]
+        return found if known else []
+
+    def _wake(self, seat: int, number: int) -> None:
+        """Let a seat propose drafts from the plan of this number on."""
+        self._wakes[seat] = number
+        self.first_wake = min(self.first_wake, number)
+
+    def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
+        """Return those of the rows that are awake which may have something to propose, and note the others."""
+        assert self.drafting is not None
+        shared, found = self.drafting.shared, []
+        for row in sequences:
+            if row.drafting is not None and row.drafting.may_guess(row.generated, shared):
+                found.append(row)
+            else:
+                self._note_fruitless(row.seat, number)
+        if not found:
+            self._waiting = set()
+            self.first_wake = min(self._wakes)
+        return found
 
     def candidates(
         self,
@@ -146,7 +173,10 @@ class DraftRows:
         """
         assert self.drafting is not None
         offered = self._offers(rows)
-        self._note_fruitless(rows, offered, number)
+        for seat, row in rows.items():
+            # What a grammar forces depends on where it is, not on the steps before.
+            if seat not in offered and row.sequence.constraint is None:
+                self._note_fruitless(seat, number)
         if not offered:
             self._waiting = set()
             return {}, set()
@@ -231,25 +261,18 @@ class DraftRows:
                 offered[seat] = row.sequence.drafting.bound(proposal)
         return offered
 
-    def _note_fruitless(self, rows: Mapping[int, Candidate], offered: Mapping[int, Proposal], number: int) -> None:
-        """Let rows of free text sleep for some steps if they had nothing to offer for a while. What a grammar forces
-        depends on where it is, not on the steps before."""
-        for seat, row in rows.items():
-            if seat in offered or row.sequence.constraint is not None:
-                self._fruitless.pop(seat, None)
-                continue
-            count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
-            if count > FRUITLESS:
-                steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
-                # All rows in the same steps: the others are planned as if there were no drafts.
-                self._wakes[seat] = number + steps - number % steps
+    def _note_fruitless(self, seat: int, number: int) -> None:
+        """Let a row of free text sleep for some steps if it had nothing to offer for a while."""
+        count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
+        if count > FRUITLESS:
+            steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+            # All rows in the same steps: the others are planned as if there were no drafts.
+            self._wake(seat, number + steps - number % steps)
 
     def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
-        if self.model is not None and sequence.drafting.leaves_model:
-            self.model.abandon(seat, sequence)
         # One token is sampled after the last draft.
         most, constraint = left - 1, sequence.constraint
         if self.sampling.penalised[seat]:
@@ -272,7 +295,7 @@ class DraftRows:
         if sequence.drafting is not None:
             # All rows wake in the same steps, because what does not pay in one row may pay in all.
             pause = sequence.drafting.pause()
-            self._wakes[seat] = number + 1 + (pause - (number + 1) % pause if pause else 0)
+            self._wake(seat, number + 1 + (pause - (number + 1) % pause if pause else 0))
 
     def planned(self, drafts: dict[int, Proposal], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
@@ -298,7 +321,9 @@ class DraftRows:
         if self.model is not None:
             self.model.verified(seat, proposal.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
-            self._wakes[seat] = number + sequence.drafting.verified(proposal, accepted)
+            self._wake(seat, number + sequence.drafting.verified(proposal, accepted))
+            if accepted:
+                self._fruitless.pop(seat, None)
             # What was likely and right is still not worth its costs.
             if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
                 self._waiting.add(seat)

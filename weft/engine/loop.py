@@ -426,11 +426,13 @@ class Engine:
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds = now - max(self._resumed_at, self._landed_at)
-        self._landed_at, self._landed_drafts = now, int(plan.drafts.sum()) if len(plan.drafts) else 0
-        if after_drafts and not self._landed_drafts:
+        drafts = int(plan.drafts.sum()) if step.drafts else 0
+        self._landed_at, self._landed_drafts = now, drafts
+        if after_drafts and not drafts:
             return
-        if len(plan.tokens) == plan.rows + self._landed_drafts:
-            self.planner.pacing.costs.observe(len(plan.tokens), self._landed_drafts, seconds)
+        tokens = len(plan.tokens)
+        if tokens == len(step.sequences) + drafts:
+            self.planner.pacing.costs.observe(tokens, drafts, seconds)
         else:
             self.planner.pacing.observe(plan, seconds)
 

@@ -138,7 +138,9 @@ class Planner:
         if self.late_masks and constrained.any():
             late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
             rows.late = frozenset(late.tolist())
-        drafts, seats = self._choose_drafts(seats, followers, rows) if self.drafting is not None else ({}, seats)
+        drafts: dict[int, Proposal] = {}
+        if self.number >= self.drafts.first_wake:
+            drafts, seats = self._choose_drafts(seats, followers, rows)
         needy = self.ledger.needs_grant(seats)
         plain, granted = seats[~needy], []
         if needy.any() or drafts:
@@ -196,14 +198,17 @@ class Planner:
         """Return the drafts of this step by seat, and the seats that decode without."""
         every = np.concatenate([seats, followers]) if len(followers) else seats
         awake = self.drafts.awake(every, self.number)
-        if not len(awake):
+        if not awake:
             return {}, seats
-        count = len(every)
+        sequences = [sequence for seat in awake if (sequence := self.by_seat[seat]) is not None]
+        sequences = self.drafts.with_guesses(sequences, self.number)
+        if not sequences:
+            return {}, seats
+        count, awake = len(every), [sequence.seat for sequence in sequences]
         room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
             # Guesses leave at least half of the budget to prompts.
             room //= 2
-        sequences = [sequence for seat in awake.tolist() if (sequence := self.by_seat[seat]) is not None]
         idle, left = self.number == self.landed, self._left[awake].tolist()
         in_flight = None if idle else self._last_plan[awake] > self.landed
         found = self.drafts.candidates(sequences, left, in_flight, self.follows)

@@ -13,6 +13,9 @@ from typing import Protocol
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
 NEEDED = 2
+# Of the steps without drafts of a size that is known well, one in this number is measured: it takes the host as long as
+# all else that such a step does for drafts. Not a multiple of the steps between two questions for drafts.
+MEASURED_OF = 5
 # Drafts of a step that are tried before any were measured: this number, or one for each group of rows.
 TRIED, TRIED_OF = 3, 8
 # How many times as many as were measured are tried then.
@@ -75,17 +78,33 @@ class LearnedCosts:
         self.padded: Callable[[int, int], int] = unpadded
         self._plain = Durations()
         self._drafted = Durations()
-        self._observed = 0
+        self._observed, self._forget_at = 0, FORGET_AFTER
+        # Sizes of which `KEPT` steps without drafts were measured.
+        self._well_known: set[int] = set()
+        # Rows of which `known` has been true since the costs were last forgotten: until then it stays true.
+        self._known: set[int] = set()
 
     def observe(self, tokens: int, drafts: int, seconds: float) -> None:
         self._observed += 1
-        if self._observed % FORGET_AFTER == 0:
+        if not drafts and self._observed % MEASURED_OF and tokens in self._well_known:
+            return
+        if self._observed >= self._forget_at:
+            self._forget_at = self._observed + FORGET_AFTER
             self._drafted = Durations()
             self._plain.measure_anew()
-        (self._drafted if drafts else self._plain).add(self.padded(tokens - drafts, drafts), seconds)
+            self._well_known.clear()
+            self._known.clear()
+        durations = self._drafted if drafts else self._plain
+        if durations.add(self.padded(tokens - drafts, drafts), seconds) == KEPT and not drafts:
+            self._well_known.add(tokens)
 
     def known(self, rows: int) -> bool:
-        return any(rows <= 2 * size and size <= 2 * rows and self._plain.is_new(size) for size in self._plain.sizes)
+        if rows not in self._known:
+            plain = self._plain
+            if not any(rows <= 2 * size and size <= 2 * rows and plain.is_new(size) for size in plain.sizes):
+                return False
+            self._known.add(rows)
+        return True
 
     def measured(self, rows: int, drafts: int) -> bool:
         return _size_class(self.padded(rows, drafts)) in self._drafted.sizes
@@ -120,7 +139,8 @@ class Durations:
         self._most: list[float] = []
         self._least: list[float] = []
 
-    def add(self, tokens: int, seconds: float) -> None:
+    def add(self, tokens: int, seconds: float) -> int:
+        """Record a step. Return how many of its size are kept."""
         size = _size_class(tokens)
         last = self._last.get(size)
         if last is None:
@@ -128,9 +148,10 @@ class Durations:
         last.append(seconds)
         fastest = min(last)
         if len(last) < NEEDED or (len(last) > NEEDED and self._fastest.get(size) == fastest):
-            return
+            return len(last)
         self._fastest[size] = fastest
         self._tabulate()
+        return len(last)
 
     def _tabulate(self) -> None:
         self.sizes = sorted(self._fastest)

@@ -21,6 +21,7 @@ from weft.speculate.counts import DraftCounts
 from weft.speculate.habits import Habits, SharedHabits, key_of
 from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
 from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
+from weft.speculate.suffix import key_of as run_key
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
 PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
@@ -41,10 +42,8 @@ LONGEST_STREAK = 4
 CHEAP_TRIAL = 256
 # Share of the time that may be lost by trying more drafts than pay as far as is known.
 TRIALS = 0.0025
-# Drafters that read every token, and guess now and then without a draft: sequences leave them if that is of no use.
-READERS = ("mtp",)
-# One of this many sequences stays, and would show that such a drafter is right again.
-SCOUTS = 16
+# Drafters that guess now and then without a draft: rows do not ask them while that shows that they are of no use.
+JUDGED_ALONE = ("mtp",)
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
 
@@ -127,19 +126,18 @@ class SequenceDrafts:
         overall: dict[str, Acceptance] | None = None,
         model: str | None = None,
         grammar: Grammar | None = None,
-        scout: bool = False,
     ) -> None:
         self.most = most
         self.salt = salt
         self._prompt_length = len(prompt)
         # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
+        self._has_grammar = grammar is not None
         self._form = key_of(salt, grammar) if suffixes and grammar is not None else b""
         self._habits = Habits() if self._form and model is None else None
-        # The drafter that decodes where texts have no long match: None for ever once it was left. Of its first guesses,
-        # how many are known to be right or wrong, how many were right, and whether it is read even if none is.
+        # The drafter that decodes where texts have no long match, None for ever once it has lost this sequence. Of its
+        # first guesses, how many are known to be right or wrong, and how many were right.
         self.model = model
         self._guessed = self._right = 0
-        self._scout = scout
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
         # By kind: of all sequences of the engine, and of this one.
@@ -150,20 +148,32 @@ class SequenceDrafts:
         self._streaks: dict[str, int] = {}
 
     def leave_model(self) -> None:
-        """Guess without the drafter that decodes: it cannot follow this sequence, or is never right."""
+        """Guess without the drafter that decodes: it cannot follow this sequence."""
         self.model, self._habits = None, Habits() if self._form else None
 
     @property
-    def leaves_model(self) -> bool:
-        """Return whether to leave the drafter that decodes, because it is of no use here."""
-        return not self._scout and self._is_hopeless()
-
-    def _is_hopeless(self) -> bool:
+    def is_hopeless(self) -> bool:
         """Return whether the drafter that decodes is hardly ever right, in this sequence and all others."""
-        if self.model not in READERS or self._right > LEAST_RATE * self._guessed:
+        if self.model not in JUDGED_ALONE or self._right > LEAST_RATE * self._guessed:
             return False
         overall = self._overall.get(self.model)
         return overall is not None and overall.rate(0) < LEAST_RATE
+
+    def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
+        """Return whether it is worth the time to ask for a proposal: in free text, most often nothing recurs."""
+        own = self._own
+        if own is None or self._prediction is not None or self._has_grammar:
+            return True
+        if self.model is not None and not self.is_hopeless:
+            return True
+        run = own.extend(answer)
+        if run is None:
+            return False
+        key = run_key(*run)
+        if own.recurs(run, key):
+            return True
+        place = shared.place(self.salt, key)
+        return place is not None and shared.agrees(place, own.last(LEAST_SHARED))
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
@@ -178,7 +188,7 @@ class SequenceDrafts:
             return self._proposal("prediction", "prediction", match)
         match = self._match(answer, most, shared)
         is_long = match is not None and match.length >= LONG_MATCH
-        if self.model is not None and not is_long and not self._is_hopeless():
+        if self.model is not None and not is_long and not self.is_hopeless:
             return Proposal(self.model, self.model, (), self._acceptance_of(self.model).worth(most))
         if match is None or not match.tokens:
             return None
@@ -234,11 +244,11 @@ class SequenceDrafts:
         """Return the longer of the matches in the sequence's own text and in those of its salt; its own if equal."""
         if self._own is None:
             return None
-        self._own.extend(answer)
-        key = self._own.key()
-        if key is None:
+        run = self._own.extend(answer)
+        if run is None:
             return None
-        own, place = self._own.match(key, most), shared.place(self.salt, key)
+        key = run_key(*run)
+        own, place = self._own.match(run, key, most), shared.place(self.salt, key)
         if place is None or (own is not None and own.length >= LONGEST_COMPARED):
             return own
         other = shared.match(place, self._own.last(LONGEST_COMPARED), most)
@@ -336,7 +346,6 @@ class Drafting:
         # By the rows of a step: the numbers of drafts that fill a size that the device pads steps to, the largest last.
         # All steps of a size cost the same. None: there are no such sizes.
         self.counts_that_fit: Callable[[int], Sequence[int] | None] = lambda rows: None
-        self._begun = 0
         self._probe_after = self._probe_every = FIRST_PROBE
         # Whether the last choice had drafts.
         self._drafts = False
@@ -355,12 +364,7 @@ class Drafting:
         bound = self.most if most is None else min(most, self.most)
         if bound < 1 or not (self.suffixes or self.model or prediction is not None):
             return None
-        parts = (prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
-        found = SequenceDrafts(*parts, scout=self._begun % SCOUTS == 0)
-        self._begun += 1
-        if found.leaves_model:
-            found.leave_model()
-        return found
+        return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
 
     def ended(self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None) -> None:
         """Keep the text of a finished sequence, and its habits, for others with its salt."""

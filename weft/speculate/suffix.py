@@ -8,9 +8,9 @@ has a dictionary that each token extends by one entry.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,23 +63,30 @@ class FixedText:
         self.tokens = tokens
         # Keys in order, and where each run ends. Python's arrays: single values are read faster than from numpy.
         self._sorted: array[int] | None = None
-        self._ends: array[int] | None = None
+        self._ends = array("i")
+
+    def holds(self, key: int) -> bool:
+        found = self._index() if self._sorted is None else self._sorted
+        place = bisect_left(found, key)
+        return place < len(found) and found[place] == key
 
     def ends(self, key: int) -> list[int]:
         """Return the positions after the latest occurrences of a key, latest first."""
-        if len(self.tokens) < KEY:
-            return []
-        if self._sorted is None or self._ends is None:
+        found = self._index() if self._sorted is None else self._sorted
+        high = bisect_right(found, key)
+        low = max(0, high - MOST_COMPARED)
+        return [self._ends[i] for i in range(high - 1, low - 1, -1) if found[i] == key]
+
+    def _index(self) -> array[int]:
+        if len(self.tokens) >= KEY:
             first = max(0, len(self.tokens) - MOST_INDEXED)
             keys = keys_of(self.tokens[first:])
             order = np.argsort(keys, kind="stable")
             self._sorted = array("q", keys[order].tobytes())
             self._ends = array("i", (order + first + KEY).astype(np.int32).tobytes())
-        high = bisect_right(self._sorted, key)
-        if not high or self._sorted[high - 1] != key:
-            return []
-        low = max(0, high - MOST_COMPARED)
-        return [self._ends[i] for i in range(high - 1, low - 1, -1) if self._sorted[i] == key]
+        else:
+            self._sorted = array("q")
+        return self._sorted
 
 
 class OwnText:
@@ -87,41 +94,56 @@ class OwnText:
 
     def __init__(self, prompt: NDArray[np.int32]) -> None:
         self._prompt = FixedText(prompt)
+        # The sequence's own list, not a copy: an answer only grows.
         self._answer: list[int] = []
-        # The last occurrence of a run of `KEY` tokens, and the one before.
-        self._latest: dict[tuple[int, ...], tuple[int, int | None]] = {}
-        self._indexed = len(prompt)
+        self._prompt_length = len(prompt)
+        # The end of the last occurrence of a run of `KEY` tokens, and of the one before if there is one.
+        self._latest: dict[tuple[int, ...], int] = {}
+        self._before: dict[tuple[int, ...], int] = {}
+        # Runs that end with the first tokens of the answer, up to this number, are indexed.
+        self._indexed = max(0, KEY - 1 - len(prompt))
 
     def __len__(self) -> int:
-        return len(self._prompt.tokens) + len(self._answer)
+        return self._prompt_length + len(self._answer)
 
-    def extend(self, answer: Sequence[int]) -> None:
-        """Add the tokens by which the answer, given in full, has grown."""
-        self._answer.extend(answer[len(self._answer) :])
+    def extend(self, answer: list[int]) -> tuple[int, ...] | None:
+        """Index what the answer, given in full, has grown by. Return its last `KEY` tokens, the `run` of other methods;
+        None if there are too few for them to have occurred before."""
+        self._answer, size = answer, self._prompt_length
+        first, last = self._indexed + 1, len(answer) - 1
+        if first <= last:
+            # Except the last run: it is what is looked for.
+            latest, before = self._latest, self._before
+            tokens = answer[first - KEY : last] if first >= KEY else self.slice(size + first - KEY, size + last)
+            for end, run in enumerate(zip(tokens, tokens[1:], tokens[2:]), size + first):
+                if run in latest:
+                    before[run] = latest[run]
+                latest[run] = end
+            self._indexed = last
+        if last >= KEY:
+            return answer[-3], answer[-2], answer[-1]
+        return tuple(self.last(KEY)) if size + last >= KEY else None
 
     def last(self, count: int) -> list[int]:
         return self.slice(max(0, len(self) - count), len(self))
 
     def slice(self, start: int, end: int) -> list[int]:
-        size = len(self._prompt.tokens)
+        size = self._prompt_length
         if start >= size:
             return self._answer[start - size : end - size]
         return [*self._prompt.tokens[start:end].tolist(), *self._answer[: max(0, end - size)]]
 
-    def key(self) -> int | None:
-        """Return the key of the last tokens, None if there are too few."""
-        if len(self) <= KEY:
-            return None
-        return key_of(*(self._answer[-KEY:] if len(self._answer) >= KEY else self.last(KEY)))
+    def recurs(self, run: tuple[int, ...], key: int) -> bool:
+        """Return whether the last tokens, or others with their key, occurred before."""
+        return run in self._latest or self._prompt.holds(key)
 
-    def match(self, key: int, most: int) -> Match | None:
+    def match(self, run: tuple[int, ...], key: int, most: int) -> Match | None:
         """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.
 
         Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
         """
-        self._index()
-        own = self._latest.get(tuple(self.last(KEY)), ())
-        ends = [end for end in (*own, *self._prompt.ends(key)) if end is not None]
+        own = [ends[run] for ends in (self._latest, self._before) if run in ends]
+        ends = [*own, *self._prompt.ends(key)]
         if not ends:
             return None
         recent = self.last(LONGEST_COMPARED)
@@ -135,17 +157,6 @@ class OwnText:
         while len(tokens) < most:
             tokens.append(tokens[len(tokens) - period])
         return Match(length, tuple(tokens))
-
-    def _index(self) -> None:
-        """Add the runs that end in the answer, except the last one: it is what is looked for."""
-        first, length, latest = max(self._indexed, KEY - 1) + 1, len(self), self._latest
-        if first >= length:
-            return
-        tokens = self.slice(first - KEY, length - 1)
-        for end, run in enumerate(zip(tokens, tokens[1:], tokens[2:]), first):
-            before = latest.get(run)
-            latest[run] = end, None if before is None else before[0]
-        self._indexed = length - 1
 
 
 class SharedTexts:
@@ -188,6 +199,11 @@ class SharedTexts:
         """Return the latest occurrence of a key in the texts of this salt, for `match`."""
         latest = self._latest.get(salt)
         return None if latest is None else latest.get(key)
+
+    def agrees(self, place: tuple[int, int], recent: list[int]) -> bool:
+        """Return whether all of these tokens, not only a key, are at this place."""
+        number, end = place
+        return end >= len(recent) and self._texts[number][1][end - len(recent) : end].tolist() == recent
 
     def match(self, place: tuple[int, int], recent: list[int], most: int) -> Match | None:
         """Return what followed the last tokens at this place."""
