@@ -425,12 +425,10 @@ class Engine:
         waits for the host. The step after it may wait too: without drafts of its own, it does not count.
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
-        seconds = now - max(self._resumed_at, self._landed_at)
-        drafts = int(plan.drafts.sum()) if step.drafts else 0
-        self._landed_at, self._landed_drafts = now, drafts
+        seconds, tokens = now - max(self._resumed_at, self._landed_at), len(plan.tokens)
+        self._landed_at, self._landed_drafts = now, (drafts := int(plan.drafts.sum()) if step.drafts else 0)
         if after_drafts and not drafts:
             return
-        tokens = len(plan.tokens)
         if tokens == len(step.sequences) + drafts:
             self.planner.pacing.costs.observe(tokens, drafts, seconds)
         else:
