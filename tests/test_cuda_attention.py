@@ -459,15 +459,14 @@ def build(kernel, types, constants, warps=4, stages=2):
     wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "_pages", "stride"))]
     even = {(index,): [["tt.divisibility", 16]] for index in wide}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()}, even)
-    options = {"num_warps": warps, "num_stages": stages}
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    built = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": warps, "num_stages": stages})
     assert built.metadata.shared <= 227 << 10, (kernel.__name__, constants, built.metadata.shared)
 
 def pointers(kernel, half):
     types = {name: "*i32" for name in kernel.arg_names if name.endswith("_ptr") or name in UPLOADED}
     types |= {name: half for name in ("q_ptr", "k_ptr", "v_ptr", "key_pages", "value_pages", "out_ptr", "sinks_ptr")}
-    return types | {"parts_ptr": "*fp32", "totals_ptr": "*fp32", "total_ptr": "*fp32", "scale": "fp32",
-                    "page_stride": "i64"}
+    types |= {name: "*fp32" for name in ("parts_ptr", "totals_ptr", "total_ptr")}
+    return types | {"scale": "fp32", "page_stride": "i64"}
 
 for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("*bf16", 80, 0, 0.0, False),
                                                ("*bf16", 256, 1024, 30.0, False), ("*fp32", 64, 0, 0.0, False)]:
@@ -475,13 +474,13 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     size = block_dim * (4 if half == "*fp32" else 2)
     same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
+    kernel = attention_decode._attend_share
     for tokens, lines, launches in ((1, 16, attention_decode.LAUNCHES), (8, 32, attention_decode.DRAFT_LAUNCHES)):
         launch = launches.get(size, attention_decode.PLAIN_LAUNCH)
-        kernel = attention_decode._attend_share
         build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
               KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
-        kernel = attention_decode._merge_parts
-        build(kernel, pointers(kernel, half), dict(same, HEADS=32, TOKENS=tokens, AT_ONCE=tokens, BORDERS=1, EARLY=1))
+        merge = attention_decode._merge_parts
+        build(merge, pointers(merge, half), dict(same, HEADS=32, TOKENS=tokens, AT_ONCE=tokens, BORDERS=1, EARLY=1))
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):
@@ -489,10 +488,9 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
           BLOCKS=256 // launch.block, SHARES=shares, LEAST_CELLS=16, **same, **reading), launch.warps, launch.stages)
     build(kernel, pointers(kernel, half), dict(GROUP=4, BLOCK=32, QUERIES=8, PADDED=True, BLOCKS=1,
         SHARES=8, LEAST_CELLS=16, **same, **reading), attention_prefill.SHORT_WARPS, launch.stages)
-kernel = attention._write_token
-build(kernel, pointers(kernel, "*bf16"), dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True))
-kernel = flashinfer._join_sinks
-build(kernel, pointers(kernel, "*bf16"), dict(HEADS=64, HEAD_DIM=64, BLOCK_DIM=64))
+for kernel, constants in ((attention._write_token, dict(CELL=64, HEAD_DIM=128, SIZE=1024, BLOCK=1024, EARLY=True)),
+                          (flashinfer._join_sinks, dict(HEADS=64, HEAD_DIM=64, BLOCK_DIM=64))):
+    build(kernel, pointers(kernel, "*bf16"), constants)
 """
 
 

@@ -99,9 +99,9 @@ class WatchedHead(CheckedHead):
             assert self.engine.planner.landed > self.read_after, "the host waits for guesses"
         return guesses.tokens()
 
-    def _judge(self):
+    def judge(self):
         self._judging = True
-        super()._judge()
+        super().judge()
         self._judging = False
 
     _judging = False

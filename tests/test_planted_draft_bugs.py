@@ -400,7 +400,7 @@ def the_host_waits_for_guesses_of_a_reading(patch: Patch) -> None:
             self._unjudged = None
             guesses.tokens()
 
-    patch.setattr(DraftHead, "_judge", judged_at_once)
+    patch.setattr(DraftHead, "judge", judged_at_once)
 
 
 @plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)

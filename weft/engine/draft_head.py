@@ -106,7 +106,7 @@ class DraftHead(DraftModel):
         """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All
         rows are then read together, and guesses after some of them show whether the head is right, without drafts.
         """
-        self._judge()
+        self.judge()
         waiting = self.hidden.end - self.hidden.first
         least = self._followed_at_once(by_seat[int(waiting.argmax())])
         if int(waiting.max()) < least:
@@ -131,7 +131,7 @@ class DraftHead(DraftModel):
         hopeless = sequence is not None and sequence.drafting is not None and sequence.drafting.is_hopeless
         return FOLLOWED_IF_HOPELESS if hopeless else FOLLOWED_AT_ONCE
 
-    def _judge(self) -> None:
+    def judge(self) -> None:
         """Learn from the guesses of the last reading, once a step that was launched after it has landed."""
         if self._unjudged is None:
             return
