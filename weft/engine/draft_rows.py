@@ -293,9 +293,11 @@ class DraftRows:
 
     def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
         if sequence.drafting is not None:
-            # All rows wake in the same steps, because what does not pay in one row may pay in all.
+            # All rows wake in the same steps, because what does not pay in one row may pay in all: at the multiple of
+            # their pause that is nearest to its end.
             pause = sequence.drafting.pause()
-            self._wake(seat, number + 1 + (pause - (number + 1) % pause if pause else 0))
+            end = number + 1 + pause
+            self._wake(seat, (end + pause // 2) // pause * pause if pause else end)
 
     def planned(self, drafts: dict[int, Proposal], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
