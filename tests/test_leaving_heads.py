@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,6 +228,32 @@ def test_a_head_that_is_never_right_is_not_asked_until_it_is_right(depth: int, s
     assert not head.left
     again = wrong + 8
     assert drafting.counts.accepted.total() > 0.5 * LENGTH * (all_ - again)
+
+
+def test_short_answers_show_that_a_head_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_head, "FOLLOWED_AT_ONCE", 64)
+    monkeypatch.setattr(draft_head, "FOLLOWED_IF_HOPELESS", 2 * LENGTH)
+    workload = stream(rolling_spec(cell=HEAD.cell, room=3), 120, depth=1)
+    drafting = Drafting(3, costs=Dear(), model=DraftHead.name)
+    for _ in range(60):
+        drafting.overall.setdefault(DraftHead.name, Acceptance(PRIOR, memory=MEMORY_OF_ALL)).note(1, 0)
+    run, head = engine_of(workload, 1, drafting, room=8.0)
+    head.wrong = 0.0
+    drive_and_check(workload, run, head)
+    assert drafting.counts.accepted.total() > 0.3 * LENGTH * 120
+
+
+def test_guesses_in_rows_that_wait_to_continue_do_not_keep_others_from_being_judged() -> None:
+    workload = stream(rolling_spec(cell=HEAD.cell, room=3), 4, depth=1)
+    run, head = engine_of(workload, 1, Drafting(3, costs=Dear(), model=DraftHead.name), room=8.0)
+    waiting, running = (SimpleNamespace(length=9, lease=lease, drafting=None) for lease in (None, object()))
+    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, Guesses({}, dict)
+    head.judge()
+    assert head._unjudged is not None
+    running.lease = None
+    head.judge()
+    assert head._unjudged is None
+    drive_and_check(workload, run, head)
 
 
 def test_guesses_are_judged_though_prompts_are_read_in_every_step() -> None:

@@ -35,6 +35,8 @@ from weft.speculate.drafting import Proposal
 # Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
 # it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
 FOLLOWED_AT_ONCE, FOLLOWED_IF_HOPELESS = 64, 32
+# If all are shorter than that, it reads this many after this number of steps without a reading.
+FOLLOWED_RARELY, RARELY = 8, 256
 # Rows in which it then guesses all the same, to learn whether it is right: more would cost memory for their logits.
 JUDGED = 32
 # Guesses are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
@@ -76,8 +78,8 @@ class DraftHead(DraftModel):
         self._rare = 0.0
         # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
         self._unjudged: tuple[dict[int, tuple[Sequence, int]], Guesses] | None = None
-        # The seat from which on rows are judged next.
-        self._judged_next = 0
+        # The seat from which on rows are judged next, and the steps since the last reading.
+        self._judged_next = self._unread_steps = 0
         # By seat: drafts in flight when it was called last.
         self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
@@ -107,6 +109,7 @@ class DraftHead(DraftModel):
         rows are then read together, and guesses after some of them show whether the head is right, without drafts.
         """
         self.judge()
+        self._unread_steps += 1
         waiting = self.hidden.end - self.hidden.first
         least = self._followed_at_once(by_seat[int(waiting.argmax())])
         if int(waiting.max()) < least:
@@ -122,14 +125,17 @@ class DraftHead(DraftModel):
                 # Where drafts are in flight, the board has what they chose.
                 guesses = self._unjudged is None and judged < JUDGED and end <= known + 1
                 rows[seat], most, judged = (sequence, int(guesses)), max(most, readable), judged + guesses
-        if most >= least and (found := self.begin(rows)) is not None:
+        if most < least:
+            return
+        self._unread_steps = 0
+        if (found := self.begin(rows)) is not None:
             self._unjudged = {seat: (rows[seat][0], rows[seat][0].length) for seat in found.counts}, found
             self._judged_next = list(found.counts)[-1] + 1
 
-    @staticmethod
-    def _followed_at_once(sequence: Sequence | None) -> int:
-        hopeless = sequence is not None and sequence.drafting is not None and sequence.drafting.is_hopeless
-        return FOLLOWED_IF_HOPELESS if hopeless else FOLLOWED_AT_ONCE
+    def _followed_at_once(self, sequence: Sequence | None) -> int:
+        if sequence is None or sequence.drafting is None or not sequence.drafting.is_hopeless:
+            return FOLLOWED_AT_ONCE
+        return FOLLOWED_IF_HOPELESS if self._unread_steps < RARELY else FOLLOWED_RARELY
 
     def judge(self) -> None:
         """Learn from the guesses of the last reading, once a step that was launched after it has landed."""
@@ -137,7 +143,8 @@ class DraftHead(DraftModel):
             return
         rows, guesses = self._unjudged
         if not any(sequence.length > place + 1 for sequence, place in rows.values()):
-            if all(sequence.reason is not None for sequence, _ in rows.values()):
+            if all(sequence.lease is None for sequence, _ in rows.values()):
+                # All have ended, or wait to continue.
                 self._unjudged = None
             return
         self._unjudged = None

@@ -265,7 +265,7 @@ class DraftRows:
         """Let a row of free text sleep for some steps if it had nothing to offer for a while."""
         count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
         if count > FRUITLESS:
-            steps = min(2 ** (count // FRUITLESS), RAREST_QUESTION)
+            steps = 2 if count < 2 * FRUITLESS else RAREST_QUESTION
             # All rows in the same steps: the others are planned as if there were no drafts.
             self._wake(seat, number + steps - number % steps)
 
