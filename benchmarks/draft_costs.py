@@ -33,6 +33,7 @@ from benchmarks.gpu import (
     fresh,
     keep,
     random_prompt,
+    rate_of,
     run,
     start,
     without_flashinfer,
@@ -147,17 +148,10 @@ def request(llm: LLM, tokens: int, answer: int, *seed: int) -> Request:
 
 def rate(engine: Engine, llm: LLM, rows: int) -> float:
     """Return tokens per second while all rows decode, after answers from which the engine has learned: the median."""
-    rates = []
-    for round_, answer in enumerate((LEARNING, *[ANSWER] * ROUNDS)):
-        begin(engine, [request(llm, PROMPT, answer, rows, number, round_) for number in range(rows)])
-        began, tokens, all_decode = time.perf_counter(), 0, True
-        while all_decode:
-            outputs = engine.step()
-            tokens += sum(output.token is not None for output in outputs)
-            all_decode = all(output.finish is None for output in outputs)
-        rates.append(tokens / (time.perf_counter() - began))
-        while not engine.idle:
-            engine.step()
+    rates = [
+        rate_of(engine, [request(llm, PROMPT, answer, rows, number, round_) for number in range(rows)])
+        for round_, answer in enumerate((LEARNING, *[ANSWER] * ROUNDS))
+    ]
     return median(rates[1:])
 
 

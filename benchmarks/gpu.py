@@ -236,6 +236,20 @@ def begin(engine: Engine, requests: Sequence[Request]) -> None:
         waiting -= {output.sequence for output in engine.step()}
 
 
+def rate_of(engine: Engine, requests: Sequence[Request]) -> float:
+    """Return tokens per second while all of these requests decode."""
+    begin(engine, requests)
+    began, tokens, all_decode = time.perf_counter(), 0, True
+    while all_decode:
+        outputs = engine.step()
+        tokens += sum(output.token is not None for output in outputs)
+        all_decode = all(output.finish is None for output in outputs)
+    seconds = time.perf_counter() - began
+    while not engine.idle:
+        engine.step()
+    return tokens / seconds
+
+
 def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = lambda ask: None) -> float:
     """Run all requests and return the seconds it took. `follow` returns the request that follows a finished one."""
     open_asks: dict[int, Ask] = {}

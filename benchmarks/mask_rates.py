@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from typing import Any
 
 import torch
 
-from benchmarks.gpu import Attempts, arguments_of, begin, keep, random_prompt, run, start, warm_up, without_flashinfer
+from benchmarks.gpu import Attempts, arguments_of, keep, random_prompt, rate_of, run, start, warm_up, without_flashinfer
 from benchmarks.mask_gap import ANY_PEOPLE, PEOPLE, wide_grammars
 from weft import LLM
 from weft.base.grammar import Grammar
@@ -59,16 +58,7 @@ def rate(engine: Engine, llm: LLM, rows: int, grammar: Grammar | None, answer: i
     """Return tokens per second while all rows decode."""
     params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
     prompts = (random_prompt(llm, PROMPT, rows, number) for number in range(rows))
-    begin(engine, [Request(prompt, params, grammar=grammar) for prompt in prompts])
-    began, tokens, all_decode = time.perf_counter(), 0, True
-    while all_decode:
-        outputs = engine.step()
-        tokens += sum(output.token is not None for output in outputs)
-        all_decode = all(output.finish is None for output in outputs)
-    seconds = time.perf_counter() - began
-    while not engine.idle:
-        engine.step()
-    return tokens / seconds
+    return rate_of(engine, [Request(prompt, params, grammar=grammar) for prompt in prompts])
 
 
 def line_of(each: dict[str, Any]) -> str:
