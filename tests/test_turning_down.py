@@ -223,7 +223,7 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
 
 
 class Paused(Guesses):
-    """Sleeps for as long as it was told."""
+    """Drafts of a row whose pause after a verification is set by the test."""
 
     pauses = 0
 
