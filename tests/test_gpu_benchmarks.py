@@ -15,8 +15,10 @@ from benchmarks.serving import conversations, rates
 from tests import tiny_model
 from tests.mtp_oracle import checkpoint
 from weft import LLM
+from weft.base.options import Options
 from weft.engine.loop import Engine
 from weft.kernels.cpu import following
+from weft.loading import load
 from weft.runner.cuda import recorded
 
 
@@ -111,17 +113,23 @@ def test_edits_are_measured_with_and_without_drafts(monkeypatch: pytest.MonkeyPa
 
 def test_prose_of_engines_in_turns_is_compared_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_prose, "STORY", 40)
-    options = {"threads": 1, "device": "cpu", "max_length": 256, "max_sequences": 2, "memory": "64MiB"}
-    ways, prompts = {"off": "off", "suffix": "suffix"}, [np.arange(1, 9, dtype=np.int32)] * 2
-    llms = {name: LLM(**tiny_model.OPTIONS, progress=False, draft=draft, **options) for name, draft in ways.items()}
+    options = {"device": "cpu", "max_length": 256, "max_sequences": 2, "memory": "64MiB", "draft": "suffix"}
+    loaded, prompts = (
+        load(Options(**tiny_model.OPTIONS, **options), progress=False),
+        [np.arange(1, 9, dtype=np.int32)] * 2,
+    )
+    engines = {draft: draft_prose.engine_of(loaded, draft, threads=1) for draft in ("off", "suffix")}
+    specs = {draft: engine.ledger.spec for draft, engine in engines.items()}
+    assert 0 == specs["off"].draft_room < specs["suffix"].draft_room
+    assert [engine.planner.drafting is None for engine in engines.values()] == [True, False]
     rounds = iter((False, True))
-    found = draft_prose.measure({name: llm.engine for name, llm in llms.items()}, prompts, 2, lambda: next(rounds))
+    found = draft_prose.measure(engines, prompts, 2, lambda: next(rounds))
     # The first story is not counted. Of each later one, two turns are whole and the last has fewer tokens.
     assert [len(turns) for turns in found.values()] == [2, 2]
     assert all(turn.tokens >= 2 * draft_prose.TURN for turns in found.values() for turn in turns)
     assert [line.split()[0] for line in draft_prose.lines_of(found)[1:]] == ["off", "suffix"]
-    for llm in llms.values():
-        llm.close()
+    for engine in engines.values():
+        engine.close()
 
 
 def test_rates_in_turns_are_relative_to_the_same_places_and_have_an_error() -> None:
