@@ -19,13 +19,16 @@ ALIGNMENT = 64
 class Part:
     """One tensor of a state, or of a tail per remembered token.
 
-    The tokens of a tail are contiguous within each of the first `apart` dimensions: with one, head by head.
+    The tokens of a tail are contiguous within each of the first `apart` dimensions: with one, head by head. If a tail
+    has room for `whole_cells`, a cell never continues at its beginning: operations read it as one piece, drafts or not.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     apart: int = 0
+    # Not in the repr, which fingerprints contain: tails are never stored.
+    whole_cells: bool = field(default=False, repr=False)
 
     @property
     def bytes(self) -> int:
@@ -86,7 +89,8 @@ class MemorySpec:
     def ring(self, memory: RecurrentMemory, part: Part) -> int:
         """Return how many tokens a tail keeps of a part; the token at position p is at index p % ring."""
         kept = memory.conv_width - 1 if part.name == "conv" else self.cell
-        return kept + self.draft_room
+        kept += self.draft_room
+        return cells_covering(kept, self.cell) * self.cell if part.whole_cells else kept
 
     def part_bytes(self, memory: RecurrentMemory, part: Part) -> int:
         return aligned(part.bytes * self.ring(memory, part))

@@ -31,14 +31,14 @@ NEAR = 16
 def channel_delta_memory(shape: ChannelDeltaShape, dtype: str) -> RecurrentMemory:
     """Return a layer's memory. A token leaves k, u and the log decays since its cell's start, all in float32.
 
-    A tail is laid out by head, as it is read.
+    A tail is laid out by head and cell, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,
-        Part("k", (shape.heads, shape.key_dim), "float32", apart=1),
-        Part("u", (shape.heads, shape.value_dim), "float32", apart=1),
-        Part("decay", (shape.heads, shape.key_dim), "float32", apart=1),
+        Part("k", (shape.heads, shape.key_dim), "float32", apart=1, whole_cells=True),
+        Part("u", (shape.heads, shape.value_dim), "float32", apart=1, whole_cells=True),
+        Part("decay", (shape.heads, shape.key_dim), "float32", apart=1, whole_cells=True),
     )
     return RecurrentMemory((window, channel_delta_state(shape)), tail, shape.conv_width)
 

@@ -45,14 +45,14 @@ NORM_EPSILON = 1e-6
 def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
     """Return a layer's memory. A token leaves k, u and the log decay since its cell's start, all in float32.
 
-    A tail is laid out by head, as it is read.
+    A tail is laid out by head and cell, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,
-        Part("k", (shape.key_heads, shape.key_dim), "float32", apart=1),
-        Part("u", (shape.value_heads, shape.value_dim), "float32", apart=1),
-        Part("decay", (shape.value_heads,), "float32", apart=1),
+        Part("k", (shape.key_heads, shape.key_dim), "float32", apart=1, whole_cells=True),
+        Part("u", (shape.value_heads, shape.value_dim), "float32", apart=1, whole_cells=True),
+        Part("decay", (shape.value_heads,), "float32", apart=1, whole_cells=True),
     )
     return RecurrentMemory((window, delta_state(shape)), tail, shape.conv_width)
 

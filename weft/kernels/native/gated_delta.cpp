@@ -29,8 +29,7 @@ struct Head {
     alignas(64) float for_key[MOST_SIZE], for_query[MOST_SIZE];
 
     OpenCell cell(float* part, long head, long size) const {
-        long low = (at.start - at.offset) % call.ring;
-        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
+        return {part + at.tail * call.tail_stride, at, head, call.ring, size};
     }
 
     OpenCell keys() const { return cell(call.keys, key_head, call.key_dim); }
@@ -72,14 +71,10 @@ void look_up(Head& own) {
         scale(own.for_key, size, own.through);
         scale(own.for_query, size, own.through);
     }
-    own.keys().stretches(offset, [&](long first, long count, const float* values) {
-        multiply_rows<2>({by_key + first, by_query + first}, {own.key, own.query}, values, count, call.key_dim);
-    });
+    multiply_rows<2>({by_key, by_query}, {own.key, own.query}, own.keys().first, offset, call.key_dim);
     decays_since(own.decay(), offset, own.total, since);
     for (long i = 0; i < offset; i++) by_key[i] *= since[i], by_query[i] *= since[i];
-    own.corrected().stretches(offset, [&](long first, long count, const float* values) {
-        add_rows<2>({own.for_key, own.for_query}, {by_key + first, by_query + first}, values, size, count, size);
-    });
+    add_rows<2>({own.for_key, own.for_query}, {by_key, by_query}, own.corrected().first, size, offset, size);
 }
 
 template <class T>
