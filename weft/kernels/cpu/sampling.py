@@ -7,6 +7,7 @@ order of additions depends on the number of rows. So a row's result depends only
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -27,6 +28,9 @@ __all__ = [
     "take_likeliest",
 ]
 
+# Up to this number of elements one thread draws and scores. PyTorch's threads would be faster, but they keep their cores
+# for a while after their work, and our own need those for the next step.
+ALONE_ELEMENTS = 1 << 19
 # Rows per chunk of sampling and scoring, so that temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18
 
@@ -34,6 +38,18 @@ CHUNK_ELEMENTS = 1 << 18
 # From this number of elements on PyTorch starts its threads, which takes longer than to widen a few times as many with
 # NumPy. (Not in a recorded step: a recording does not see NumPy.)
 THREADED_ELEMENTS = 1 << 15
+
+
+@contextmanager
+def threads_for(elements: int) -> Iterator[None]:
+    """Let PyTorch use one thread for so few elements."""
+    threads = torch.get_num_threads()
+    if elements <= ALONE_ELEMENTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def for_sampling(logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
@@ -74,8 +90,9 @@ def restrict(logits: Float[Tensor, "n vocab"], allowed: UInt8[Tensor, "n bytes"]
 
 def draw(logits: Float[Tensor, "draws vocab"], draws: Draws) -> Int[Tensor, " draws"]:
     """Return a random token for each row, by the inverse CDF at the row's own random number."""
-    chunks = [_draw_chunk(logits[low:high], draws, low, high) for low, high in _chunks(logits)]
-    return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
+    with threads_for(logits.numel()):
+        chunks = [_draw_chunk(logits[low:high], draws, low, high) for low, high in _chunks(logits)]
+        return torch.cat(chunks) if len(chunks) > 1 else chunks[0]
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[int, int]]:
@@ -134,9 +151,10 @@ def score(
     logits: Float[Tensor, "n vocab"], chosen: Int[Tensor, " n"], top: int
 ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"], Float[Tensor, "n top"]]:
     # Ranking takes seven times the memory of the logits themselves.
-    parts = [_score_chunk(logits[low:high], chosen[low:high], top) for low, high in _chunks(logits)]
-    own, likely, logprobs = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return own, likely, logprobs
+    with threads_for(logits.numel()):
+        parts = [_score_chunk(logits[low:high], chosen[low:high], top) for low, high in _chunks(logits)]
+        own, likely, logprobs = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+        return own, likely, logprobs
 
 
 def _score_chunk(
