@@ -269,9 +269,9 @@ def test_of_many_steps_without_drafts_a_few_are_measured_and_the_last_ones_count
         costs.observe(16, 0, 3.0)
     assert costs.seconds(16, 0) == 3.0
     for seconds in (0.5, 0.25):
-        for _ in range(MEASURED_OF):
+        for _ in range(KEPT // 2 * MEASURED_OF):
             costs.observe(16, 0, seconds)
-        assert costs.seconds(16, 0) == seconds, "one of them counts"
+        assert costs.seconds(16, 0) == seconds, "one of five counts, and half of those that are kept decide"
     for _ in range(NEEDED):
         costs.observe(8, 0, 0.125)
         costs.observe(32, 16, 0.75)
@@ -352,3 +352,13 @@ def test_a_row_that_its_model_has_lost_continues_with_short_matches():
     assert drafts.propose([2, 3], 4, shared).drafter == "mtp"
     drafts.leave_model()
     assert drafts.propose([2, 3], 4, shared).tokens[:2] == (4, 9)
+
+
+def test_steps_whose_durations_vary_are_not_flattered_by_the_fastest() -> None:
+    costs = LearnedCosts()
+    for place in range(KEPT):
+        costs.observe(4, 0, 1.0)
+        costs.observe(5, 1, 30.0 if place == 0 else 1.1 if place == 1 else 1.4)
+        if place == NEEDED - 1:
+            assert costs.ratio(4, 1) == pytest.approx(1.1), "the first one was recorded"
+    assert costs.ratio(4, 1) == pytest.approx(1.4)

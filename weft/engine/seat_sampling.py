@@ -17,6 +17,10 @@ from weft.engine.sequence import Sequence
 from weft.speculate.drafting import Proposal
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+# Samples up to which Python's own numbers are faster than arrays.
+FEW = 4
+_STEP, _FIRST, _SECOND, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, (1 << 64) - 1
+_NO_INTS = np.zeros(0, np.int32)
 
 
 class DraftsAhead:
@@ -38,6 +42,11 @@ class DraftsAhead:
 
 
 NOTHING_AHEAD = DraftsAhead(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
+# What `gather` finds for samples whose logits nothing changes.
+NO_HISTORY = _NO_INTS, _NO_INTS, _NO_INTS
+NO_BIASES = _NO_INTS, _NO_INTS, np.zeros(0, np.float32)
+NO_MASKS = _NO_INTS, np.zeros((0, 0), np.int32)
+NO_BANS = np.zeros((0, 3), np.int32)
 
 
 def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
@@ -47,17 +56,29 @@ def uniform(seed: NDArray[np.uint64], index: NDArray[np.int64]) -> Floats:
     >>> u = uniform(np.full(1000, 7, np.uint64), np.arange(1000))
     >>> bool(0.45 < u.mean() < 0.55), len(set(u.tolist())) > 990
     (True, True)
+    >>> bool((uniform(np.full(3, 7, np.uint64), np.arange(3)) == u[:3]).all())
+    True
     """
+    if index.ndim == 1 and len(index) <= FEW:
+        each = zip(seed.tolist(), index.tolist(), strict=True)
+        return np.array([(_mixed(_mixed(s + _STEP) + i * _STEP) >> 40) / (1 << 24) for s, i in each], np.float32)
     with np.errstate(over="ignore"):
-        x = _mix(seed + np.uint64(0x9E3779B97F4A7C15)) + index.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = _mix(seed + np.uint64(_STEP)) + index.astype(np.uint64) * np.uint64(_STEP)
         bits = _mix(x) >> np.uint64(40)
     return (bits.astype(np.float64) / (1 << 24)).astype(np.float32)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     return x ^ (x >> np.uint64(31))
+
+
+def _mixed(x: int) -> int:
+    x &= _WORD
+    x = (x ^ (x >> 30)) * _FIRST & _WORD
+    x = (x ^ (x >> 27)) * _SECOND & _WORD
+    return x ^ (x >> 31)
 
 
 class SeatSampling:
@@ -74,6 +95,8 @@ class SeatSampling:
         self._bad_words: dict[int, BadWords] = {}
         self._allowed: dict[int, Ints] = {}
         self._masked = np.zeros(seats, np.bool_)
+        # Seats whose logits are changed by any of these.
+        self._adjusted = np.zeros(seats, np.bool_)
         # Seats that need more than the most likely token.
         self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
@@ -106,8 +129,8 @@ class SeatSampling:
         )
         self._masked[seat] = sequence.constraint is not None or params.allowed_token_ids is not None
         reports = params.logprobs is not None or params.logits_digest
-        chooses = params.temperature > 0 or self.penalised[seat] or self._biased[seat] or self._masked[seat]
-        self._special[seat] = reports or chooses
+        self._adjusted[seat] = self.penalised[seat] or self._biased[seat] or self._masked[seat]
+        self._special[seat] = reports or params.temperature > 0 or self._adjusted[seat]
         self.sampled[seat] = len(sequence.generated)
 
     def gather(
@@ -131,13 +154,15 @@ class SeatSampling:
         if not self._special[seats].any():
             self.sampled[seats] = index + 1
             return Sampling.greedy(len(seats))
-        history = self.token_history(seats, sequences, starts, boarded, ahead)
-        biases = self._biases(seats, sequences, index, boarded, ahead)
-        bans = self.bans_by_input(seats, sequences, starts, boarded)
         values = {name: array[seats] for name, array in self._floats.items()}
         logprobs = self._logprobs[seats]
-        waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late] if late else [], np.int32)
-        masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
+        waiting, history, biases, bans, masks = _NO_INTS, NO_HISTORY, NO_BIASES, NO_BANS, NO_MASKS
+        if self._adjusted[seats].any():
+            waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late], np.int32)
+            history = self.token_history(seats, sequences, starts, boarded, ahead)
+            biases = self._biases(seats, sequences, index, boarded, ahead)
+            bans = self.bans_by_input(seats, sequences, starts, boarded)
+            masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(

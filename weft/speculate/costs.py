@@ -59,7 +59,7 @@ class StepCosts(Protocol):
 
 
 class LearnedCosts:
-    """The fastest of the last steps of each size. A larger step takes no less time than a smaller one.
+    """The median of the last steps of each size. A larger step takes no less time than a smaller one.
 
     A device that pads has few sizes. One with drafts that is smaller than all seen so far counts as free, so it is
     tried. On other devices every token may cost: between two sizes that were seen lies a line, and trials grow step by
@@ -132,7 +132,7 @@ class Durations:
 
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
-        self._fastest: dict[int, float] = {}
+        self._typical: dict[int, float] = {}
         # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, and the least of
         # each and of larger ones that were measured lately.
         self.sizes: list[int] = []
@@ -146,17 +146,19 @@ class Durations:
         if last is None:
             last = self._last[size] = deque(maxlen=KEPT)
         last.append(seconds)
-        fastest = min(last)
-        if len(last) < NEEDED or (len(last) > NEEDED and self._fastest.get(size) == fastest):
+        # The lower median: the first step of a size may be recorded, and slow. The fastest would flatter steps with
+        # drafts, whose durations vary more.
+        typical = sorted(last)[(len(last) - 1) // 2]
+        if len(last) < NEEDED or (len(last) > NEEDED and self._typical.get(size) == typical):
             return len(last)
-        self._fastest[size] = fastest
+        self._typical[size] = typical
         self._tabulate()
         return len(last)
 
     def _tabulate(self) -> None:
-        self.sizes = sorted(self._fastest)
-        self._most = list(accumulate((self._fastest[size] for size in self.sizes), max))
-        new = (self._fastest[size] if self.is_new(size) else inf for size in reversed(self.sizes))
+        self.sizes = sorted(self._typical)
+        self._most = list(accumulate((self._typical[size] for size in self.sizes), max))
+        new = (self._typical[size] if self.is_new(size) else inf for size in reversed(self.sizes))
         self._least = list(accumulate(new, min))[::-1]
 
     def at(self, size: int) -> float | None:
@@ -168,7 +170,7 @@ class Durations:
         """Return what was measured lately of steps of this size. If nothing was, return the most that is known of it
         and of smaller ones, unless a larger one was faster lately: a small step that was slow long ago says little."""
         if self.is_new(size):
-            return self._fastest[size]
+            return self._typical[size]
         place = bisect_left(self.sizes, size)
         known = self.at(size)
         return known if known is None or place == len(self.sizes) else min(known, self._least[place])

@@ -12,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,32 +62,26 @@ class FixedText:
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
         self.tokens = tokens
-        # Keys in order, and where each run ends. Python's arrays: single values are read faster than from numpy.
-        self._sorted: array[int] | None = None
+        # Where each run ends, in the order of `keys`.
         self._ends = array("i")
 
-    def holds(self, key: int) -> bool:
-        found = self._index() if self._sorted is None else self._sorted
-        place = bisect_left(found, key)
-        return place < len(found) and found[place] == key
+    @cached_property
+    def keys(self) -> array[int]:
+        """The keys of all runs, in order. Python's arrays: single values are read faster than from numpy."""
+        if len(self.tokens) < KEY:
+            return array("q")
+        first = max(0, len(self.tokens) - MOST_INDEXED)
+        keys = keys_of(self.tokens[first:])
+        order = np.argsort(keys, kind="stable")
+        self._ends = array("i", (order + first + KEY).astype(np.int32).tobytes())
+        return array("q", keys[order].tobytes())
 
     def ends(self, key: int) -> list[int]:
         """Return the positions after the latest occurrences of a key, latest first."""
-        found = self._index() if self._sorted is None else self._sorted
+        found = self.keys
         high = bisect_right(found, key)
         low = max(0, high - MOST_COMPARED)
         return [self._ends[i] for i in range(high - 1, low - 1, -1) if found[i] == key]
-
-    def _index(self) -> array[int]:
-        if len(self.tokens) >= KEY:
-            first = max(0, len(self.tokens) - MOST_INDEXED)
-            keys = keys_of(self.tokens[first:])
-            order = np.argsort(keys, kind="stable")
-            self._sorted = array("q", keys[order].tobytes())
-            self._ends = array("i", (order + first + KEY).astype(np.int32).tobytes())
-        else:
-            self._sorted = array("q")
-        return self._sorted
 
 
 class OwnText:
@@ -135,7 +130,11 @@ class OwnText:
 
     def recurs(self, run: tuple[int, ...], key: int) -> bool:
         """Return whether the last tokens, or others with their key, occurred before."""
-        return run in self._latest or self._prompt.holds(key)
+        if run in self._latest:
+            return True
+        found = self._prompt.keys
+        place = bisect_left(found, key)
+        return place < len(found) and found[place] == key
 
     def match(self, run: tuple[int, ...], key: int, most: int) -> Match | None:
         """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.

@@ -28,8 +28,8 @@ __all__ = [
     "take_likeliest",
 ]
 
-# Up to this number of elements one thread draws and scores. PyTorch's threads would be faster, but they keep their cores
-# for a while after their work, and our own need those for the next step.
+# Up to this number of elements one thread draws and scores. PyTorch's threads would be faster, but they wait for more
+# work for a while, on cores that ours need for the next step.
 ALONE_ELEMENTS = 1 << 19
 # Rows per chunk of sampling and scoring, so that temporaries stay in the cache.
 CHUNK_ELEMENTS = 1 << 18

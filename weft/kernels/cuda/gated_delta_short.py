@@ -18,7 +18,7 @@ from weft.kernels.cuda.gated_delta_cells import NORM_EPSILON, gates
 from weft.kernels.cuda.gated_delta_decode import CLOSED
 from weft.kernels.cuda.launching import jit
 from weft.kernels.cuda.overlap import wait
-from weft.kernels.cuda.tails import decay_before, is_short, place_of
+from weft.kernels.cuda.tails import around, decay_before, is_short, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
 NEW = 8
@@ -180,13 +180,6 @@ def solve_short(
                 closing, own, rows, row_start, row_first, row_slot, row_tail, row_closing, piece_slot, first_piece,
                 decodes, CELL, ROOM, NEW,
             )  # fmt: skip
-
-
-@triton.jit
-def around(first, number, RING: tl.constexpr):
-    """Return the places in a ring that are `number` after `first`, at most once around. A remainder costs more."""
-    place = first + number
-    return tl.where(place < RING, place, place - RING)
 
 
 @triton.jit

@@ -54,7 +54,14 @@ def open_cell(start, offset, column, CELL: tl.constexpr, RING: tl.constexpr):
     If the ring is as long as a cell, its index 0 is the start of the cell: the places are consecutive, and load
     together.
     """
-    return column < offset, column if RING == CELL else (start - offset + column) % RING
+    return column < offset, column if RING == CELL else around((start - offset) % RING, column, RING)
+
+
+@triton.jit
+def around(first, number, RING: tl.constexpr):
+    """Return the places in a ring that are `number` after `first`, at most once around. A remainder costs more."""
+    there = first + number
+    return tl.where(there < RING, there, there - RING)
 
 
 @triton.jit
