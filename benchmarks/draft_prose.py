@@ -8,7 +8,8 @@ of its own, and all share the weights: where the system happens to place those c
 after a few tokens of the same stories, in all orders, so that what other programs do to one of them they soon do to the
 others. A turn is compared with that of the first engine at the same place. "All" is the tokens of all turns by their
 time, "median" that of single turns; both are given relative to the first engine, with a standard error from resampled
-turns. What the second engine differs by is noise.
+turns. What the second engine differs by is noise. Steps with any number of drafts run before the first turn: they are
+recorded, once in a process, which takes as long as a few of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from benchmarks.draft_texts import STORIES, STORY
 from weft import SamplingParams
+from weft.base.config import MOST_DRAFTS
 from weft.base.options import Options
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -34,6 +36,8 @@ WAYS = {"off": "off", "off again": "off", "suffix": "suffix"}
 # Tokens of each row in a turn, and steps before them that are not measured: threads and caches are those of the others.
 TURN, UNMEASURED = 16, 2
 RESAMPLED = 1000
+# Tokens of the answers with which steps are recorded.
+RECORDED = 48
 TEMPERATURE = 0.8
 
 
@@ -57,6 +61,7 @@ def main() -> int:
     assert loaded.tokenizer is not None
     prompts = [np.array(loaded.tokenizer.encode(each), np.int32) for each in STORIES]
     for rows in arguments.rows:
+        record_steps(engines, prompts[0], rows)
         found = measure(engines, prompts, rows, ends_after(arguments.seconds))
         print(f"\n{arguments.dtype}, {rows} rows: {len(found['off'])} turns of {rows * TURN} tokens")
         for line in lines_of(found):
@@ -73,6 +78,25 @@ def engine_of(loaded: Loaded, draft: str, threads: int) -> Engine:
         spec, config = replace(loaded.spec, draft_room=0), replace(loaded.config, draft="off", draft_tokens=0)
         loaded = replace(loaded, spec=spec, config=config)
     return Engine(loaded.spec, loaded.runner(threads), loaded.config)
+
+
+def record_steps(engines: dict[str, Engine], prompt: np.ndarray, rows: int) -> None:
+    """Let every engine verify all numbers of drafts of one row, and forget what it has learned of them."""
+    for engine in engines.values():
+        answer: list[int] = []
+        for drafts in range(MOST_DRAFTS + 1):
+            # The first answer is the prediction of the others.
+            prediction = np.array(answer, np.int32)
+            for row in range(rows):
+                params = SamplingParams(max_tokens=RECORDED, temperature=0, draft=0 if row else drafts, ignore_eos=True)
+                engine.add(Request(prompt, params, prediction=prediction))
+            outputs = []
+            while not engine.idle:
+                outputs += engine.step()
+            answer = [each.token for each in outputs if each.sequence == outputs[0].sequence and each.token is not None]
+        engine.flush()
+        if engine.planner.drafting is not None:
+            engine.planner.drafting.overall.clear()
 
 
 def ends_after(seconds: float) -> Callable[[], bool]:

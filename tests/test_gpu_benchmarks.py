@@ -122,6 +122,8 @@ def test_prose_of_engines_in_turns_is_compared_place_by_place(monkeypatch: pytes
     specs = {draft: engine.ledger.spec for draft, engine in engines.items()}
     assert 0 == specs["off"].draft_room < specs["suffix"].draft_room
     assert [engine.planner.drafting is None for engine in engines.values()] == [True, False]
+    draft_prose.record_steps(engines, np.array([1, 2, 3] * 6, np.int32), rows=2)
+    assert engines["suffix"].planner.drafting.overall == {}
     rounds = iter((False, True))
     found = draft_prose.measure(engines, prompts, 2, lambda: next(rounds))
     # The first story is not counted. Of each later one, two turns are whole and the last has fewer tokens.
