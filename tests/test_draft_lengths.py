@@ -30,12 +30,18 @@ SPEC = rolling_spec(cell=64, room=ROOM)
 # Milliseconds of steps on an H200, by rows: of one, two, four and eight tokens a row.
 TOKENS = (1, 2, 4, 8)
 Times = Mapping[int, tuple[float, float, float, float]]
-# Qwen3.5-9B.
+# Qwen3.5-9B, with the kernels of 2026-11-17, and of the day after, where the best number of drafts is another.
 DENSE: Times = {
     1: (4.13, 5.04, 5.09, 5.14),
     8: (4.76, 5.20, 5.80, 5.97),
     32: (5.47, 6.77, 7.40, 10.38),
     128: (8.13, 13.49, 19.50, 32.95),
+}
+FASTER: Times = {
+    1: (4.1, 4.7, 4.75, 4.9),
+    8: (4.64, 4.83, 4.88, 5.49),
+    32: (5.29, 5.90, 6.54, 9.29),
+    128: (8.0, 12.0, 17.2, 30.0),
 }
 # Qwen3.5-35B-A3B. Measured were one row, and one and four tokens of 128 and 256; the others are guesses between.
 EXPERTS: Times = {
@@ -47,6 +53,8 @@ EXPERTS: Times = {
 }
 # Of the host, for a step.
 HOST = 0.9
+# Steps last longer than the table says by about this share.
+NOISE = 0.02
 PROMPT, WARM_ANSWER, ANSWER, STEPS = 8, 160, 700, 100
 
 
@@ -56,7 +64,7 @@ class ScriptedDevice(RollingDevice):
     def __init__(self, rows: int, chances: tuple[float, ...], dearer: float, times: Times, seed: int = 1) -> None:
         super().__init__(SPEC, 1 << 24, rows, lazy=True)
         self.chances, self.dearer, self.times = chances, dearer, times
-        self.random = np.random.default_rng(seed)
+        self.random, self.noise = np.random.default_rng(seed), np.random.default_rng(5)
         self.now = self.busy_until = 0.0
         self.plain, self.drafted = buckets(rows), draft_sizes(rows, ROOM)
         # Duration of each step, and the drafts of its rows.
@@ -92,6 +100,7 @@ class ScriptedDevice(RollingDevice):
         took = 20.0 if is_prompt else self.milliseconds(plan.rows, sum(drafts))
         if not is_prompt:
             self.steps.append((took, drafts))
+            took *= 1 + abs(self.noise.normal(0, NOISE))
         self.busy_until = max(self.now, self.busy_until) + took
         flight["end"] = self.busy_until
         return flight
@@ -169,7 +178,7 @@ def share_of_best(
 SHARES = [(1, 8, 0.97), (4, 2, 0.99), (8, 2, 0.99), (16, 2, 0.99), (32, 1, 0.99)]
 
 
-@pytest.mark.parametrize("times", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("times", [DENSE, FASTER, EXPERTS], ids=["dense", "faster", "experts"])
 @pytest.mark.parametrize(("rows", "seeds", "share"), SHARES)
 def test_chosen_drafts_are_as_good_as_any_fixed_number(
     times: Times, rows: int, seeds: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +187,7 @@ def test_chosen_drafts_are_as_good_as_any_fixed_number(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [DENSE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize("times", [DENSE, FASTER, EXPERTS], ids=["dense", "faster", "experts"])
 @pytest.mark.parametrize(("rows", "seeds", "share"), SHARES)
 def test_chosen_drafts_are_as_good_as_any_fixed_number_over_many_seeds(
     times: Times, rows: int, seeds: int, share: float, monkeypatch: pytest.MonkeyPatch

@@ -362,3 +362,16 @@ def test_steps_whose_durations_vary_are_not_flattered_by_the_fastest() -> None:
         if place == NEEDED - 1:
             assert costs.ratio(4, 1) == pytest.approx(1.1), "the first one was recorded"
     assert costs.ratio(4, 1) == pytest.approx(1.4)
+
+
+def test_a_small_step_that_waited_says_nothing_of_larger_ones_that_were_measured() -> None:
+    costs = LearnedCosts()
+    costs.padded = lambda rows, drafts: 32 if drafts else 8
+    for _ in range(NEEDED):
+        costs.observe(8, 0, 4.0)
+        costs.observe(32, 24, 5.0)
+    costs.padded = lambda rows, drafts: rows + drafts
+    for _ in range(NEEDED):
+        costs.observe(4, 3, 6.0)
+    assert costs.ratio(8, 24) == 1.25
+    assert costs.ratio(8, 8) == 1.25, "one that was not measured takes no longer than a larger one"

@@ -118,7 +118,7 @@ class LearnedCosts:
         if self.padded is unpadded:
             took = self._drafted.guess(size, fewest, base, rows + max(TRIED, rows // TRIED_OF))
         else:
-            took = self._drafted.at(size) or base
+            took = self._drafted.about(size) or base
         return max(1.0, took / base)
 
     def seconds(self, rows: int, drafts: int) -> float:
