@@ -163,6 +163,8 @@ def plans_of_rows(draw) -> tuple[list[Row], int]:
 def test_every_token_is_computed_once_and_every_needed_one_stays(case):
     rows, room = case
     batch = build(rows, (MATRIX,), draft_room=room)
+    ring = MemorySpec((MATRIX,), 8, room).ring(MATRIX, MATRIX.tail[-1])
+    assert 8 + room <= ring < 16 + room
     computed, kept = list(range(batch.decodes)), set()
     for group in indices(batch).groups:
         for rank in group.ranks:
@@ -179,7 +181,7 @@ def test_every_token_is_computed_once_and_every_needed_one_stays(case):
         # Any later start that may come: at the end, or so many tokens before it.
         for start in range(max(row.start, row.end - room), row.end + 1):
             for position in range(max(row.start, start - start % 8), start):
-                assert (row.tail, position % (8 + room), first + position - row.start) in kept
+                assert (row.tail, position % ring, first + position - row.start) in kept
 
 
 def test_upload_keeps_shapes_values_and_kinds():

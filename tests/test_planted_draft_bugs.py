@@ -37,7 +37,7 @@ from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.speculate import drafting
 from weft.speculate.drafting import SequenceDrafts
 from weft.speculate.habits import key_of
-from weft.speculate.suffix import FixedText, SharedTexts
+from weft.speculate.suffix import OwnText, SharedTexts
 from weft.text.grammar import Guide
 
 SEEDS = 100
@@ -473,7 +473,7 @@ def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
 
 @plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
 def only_the_answer_is_searched_before_a_question(patch: Patch) -> None:
-    patch.setattr(FixedText, "holds", lambda self, key: False)
+    patch.setattr(OwnText, "recurs", lambda self, run, key: run in self._latest)
 
 
 @plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
