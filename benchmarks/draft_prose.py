@@ -31,6 +31,7 @@ from weft.base.options import Options
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.loading import Loaded, load
+from weft.speculate.counts import DraftCounts
 
 WAYS = {"off": "off", "off again": "off", "suffix": "suffix"}
 # Tokens of each row in a turn, and steps before them that are not measured: threads and caches are those of the others.
@@ -81,7 +82,7 @@ def engine_of(loaded: Loaded, draft: str, threads: int) -> Engine:
 
 
 def record_steps(engines: dict[str, Engine], prompt: np.ndarray, rows: int) -> None:
-    """Let every engine verify all numbers of drafts of one row, and forget what it has learned of them."""
+    """Let every engine verify all numbers of drafts of one row. Of that, it remembers only how long its steps take."""
     for engine in engines.values():
         answer: list[int] = []
         for drafts in range(MOST_DRAFTS + 1):
@@ -97,6 +98,7 @@ def record_steps(engines: dict[str, Engine], prompt: np.ndarray, rows: int) -> N
         engine.flush()
         if engine.planner.drafting is not None:
             engine.planner.drafting.overall.clear()
+            engine.planner.drafting.counts = DraftCounts()
 
 
 def ends_after(seconds: float) -> Callable[[], bool]:

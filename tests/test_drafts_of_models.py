@@ -156,8 +156,8 @@ def test_recorded_kernels_verify_drafts_bit_by_bit_as_decodes(family: str, monke
     monkeypatch.setattr(Replays, "in_order", counted)
     # The answers cross two borders of the grid; all prompts are computed before the first decode.
     asks = [Ask(tokens(57 + 3 * n, n), seeded(80, n)) for n in range(3)]
-    # Without room for drafts in the tails: a cell is one piece of memory there too, so its sums have the same order.
-    answers = serve(make_engine(family), asks)
+    # Without room for drafts in the tails, except those of Mamba2: where a ring begins again, its sums are split.
+    answers = serve(make_engine(family, drafting=Drafting(6, suffixes=False) if family == "falcon_h1" else None), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, answers, strict=True)}
     again = serve(make_engine(family, drafting=ScriptedDrafting(known, 6, seed=1)), asks)
     assert [(a.tokens, a.logprobs) for a in again] == [(a.tokens, a.logprobs) for a in answers]

@@ -375,3 +375,14 @@ def test_a_small_step_that_waited_says_nothing_of_larger_ones_that_were_measured
         costs.observe(4, 3, 6.0)
     assert costs.ratio(8, 24) == 1.25
     assert costs.ratio(8, 8) == 1.25, "one that was not measured takes no longer than a larger one"
+
+
+def test_a_small_step_takes_no_longer_than_a_larger_one_where_every_token_costs() -> None:
+    costs = LearnedCosts()
+    for seconds in (5.0, 5.0, 1.1):
+        costs.observe(1, 0, 1.0)
+        costs.observe(2, 1, seconds)
+    assert costs.ratio(1, 1) == 5.0
+    for _ in range(NEEDED):
+        costs.observe(4, 3, 1.3)
+    assert [costs.ratio(1, drafts) for drafts in (1, 2, 3)] == [1.3, 1.3, 1.3]

@@ -20,7 +20,7 @@ class Part:
     """One tensor of a state, or of a tail per remembered token.
 
     The tokens of a tail are contiguous within each of the first `apart` dimensions: with one, head by head. If a tail
-    has room for `whole_cells`, a cell never continues at its beginning: operations read it as one piece, drafts or not.
+    has room for `whole_cells`, a cell never continues at its beginning, and is read as one piece, drafts or not.
     """
 
     name: str

@@ -133,10 +133,11 @@ class Durations:
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
-        # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, and the least of
-        # each and of larger ones that were measured lately.
+        # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, the least of
+        # each and of larger ones, and the same of those that were measured lately.
         self.sizes: list[int] = []
         self._most: list[float] = []
+        self._bounds: list[float] = []
         self._least: list[float] = []
 
     def add(self, tokens: int, seconds: float) -> int:
@@ -158,6 +159,7 @@ class Durations:
     def _tabulate(self) -> None:
         self.sizes = sorted(self._typical)
         self._most = list(accumulate((self._typical[size] for size in self.sizes), max))
+        self._bounds = list(accumulate((self._typical[size] for size in reversed(self.sizes)), min))[::-1]
         new = (self._typical[size] if self.is_new(size) else inf for size in reversed(self.sizes))
         self._least = list(accumulate(new, min))[::-1]
 
@@ -195,9 +197,9 @@ class Durations:
         place = bisect_right(self.sizes, size)
         before, took = fewest, base
         if place and self.sizes[place - 1] >= fewest:
-            before, took = self.sizes[place - 1], max(base, self._most[place - 1])
+            before, took = self.sizes[place - 1], max(base, self._bounds[place - 1])
         if place < len(self.sizes):
-            after, longer = self.sizes[place], max(took, self._most[place])
+            after, longer = self.sizes[place], max(took, self._bounds[place])
             return took + (longer - took) * (size - before) / (after - before)
         reach = max(free, fewest + GROWS * (before - fewest))
         return took * max(1.0, size / reach)

@@ -14,13 +14,17 @@ from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 
 
 def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -> Float[Tensor, "length ..."]:
-    """Return the first `length` tokens of an open cell in a tail: a view, because tails have room for whole cells."""
-    return part[cell.tail, cell.low : cell.low + length]
+    """Return the first `length` tokens of an open cell in a tail; a view, unless they wrap around the ring's end."""
+    own = part[cell.tail]
+    beyond = cell.low + length - own.shape[0]
+    if beyond <= 0:
+        return own[cell.low : cell.low + length]
+    return torch.cat((own[cell.low :], own[:beyond]))
 
 
 def append(part: Float[Tensor, "tails ring ..."], cell: OpenCell, value: Tensor) -> Float[Tensor, "n ..."]:
     """Add one decode's new token to its tail; return the open cell, including the new token."""
-    part[cell.tail, cell.low + cell.offset] = value
+    part[cell.tail, (cell.low + cell.offset) % part.shape[1]] = value
     return opened(part, cell, cell.offset + 1)
 
 
@@ -28,7 +32,7 @@ def total_of_one(
     part: Float[Tensor, "tails ring *heads"], cell: OpenCell, step: Float[Tensor, "*heads"]
 ) -> Float[Tensor, "*heads"]:
     """Return the log decay since the cell's start, including the new token's `step`."""
-    return part[cell.tail, cell.low + cell.offset - 1] + step if cell.offset else step
+    return part[cell.tail, (cell.low + cell.offset - 1) % part.shape[1]] + step if cell.offset else step
 
 
 def append_all(part: Float[Tensor, "tails ring ..."], decodes: Decodes, values: Float[Tensor, "rows ..."]) -> None:

@@ -79,7 +79,7 @@ class TailWrites:
 
     token: Tensor  # [writes] packed index
     tail: Tensor  # [writes]
-    ring: Tensor  # [writes] index in a ring of `cell` + room tokens
+    ring: Tensor  # [writes] index in a ring that is at least as long as a cell and its room
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,10 +42,15 @@ THREADED_ELEMENTS = 1 << 15
 
 @contextmanager
 def threads_for(elements: int) -> Iterator[None]:
-    """Let PyTorch use one thread for so few elements."""
+    """Let PyTorch use one thread for so few elements.
+
+    The number is the calling thread's own; but a thread that uses PyTorch for the first time meanwhile begins with one.
+    """
     threads = torch.get_num_threads()
-    if elements <= ALONE_ELEMENTS:
-        torch.set_num_threads(1)
+    if threads == 1 or elements > ALONE_ELEMENTS:
+        yield
+        return
+    torch.set_num_threads(1)
     try:
         yield
     finally:

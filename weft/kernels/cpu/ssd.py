@@ -41,14 +41,14 @@ from weft.memory.spec import Part, RecurrentMemory
 def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
     """Return a layer's memory. A token leaves its input dt x, B and the log decay since its cell's start.
 
-    A tail is laid out by head and cell, as it is read.
+    A tail is laid out by head, as it is read.
     """
     window, conv_input = conv_parts(shape.conv_channels, shape.conv_width, dtype)
     tail = (
         conv_input,
-        Part("input", (shape.heads, shape.head_dim), "float32", apart=1, whole_cells=True),
-        Part("B", (shape.groups, shape.state), "float32", apart=1, whole_cells=True),
-        Part("decay", (shape.heads,), "float32", apart=1, whole_cells=True),
+        Part("input", (shape.heads, shape.head_dim), "float32", apart=1),
+        Part("B", (shape.groups, shape.state), "float32", apart=1),
+        Part("decay", (shape.heads,), "float32", apart=1),
     )
     return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
 

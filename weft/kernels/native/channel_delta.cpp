@@ -29,7 +29,8 @@ struct ChannelHead {
     alignas(64) float for_key[MOST_SIZE], for_query[MOST_SIZE];
 
     OpenCell cell(float* part, long size) const {
-        return {part + at.tail * call.tail_stride, at, head, call.ring, size};
+        long low = (at.start - at.offset) % call.ring;
+        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
     }
 
     OpenCell keys() const { return cell(call.keys, call.key_dim); }
@@ -88,7 +89,9 @@ void look_up(ChannelHead& own) {
         add_rows<2>({own.for_key, own.for_query}, {key, query}, own.state(own.at.slot), size, call.key_dim, size);
     }
     for (long token = 0; token < offset; token++) weigh_token(own, token, by_key[token], by_query[token]);
-    add_rows<2>({own.for_key, own.for_query}, {by_key, by_query}, own.corrected().first, size, offset, size);
+    own.corrected().stretches(offset, [&](long first, long count, const float* values) {
+        add_rows<2>({own.for_key, own.for_query}, {by_key + first, by_query + first}, values, size, count, size);
+    });
 }
 
 template <class T>

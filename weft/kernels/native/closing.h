@@ -78,12 +78,13 @@ inline void close_lines(const Closing& work, const Decay& decay, long line) {
             store(work.behind + place, old, count);
         }
     float* behind = work.behind + line * work.stride;
-    const float* values = work.values.first;
-    long c = 0;
-    for (; c + 2 * LANES <= columns; c += 2 * LANES)
-        add_tile<COUNT, 2>(behind + c, work.stride, weights, values + c, work.tokens, columns, LANES);
-    for (; c < columns; c += LANES)
-        add_tile<COUNT, 1>(behind + c, work.stride, weights, values + c, work.tokens, columns, columns - c);
+    work.values.stretches(work.tokens, [&](long first, long count, const float* values) {
+        long c = 0;
+        for (; c + 2 * LANES <= columns; c += 2 * LANES)
+            add_tile<COUNT, 2>(behind + c, work.stride, weights + first, values + c, count, columns, LANES);
+        for (; c < columns; c += LANES)
+            add_tile<COUNT, 1>(behind + c, work.stride, weights + first, values + c, count, columns, columns - c);
+    });
 }
 
 template <class Decay>

@@ -29,7 +29,8 @@ struct Head {
     alignas(64) float for_key[MOST_SIZE], for_query[MOST_SIZE];
 
     OpenCell cell(float* part, long head, long size) const {
-        return {part + at.tail * call.tail_stride, at, head, call.ring, size};
+        long low = (at.start - at.offset) % call.ring;
+        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
     }
 
     OpenCell keys() const { return cell(call.keys, key_head, call.key_dim); }
@@ -71,10 +72,14 @@ void look_up(Head& own) {
         scale(own.for_key, size, own.through);
         scale(own.for_query, size, own.through);
     }
-    multiply_rows<2>({by_key, by_query}, {own.key, own.query}, own.keys().first, offset, call.key_dim);
+    own.keys().stretches(offset, [&](long first, long count, const float* values) {
+        multiply_rows<2>({by_key + first, by_query + first}, {own.key, own.query}, values, count, call.key_dim);
+    });
     decays_since(own.decay(), offset, own.total, since);
     for (long i = 0; i < offset; i++) by_key[i] *= since[i], by_query[i] *= since[i];
-    add_rows<2>({own.for_key, own.for_query}, {by_key, by_query}, own.corrected().first, size, offset, size);
+    own.corrected().stretches(offset, [&](long first, long count, const float* values) {
+        add_rows<2>({own.for_key, own.for_query}, {by_key + first, by_query + first}, values, size, count, size);
+    });
 }
 
 template <class T>

@@ -28,7 +28,6 @@ def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Float
     assert max(key_dim, value_dim) <= MOST_SIZE
     assert q.dtype == k.dtype == v.dtype
     tail_stride, token_stride = keys.stride()[:2]
-    assert keys.shape[1] % batch.cell == 0, "a cell is one piece of a tail"
     assert keys.dtype == torch.float32
     assert all(part is None or part.dtype == torch.float32 for part in (rates, bias))
     assert token_stride == key_dim

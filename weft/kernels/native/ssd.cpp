@@ -35,7 +35,8 @@ struct Block {
     long width() const { return call.heads / call.groups * call.head_dim; }
 
     OpenCell cell(float* part, long head, long size) const {
-        return {part + at.tail * call.tail_stride, at, head, call.ring, size};
+        long low = (at.start - at.offset) % call.ring;
+        return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
     }
 
     // Where a slot's state has this block's first column.
@@ -53,7 +54,9 @@ void look_up(Block& block, bool keeps) {
     widen(static_cast<const T*>(call.B) + block.row * call.B_stride + block.group * size, size, block.key);
     widen(static_cast<const T*>(call.C) + block.row * call.C_stride + block.group * size, size, block.query);
     OpenCell keys = block.cell(call.keys, block.group, size);
-    multiply_rows<1>({block.scores}, {block.query}, keys.first, offset, size);
+    keys.stretches(offset, [&](long first, long count, const float* values) {
+        multiply_rows<1>({block.scores + first}, {block.query}, values, count, size);
+    });
     // The new key comes from the input, because another thread may be writing it to the tail.
     multiply_rows<1>({block.scores + offset}, {block.query}, block.key, 1, size);
     if (keeps) std::memcpy(keys.token(offset), block.key, size * sizeof(float));
@@ -104,7 +107,9 @@ void decode_head(Block& block, long head) {
     }
     decays_since(decay, offset, total, weights);
     for (long i = 0; i < offset; i++) weights[i] *= block.scores[i];
-    add_rows<1>({sums}, {weights}, block.cell(call.inputs, head, size).first, size, offset, size);
+    block.cell(call.inputs, head, size).stretches(offset, [&](long first, long count, const float* values) {
+        add_rows<1>({sums}, {weights + first}, values, size, count, size);
+    });
     finish<T>(block, head, dt, sums);
 }
 

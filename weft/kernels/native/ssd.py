@@ -28,7 +28,6 @@ def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, 
     assert max(size, head_dim) <= MOST_SIZE
     assert x.dtype == B.dtype == C.dtype
     tail_stride, token_stride = left.stride()[:2]
-    assert left.shape[1] % batch.cell == 0, "a cell is one piece of a tail"
     assert left.dtype == A.dtype == torch.float32
     assert all(part is None or part.dtype == torch.float32 for part in (D, inputs.dt_bias))
     assert token_stride == head_dim

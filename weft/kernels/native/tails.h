@@ -42,15 +42,23 @@ inline Place place(const Step& step, long row) {
     return {start, start % step.cell, slot, step.tail[row], step.closing[row]};
 }
 
-// One head's part of an open cell: tokens of `size` floats side by side. A tail has room for whole cells.
+// One head's part of a tail: `ring` tokens of `size` floats side by side; the open cell starts at index `low`.
 struct OpenCell {
-    float* first;
-    long size;
+    float* head;
+    long low, ring, size;
 
-    OpenCell(float* tail, const Place& at, long head, long ring, long size)
-        : first(tail + (head * ring + (at.start - at.offset) % ring) * size), size(size) {}
+    float* token(long index) const {
+        long at = low + index;
+        return head + (at < ring ? at : at - ring) * size;
+    }
 
-    float* token(long index) const { return first + index * size; }
+    // Call `work(first, count, values)` for the one or two stretches of memory that hold the cell's first tokens.
+    template <class Work>
+    void stretches(long tokens, Work work) const {
+        long straight = std::min(tokens, ring - low);
+        if (straight > 0) work(0L, straight, static_cast<const float*>(head + low * size));
+        if (tokens > straight) work(straight, tokens - straight, static_cast<const float*>(head));
+    }
 };
 
 // Small values may be of either kind.
@@ -155,8 +163,10 @@ inline void add_rows(float* const (&sums)[SUMS], const float* const (&weights)[S
 
 // since[i] = e^(total - decay of token i): what remains of the contribution of each of a cell's first tokens.
 inline void decays_since(const OpenCell& decay, long tokens, float total, float* since) {
-    for (long i = 0; i < tokens; i += LANES)
-        store(since + i, exponential(total - load(decay.first + i, tokens - i)));
+    decay.stretches(tokens, [&](long first, long count, const float* values) {
+        for (long i = 0; i < count; i += LANES)
+            store(since + first + i, exponential(total - load(values + i, count - i)));
+    });
 }
 
 }  // namespace weft
