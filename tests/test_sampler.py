@@ -274,22 +274,28 @@ def test_logits_of_16_bits_are_widened_to_pytorchs_floats():
 THREADS = """
 import os, numpy, torch
 from tests.operations import CPU
+from weft.kernels.sampling import Draws
 torch.set_num_threads(3)
 count = lambda: len(os.listdir("/proc/self/task"))
 logits, allowed = torch.from_numpy(numpy.zeros((16, 8192), "f")), torch.from_numpy(numpy.zeros((16, 1024), "u1"))
 before = count()
 CPU.likeliest(CPU.restrict(logits, allowed))
-after = count()
+ones, row = torch.ones(16), torch.arange(16)
+top_k = torch.full((16,), 5)
+draws = Draws(row=row, temperature=ones, top_p=0.9 * ones, log_min_p=-9 * ones, top_k=top_k, uniform=0.5 * ones,
+              filtered=(True,) * 16, ordered=(True,) * 16)
+CPU.score(logits, CPU.draw(logits, draws), 3)
+after, threads = count(), torch.get_num_threads()
 torch.where(logits > 0, logits, 1.0)
-print(after - before, count() - after)
+print(after - before, threads, count() - after)
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
-def test_masks_of_many_rows_start_no_threads_of_pytorch():
+def test_samples_of_many_rows_start_no_threads_of_pytorch():
     """Its threads poll for work for a while, on the cores of the kernels' own ones."""
     found = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["0", "2"]
+    assert found.stdout.split() == ["0", "3", "2"]
 
 
 def test_random_numbers_draw_by_chance():

@@ -49,3 +49,11 @@ def test_parts_of_a_tail_share_no_byte_and_stay_in_their_unit() -> None:
     store.unit(Kind.TAIL, 2).zero_()
     assert not store.buffer.any(), "nothing lies outside of its unit"
     assert int((inside.view(torch.float32) != 0).sum()) == sum(part[2].numel() for part in owners)
+
+
+def test_a_tail_with_room_for_whole_cells_has_the_fewest_that_hold_its_drafts() -> None:
+    inputs, keys = Part("conv", (4,), "float32"), Part("k", (4,), "float32", whole_cells=True)
+    memory = RecurrentMemory((), (inputs, keys), conv_width=4)
+    for room, wanted in ((0, 8), (1, 16), (8, 16), (9, 24)):
+        spec = MemorySpec((memory,), cell=8, draft_room=room)
+        assert [spec.ring(memory, part) for part in memory.tail] == [3 + room, wanted]
