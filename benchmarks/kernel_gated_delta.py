@@ -34,8 +34,9 @@ from weft.runner.batching import build_batch
 KEY_HEADS, VALUE_HEADS, DIM = 16, 32, 128
 KEYS, VALUES = KEY_HEADS * DIM, VALUE_HEADS * DIM
 STATE_BYTES = VALUE_HEADS * DIM * DIM * 4
-# Decode layers measured together.
+# Layers measured together, and tokens by which a tail may be rolled back.
 LAYERS = 8
+DRAFT_ROOM = 7
 TOKEN_BYTES = (2 * KEYS + 2 * VALUES + 2 * VALUE_HEADS) * 2
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
@@ -44,10 +45,10 @@ Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 class Layer:
     """One layer in bfloat16: memory, parameters, and the projections of a step's tokens."""
 
-    def __init__(self, rows: Sequence[Row], captures: Sequence[Capture] = ()) -> None:
+    def __init__(self, rows: Sequence[Row], captures: Sequence[Capture] = (), draft_room: int = 0) -> None:
         torch.manual_seed(0)
         memory = gated_delta_memory(KEY_HEADS, DIM, VALUE_HEADS, DIM, 2 * KEYS + VALUES, 4, "bfloat16", by=GPU)
-        spec = MemorySpec((memory,))
+        spec = MemorySpec((memory,), draft_room=draft_room)
         slots = 1 + max(*(row.read_slot for row in rows), *(capture.slot for capture in captures), 0)
         units = unit_bytes(spec)
         states, tails = (
@@ -57,7 +58,8 @@ class Layer:
         self.view.state["delta"].normal_(std=0.1)
         self.view.tail["k"].normal_(std=DIM**-0.5)
         self.view.tail["u"].normal_()
-        self.view.tail["decay"].copy_(-torch.arange(64, device="cuda")[:, None] * 0.1)
+        decay = self.view.tail["decay"]
+        decay.copy_(-torch.arange(decay.shape[1], device="cuda")[:, None] * 0.1)
         board = torch.zeros(1, dtype=torch.int64, device="cuda")
         self.rows = rows
         self.batch: Batch = build_batch(make_plan(rows, captures), spec, board, "cuda", GPU)
@@ -89,12 +91,12 @@ def decode_layer(rows: int) -> Layer:
     return Layer([Row(576 + o, 577 + o, row, row) for row, o in enumerate(offsets)], captures)
 
 
-def drafts_layer(rows: int, tokens: int) -> Layer:
-    """Return a layer that verifies drafts; a row in 16 reaches the end of its cell."""
+def drafts_layer(rows: int, lengths: Sequence[int]) -> Layer:
+    """Return a layer that verifies drafts in rows of these lengths in turn; a row in 16 reaches the end of its cell."""
     offsets = [(row * 37) % 64 for row in range(rows)]
-    spans = [(576 + offset, 576 + offset + tokens) for offset in offsets]
+    spans = [(576 + offset, 576 + offset + lengths[row % len(lengths)]) for row, offset in enumerate(offsets)]
     captures = [Capture(row, 640, rows + row) for row, (_, end) in enumerate(spans) if end >= 640]
-    return Layer([Row(*span, row, row) for row, span in enumerate(spans)], captures)
+    return Layer([Row(*span, row, row) for row, span in enumerate(spans)], captures, DRAFT_ROOM)
 
 
 def prefill_layer(lengths: Sequence[int]) -> Layer:
@@ -113,9 +115,9 @@ def cases() -> Iterator[Case]:
         layers = [decode_layer(rows) for _ in range(LAYERS)]
         peers = {"in place": one_after_another([in_place(layer) for layer in layers])}
         yield f"decode, {rows} rows, {LAYERS} layers", one_after_another(layers), LAYERS * rows * STATE_BYTES, peers
-    for rows in (1, 32, 128):
-        layers = [drafts_layer(rows, 4) for _ in range(LAYERS)]
-        name = f"verification, {rows} rows of 4 tokens, {LAYERS} layers"
+    for rows, lengths in itertools.product((1, 16, 32, 128), ((4,), (2, 6, 3, 5), (8,))):
+        layers = [drafts_layer(rows, lengths) for _ in range(LAYERS)]
+        name = f"verification, {rows} rows of {' and '.join(map(str, lengths))} tokens, {LAYERS} layers"
         yield name, one_after_another(layers), LAYERS * rows * STATE_BYTES, {}
     for lengths in ((5461, 6000, 4923), (8192,), (16384,)):
         layer = prefill_layer(lengths)

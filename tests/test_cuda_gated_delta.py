@@ -390,7 +390,11 @@ def launch_drafts_float32() -> None:
 
 
 def test_kernels_compile_for_sm_90():
-    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts, launch_many_drafts)
+    assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts)
+
+
+def test_rows_of_any_number_of_drafts_are_solved_in_registers():
+    assert_compiles(launch_many_drafts, in_registers=True)
 
 
 @pytest.mark.slow

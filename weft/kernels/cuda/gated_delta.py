@@ -57,8 +57,8 @@ WIDE_KEYS = 128
 SHORT, SHORT_MANY, MANY_ROWS = GatedDeltaLaunch(64, 4, 1), GatedDeltaLaunch(128, 4, 1, registers=128), 32
 # Closing apart: columns of a state, and the rows among which one is expected to close a cell.
 CLOSE, ROWS_PER_CLOSING = GatedDeltaLaunch(64, 4, 3), 8
-# Registers that half a tile of tokens needs.
-SOLVE_SHORT_REGISTERS = 96
+# Most of a thread. With no bound, the compiler orders instructions in a way that takes 2 µs more.
+SOLVE_SHORT_REGISTERS = 128
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
 
@@ -184,8 +184,7 @@ def launch_short(
     """Compute rows of at most `new` tokens for which `short_room` is enough; `alone`: all of them."""
     (heads, value_dim), rows = inputs.v.shape[1:], batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
-    # Most rows fit into half a tile. Longer ones need more registers, and so do float32 operands.
-    is_half = short_tokens(batch, new // 2) > 0 and inputs.v.dtype != torch.float32
+    is_wide = inputs.v.dtype == torch.float32
     closes_apart = rows >= MANY_ROWS
     systems = inputs.v.new_empty(rows, heads, 2 * new, 2 * new, dtype=torch.float32)
     factors = inputs.v.new_empty(rows, heads, 8 * new, dtype=torch.float32)
@@ -206,7 +205,7 @@ def launch_short(
             rates=inputs.rates, bias=inputs.bias, systems=systems, factors=factors, closing=closing,
         ),
         *step, **constants, HEADS=power_of_two(shared["SHARED"]), PROJECTED=inputs.rates is not None, MOST=inputs.most,
-        num_warps=1, maxnreg=SOLVE_SHORT_REGISTERS if is_half else None,
+        num_warps=1, maxnreg=None if is_wide else SOLVE_SHORT_REGISTERS,
     )  # fmt: skip
     values = min(choice.values, padded(value_dim))
     read_short[(-(-value_dim // values), heads, rows)](

@@ -30,13 +30,6 @@ LOOK = tl.constexpr(128)
 
 
 @triton.jit
-def normalise(x):
-    """Return the factors that give each row of x length 1."""
-    wide = x.to(tl.float32)
-    return tl.rsqrt(tl.sum(wide * wide, 1) + NORM_EPSILON)
-
-
-@triton.jit
 def load_both(q, k, token_stride, at, key_head, KEY_DIM: tl.constexpr, KEYS: tl.constexpr, NEW: tl.constexpr):
     """Load the keys of a row's tokens, as the first NEW lines of a tile, and their queries as the others."""
     line, lane = tl.arange(0, 2 * NEW), tl.arange(0, KEYS)
@@ -71,7 +64,10 @@ def solve_tile(
     g, beta = gates(raw_step, raw_strength, head[:, None], is_head[:, None], rates, bias, PROJECTED, MOST)
     g, beta = tl.where(is_gate, g, 0.0), tl.where(is_gate, beta, 0.0)
 
-    length_one = normalise(both)
+    # Squared lengths are products of a line with itself. Sums of squares would need twice the registers.
+    products = tl.dot(both, tl.trans(both), input_precision=PRECISION)
+    squares = tl.sum(tl.where(line[:, None] == new[None, :], products, 0.0), 1)
+    length_one = tl.rsqrt(squares + NORM_EPSILON)
     scale = length_one * tl.where(for_key, 1.0, KEY_DIM**-0.5)
     itself = of_line[:, None] == new[None, :]
     new_scale = tl.sum(tl.where(itself & for_key[:, None], length_one[:, None], 0.0), 0)
@@ -87,7 +83,7 @@ def solve_tile(
     tl.store(factor_at + 4 * NEW, scale[None, :] + tl.zeros_like(line_total), is_factor)
     tl.store(factor_at + 6 * NEW, line_total, is_factor)
 
-    alike = tl.dot(both, tl.trans(both), input_precision=PRECISION) * scale[:, None] * new_scale[None, :]
+    alike = products * scale[:, None] * new_scale[None, :]
     # A key's line misses earlier tokens, a query's line reads its own token as well.
     seen = (new[None, :] < of_line[:, None]) | (itself & (line >= TILE)[:, None])
     seen = (seen & real_line[:, None] & real_new[None, :])[None, :, :]
