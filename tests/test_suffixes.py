@@ -377,12 +377,14 @@ def test_a_small_step_that_waited_says_nothing_of_larger_ones_that_were_measured
     assert costs.ratio(8, 8) == 1.25, "one that was not measured takes no longer than a larger one"
 
 
-def test_a_small_step_takes_no_longer_than_a_larger_one_where_every_token_costs() -> None:
+def test_sizes_out_of_order_count_as_their_mean_where_every_token_costs() -> None:
     costs = LearnedCosts()
-    for seconds in (5.0, 5.0, 1.1):
-        costs.observe(1, 0, 1.0)
-        costs.observe(2, 1, seconds)
-    assert costs.ratio(1, 1) == 5.0
     for _ in range(NEEDED):
-        costs.observe(4, 3, 1.3)
-    assert [costs.ratio(1, drafts) for drafts in (1, 2, 3)] == [1.3, 1.3, 1.3]
+        costs.observe(1, 0, 1.0)
+        costs.observe(2, 1, 5.0)
+    for _ in range(3 * NEEDED):
+        costs.observe(4, 3, 1.4)
+    assert [costs.ratio(1, drafts) for drafts in (1, 2, 3)] == pytest.approx([2.3] * 3), "one was measured more often"
+    for _ in range(KEPT):
+        costs.observe(2, 1, 1.2)
+    assert [costs.ratio(1, drafts) for drafts in (1, 2, 3)] == pytest.approx([1.2, 1.3, 1.4])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from itertools import accumulate
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
@@ -126,19 +126,24 @@ class LearnedCosts:
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 
+class Tables(NamedTuple):
+    """What is known of steps by size."""
+
+    sizes: list[int]  # in order
+    most: list[float]  # that is known of each and of smaller ones
+    least: list[float]  # of each and of larger ones that were measured lately
+    growing: list[float]  # durations, as near to what was measured as they can be if none falls
+
+
 class Durations:
-    """The last steps of each size, and what is known of every size: as a table, because each choice of drafts reads it
-    many times and a step changes one entry. Sizes are those of `_size_class`."""
+    """The last steps of each size, and what is known of every size: as tables, because each choice of drafts reads them
+    many times. Sizes are those of `_size_class`."""
 
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
-        # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, the least of
-        # each and of larger ones, and the same of those that were measured lately.
-        self.sizes: list[int] = []
-        self._most: list[float] = []
-        self._bounds: list[float] = []
-        self._least: list[float] = []
+        # Made when they are read: most steps change a duration, and few need more than that of their own size.
+        self._tables: Tables | None = None
 
     def add(self, tokens: int, seconds: float) -> int:
         """Record a step. Return how many of its size are kept."""
@@ -147,59 +152,69 @@ class Durations:
         if last is None:
             last = self._last[size] = deque(maxlen=KEPT)
         last.append(seconds)
-        # The lower median: the first step of a size may be recorded, and slow. The fastest would flatter steps with
-        # drafts, whose durations vary more.
-        typical = sorted(last)[(len(last) - 1) // 2]
-        if len(last) < NEEDED or (len(last) > NEEDED and self._typical.get(size) == typical):
-            return len(last)
-        self._typical[size] = typical
-        self._tabulate()
+        if len(last) >= NEEDED:
+            # The lower median: the first step of a size may be recorded, and slow. The fastest would flatter steps with
+            # drafts, whose durations vary more.
+            self._typical[size] = sorted(last)[(len(last) - 1) // 2]
+            self._tables = None
         return len(last)
 
-    def _tabulate(self) -> None:
-        self.sizes = sorted(self._typical)
-        self._most = list(accumulate((self._typical[size] for size in self.sizes), max))
-        self._bounds = list(accumulate((self._typical[size] for size in reversed(self.sizes)), min))[::-1]
-        new = (self._typical[size] if self.is_new(size) else inf for size in reversed(self.sizes))
-        self._least = list(accumulate(new, min))[::-1]
+    @property
+    def tables(self) -> Tables:
+        if self._tables is None:
+            sizes = sorted(self._typical)
+            known = [self._typical[size] for size in sizes]
+            new = [seconds if self.is_new(size) else inf for size, seconds in zip(sizes, known, strict=True)]
+            self._tables = Tables(
+                sizes=sizes,
+                most=list(accumulate(known, max)),
+                least=list(accumulate(reversed(new), min))[::-1],
+                growing=growing(known, [len(self._last.get(size, ())) or 1 for size in sizes]),
+            )
+        return self._tables
+
+    @property
+    def sizes(self) -> Collection[int]:
+        """Sizes of which enough is known."""
+        return self._typical.keys()
 
     def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
-        place = bisect_right(self.sizes, size)
-        return self._most[place - 1] if place else None
+        place = bisect_right(self.tables.sizes, size)
+        return self.tables.most[place - 1] if place else None
 
     def about(self, size: int) -> float | None:
         """Return what was measured lately of steps of this size. If nothing was, return the most that is known of it
         and of smaller ones, unless a larger one was faster lately: a small step that was slow long ago says little."""
         if self.is_new(size):
             return self._typical[size]
-        place = bisect_left(self.sizes, size)
-        known = self.at(size)
-        return known if known is None or place == len(self.sizes) else min(known, self._least[place])
+        known, larger = self.at(size), bisect_left(self.tables.sizes, size)
+        return known if known is None or larger == len(self.sizes) else min(known, self.tables.least[larger])
 
     def measure_anew(self) -> None:
         """Replace what is known of each size as soon as it is measured again."""
         self._last.clear()
-        self._tabulate()
+        self._tables = None
 
     def is_new(self, size: int) -> bool:
         return len(self._last.get(size, ())) >= NEEDED
 
     def below(self, size: int) -> float | None:
         """Return the least that a step smaller than all known ones may take: in proportion to the smallest of them."""
-        return self._most[0] * size / self.sizes[0] if self.sizes else None
+        return self.tables.most[0] * size / self.tables.sizes[0] if self.sizes else None
 
     def guess(self, size: int, fewest: int, base: float, free: int) -> float:
         """Return how long a step of this size takes, if one of the `fewest` tokens takes `base`.
 
         If no larger one is known, those up to `free` take as long.
         """
-        place = bisect_right(self.sizes, size)
+        sizes, known = self.tables.sizes, self.tables.growing
+        place = bisect_right(sizes, size)
         before, took = fewest, base
-        if place and self.sizes[place - 1] >= fewest:
-            before, took = self.sizes[place - 1], max(base, self._bounds[place - 1])
-        if place < len(self.sizes):
-            after, longer = self.sizes[place], max(took, self._bounds[place])
+        if place and sizes[place - 1] >= fewest:
+            before, took = sizes[place - 1], max(base, known[place - 1])
+        if place < len(sizes):
+            after, longer = sizes[place], max(took, known[place])
             return took + (longer - took) * (size - before) / (after - before)
         reach = max(free, fewest + GROWS * (before - fewest))
         return took * max(1.0, size / reach)
@@ -274,6 +289,22 @@ class ChunkCosts:
         each = (self._count * self._mixed - self._tokens * self._seconds) / spread
         fixed = (self._seconds - each * self._tokens) / self._count
         return (fixed, each) if fixed >= 0 and each > 0 else proportional
+
+
+def growing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the values that never fall and are nearest to these, by squares: those out of order become their mean.
+
+    >>> growing([1.0, 5.0, 2.0, 7.0], [1, 1, 2, 1])
+    [1.0, 3.0, 3.0, 7.0]
+    """
+    groups: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        total, sum_of_weights, count = value * weight, weight, 1
+        while groups and groups[-1][0] * sum_of_weights > total * groups[-1][1]:
+            before = groups.pop()
+            total, sum_of_weights, count = total + before[0], sum_of_weights + before[1], count + before[2]
+        groups.append((total, sum_of_weights, count))
+    return [total / sum_of_weights for total, sum_of_weights, count in groups for _ in range(count)]
 
 
 def unpadded(rows: int, drafts: int) -> int:
