@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 # Durations kept of each size, and how many must be known before they count.
 KEPT = 8
@@ -62,9 +62,9 @@ class LearnedCosts:
     """The median of the last steps of each size. A larger step takes no less time than a smaller one.
 
     A device that pads has few sizes. One with drafts that is smaller than all seen so far counts as free, so it is
-    tried. On other devices every token may cost: between two sizes that were seen lies a line, and trials grow step by
-    step. More drafts than any seen so far cost no more than those; but beyond the reach of a trial, a step takes time
-    in proportion to its tokens, so that they do not pay.
+    tried. On other devices every token may cost: between two sizes that were seen lies a line, sizes out of order count
+    as their mean, and trials grow step by step. More drafts than any seen so far cost no more than those; but beyond
+    the reach of a trial, a step takes time in proportion to its tokens, so that they do not pay.
 
     Now and then all steps with drafts are forgotten, because what was slow when it ran for the first time, or on a busy
     machine, would never be tried again. No row drafts before steps of about as many rows were measured without, since
@@ -126,15 +126,6 @@ class LearnedCosts:
         return 0.0 if base is None else base * self.ratio(rows, drafts)
 
 
-class Tables(NamedTuple):
-    """What is known of steps by size."""
-
-    sizes: list[int]  # in order
-    most: list[float]  # that is known of each and of smaller ones
-    least: list[float]  # of each and of larger ones that were measured lately
-    growing: list[float]  # durations, as near to what was measured as they can be if none falls
-
-
 class Durations:
     """The last steps of each size, and what is known of every size: as tables, because each choice of drafts reads them
     many times. Sizes are those of `_size_class`."""
@@ -142,8 +133,13 @@ class Durations:
     def __init__(self) -> None:
         self._last: dict[int, deque[float]] = {}
         self._typical: dict[int, float] = {}
-        # Made when they are read: most steps change a duration, and few need more than that of their own size.
-        self._tables: Tables | None = None
+        # Sizes of which enough is known, in order; the most that is known of each and of smaller ones, and the least of
+        # each and of larger ones that were measured lately.
+        self.sizes: list[int] = []
+        self._most: list[float] = []
+        self._least: list[float] = []
+        # By the place of a size: durations of it and of larger ones, none of which falls. Made when they are read.
+        self._growing: dict[int, list[float]] = {}
 
     def add(self, tokens: int, seconds: float) -> int:
         """Record a step. Return how many of its size are kept."""
@@ -152,72 +148,73 @@ class Durations:
         if last is None:
             last = self._last[size] = deque(maxlen=KEPT)
         last.append(seconds)
-        if len(last) >= NEEDED:
-            # The lower median: the first step of a size may be recorded, and slow. The fastest would flatter steps with
-            # drafts, whose durations vary more.
-            self._typical[size] = sorted(last)[(len(last) - 1) // 2]
-            self._tables = None
+        # The lower median: the first step of a size may be recorded, and slow. The fastest would flatter steps with
+        # drafts, whose durations vary more.
+        typical = sorted(last)[(len(last) - 1) // 2]
+        if len(last) < NEEDED or (len(last) > NEEDED and self._typical.get(size) == typical):
+            return len(last)
+        self._typical[size] = typical
+        self._tabulate()
         return len(last)
 
-    @property
-    def tables(self) -> Tables:
-        if self._tables is None:
-            sizes = sorted(self._typical)
-            known = [self._typical[size] for size in sizes]
-            new = [seconds if self.is_new(size) else inf for size, seconds in zip(sizes, known, strict=True)]
-            self._tables = Tables(
-                sizes=sizes,
-                most=list(accumulate(known, max)),
-                least=list(accumulate(reversed(new), min))[::-1],
-                growing=growing(known, [len(self._last.get(size, ())) or 1 for size in sizes]),
-            )
-        return self._tables
-
-    @property
-    def sizes(self) -> Collection[int]:
-        """Sizes of which enough is known."""
-        return self._typical.keys()
+    def _tabulate(self) -> None:
+        self.sizes = sorted(self._typical)
+        self._most = list(accumulate((self._typical[size] for size in self.sizes), max))
+        new = (self._typical[size] if self.is_new(size) else inf for size in reversed(self.sizes))
+        self._least = list(accumulate(new, min))[::-1]
+        self._growing.clear()
 
     def at(self, size: int) -> float | None:
         """Return the most that is known of steps of this size and smaller ones."""
-        place = bisect_right(self.tables.sizes, size)
-        return self.tables.most[place - 1] if place else None
+        place = bisect_right(self.sizes, size)
+        return self._most[place - 1] if place else None
 
     def about(self, size: int) -> float | None:
         """Return what was measured lately of steps of this size. If nothing was, return the most that is known of it
         and of smaller ones, unless a larger one was faster lately: a small step that was slow long ago says little."""
         if self.is_new(size):
             return self._typical[size]
-        known, larger = self.at(size), bisect_left(self.tables.sizes, size)
-        return known if known is None or larger == len(self.sizes) else min(known, self.tables.least[larger])
+        place = bisect_left(self.sizes, size)
+        known = self.at(size)
+        return known if known is None or place == len(self.sizes) else min(known, self._least[place])
 
     def measure_anew(self) -> None:
         """Replace what is known of each size as soon as it is measured again."""
         self._last.clear()
-        self._tables = None
+        self._tabulate()
 
     def is_new(self, size: int) -> bool:
         return len(self._last.get(size, ())) >= NEEDED
 
     def below(self, size: int) -> float | None:
         """Return the least that a step smaller than all known ones may take: in proportion to the smallest of them."""
-        return self.tables.most[0] * size / self.tables.sizes[0] if self.sizes else None
+        return self._most[0] * size / self.sizes[0] if self.sizes else None
 
     def guess(self, size: int, fewest: int, base: float, free: int) -> float:
         """Return how long a step of this size takes, if one of the `fewest` tokens takes `base`.
 
         If no larger one is known, those up to `free` take as long.
         """
-        sizes, known = self.tables.sizes, self.tables.growing
+        first = bisect_left(self.sizes, fewest)
+        sizes, known = self.sizes[first:], self._growing_from(first)
         place = bisect_right(sizes, size)
         before, took = fewest, base
-        if place and sizes[place - 1] >= fewest:
+        if place:
             before, took = sizes[place - 1], max(base, known[place - 1])
         if place < len(sizes):
             after, longer = sizes[place], max(took, known[place])
             return took + (longer - took) * (size - before) / (after - before)
         reach = max(free, fewest + GROWS * (before - fewest))
         return took * max(1.0, size / reach)
+
+    def _growing_from(self, first: int) -> list[float]:
+        """Return durations of the sizes from this place on that are near to the measured ones and never fall."""
+        found = self._growing.get(first)
+        if found is None:
+            sizes = self.sizes[first:]
+            kept = [len(self._last[size]) for size in sizes]
+            found = self._growing[first] = growing([self._typical[size] for size in sizes], kept)
+        return found
 
 
 class FreeDrafts:
@@ -292,7 +289,8 @@ class ChunkCosts:
 
 
 def growing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Return the values that never fall and are nearest to these, by squares: those out of order become their mean.
+    """Return the values that never fall and are nearest to these, by weighted squares: neighbours out of order become
+    their weighted mean.
 
     >>> growing([1.0, 5.0, 2.0, 7.0], [1, 1, 2, 1])
     [1.0, 3.0, 3.0, 7.0]

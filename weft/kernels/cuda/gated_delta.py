@@ -57,7 +57,8 @@ WIDE_KEYS = 128
 SHORT, SHORT_MANY, MANY_ROWS = GatedDeltaLaunch(64, 4, 1), GatedDeltaLaunch(128, 4, 1, registers=128), 32
 # Closing apart: columns of a state, and the rows among which one is expected to close a cell.
 CLOSE, ROWS_PER_CLOSING = GatedDeltaLaunch(64, 4, 3), 8
-# Most of a thread. With no bound, the compiler orders instructions in a way that takes 2 µs more.
+# The most of a thread of `solve_short`. With no bound, the compiler orders instructions in a way that takes 2 µs more.
+# Operands of float32 need more.
 SOLVE_SHORT_REGISTERS = 128
 # Matmuls of float32 operands need more registers and shared memory.
 SOLVE_WIDE, WALK_WIDE = GatedDeltaLaunch(0, 8, 1), GatedDeltaLaunch(32, 8, 1)
