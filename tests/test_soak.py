@@ -181,7 +181,7 @@ def test_growth_after_the_warm_up_would_be_seen_and_the_warm_up_is_not():
     steady, rising = [100 << 20] * SAMPLES, [(100 << 20) + i * (1 << 18) for i in range(SAMPLES)]
     warming = [min(size, (100 << 20) + SAMPLES // 2 * (1 << 18)) for size in rising]
     check_growth(Curve(front=steady, engine=warming))
-    with pytest.raises(AssertionError, match=r"the engine grew by 29\.8 MiB"):
+    with pytest.raises(AssertionError, match=r"the engine grew by 29\.[78] MiB"):
         check_growth(Curve(front=steady, engine=rising))
     with pytest.raises(AssertionError, match=r"the engine took 300\.0 MiB more"):
         check_growth(Curve(front=steady, engine=[steady[0], 400 << 20, *steady]))
