@@ -188,12 +188,8 @@ class Attempts:
 
 
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
-    """Load the model as users do, through the options of `weft.LLM`, but without drafts unless they are asked for.
-
-    Random weights repeat themselves, so drafts would be right far too often.
-    """
+    """Load the model as users do, through the options of `weft.LLM`, with their defaults unless others are given."""
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
-    given["draft"] = "off"
     llm = LLM(model, progress=False, **given | options)
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
         raise RuntimeError("the GPU kernels must be available; the log above says why they are not")
@@ -205,7 +201,11 @@ def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
 def fresh(llm: LLM, **changes: Any) -> Engine:
     """Return a new engine with an empty cache on the same device memory; do not use the old one after this."""
     before = llm.engine
-    return Engine(before.ledger.spec, before._device, replace(before.config, **changes))
+    config, drafter = replace(before.config, **changes), before.planner.drafts.model
+    if drafter is not None:
+        drafter.flush()
+    drafts = drafter if config.draft == before.config.draft else None
+    return Engine(before.ledger.spec, before._device, config, draft_model=drafts)
 
 
 def random_prompt(llm: LLM, length: int, *seed: int) -> np.ndarray:

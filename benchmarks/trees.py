@@ -1,11 +1,16 @@
-"""Compare two source trees on one machine, alternating: did a refactoring cost anything?
+"""Compare source trees and their options on one machine, in turn: did a change cost anything, and do defaults?
 
     git worktree add ../before v0.1.0
-    python -m benchmarks.trees ../before lfm2-1.2b nemotron-nano-9b-v2 --rounds 3
+    python -m benchmarks.trees lfm2-1.2b nemotron-nano-9b-v2 --columns ../before .
+    python -m benchmarks.trees lfm2-1.2b --columns ../before .:draft=off . --rounds 7
 
-Each tree runs in its own process and loads the model once. Both processes hold their model at the same time and measure
-in turn, so that a slow minute of the machine affects both. Prints the median of each figure and the ratio of this tree
-to the other: above 1 is slower for times (ms) and faster for rates (tokens/s).
+A column is the folder of a tree, with options of `weft.LLM` after a colon; without any, it has the defaults that a user
+gets. Each column runs in its own process, loads the model once, and holds it while the others measure, so that a slow
+minute of the machine affects all. Prints the median of each figure and its spread (the range of the middle half of the
+rounds), and the ratio of each column to the first: above 1 is slower for times (ms) and faster for rates (tokens/s).
+
+Greedy answers of random weights repeat themselves, so some drafts are right. Sampled answers do not: what the default
+loses there is what drafts cost where they are of no use.
 """
 
 from __future__ import annotations
@@ -20,28 +25,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent.parent
 ROWS = (1, 32, 128)
 LENGTHS = (512, 8192)
+SHORT_ANSWER = 128
 
 Figures = dict[str, float]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trees", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("other", type=Path, help="folder of the tree to compare with")
     parser.add_argument("models", nargs="+", help="names of packaged configurations, or config.json")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", default="30GiB", help="memory of each process for pages and states")
+    parser.add_argument(
+        "--columns", nargs="+", default=[".:draft=off", "."], metavar="TREE[:OPTION=VALUE,...]", help="what is compared"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--memory", default="20GiB", help="memory of each process for pages and states")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
+    parser.add_argument("--answer", type=int, default=SHORT_ANSWER, help="tokens that each row decodes")
     parser.add_argument("--no-serving", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
+    if arguments.worker is not None:
         return work(arguments)
     report: dict[str, Any] = {}
     for model in arguments.models:
@@ -56,14 +64,16 @@ def main() -> int:
 
 
 def compare(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Return the figures of every round by name, for both trees."""
+    """Return the figures of every round by name, for each column."""
     began = time.perf_counter()
-    workers = {"other": Worker(arguments.other, model, arguments), "this": Worker(HERE, model, arguments)}
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in workers}
+    workers: dict[str, Worker] = {}
+    found: dict[str, dict[str, list[float]]] = {column: {} for column in arguments.columns}
     try:
-        for worker in workers.values():
-            worker.wait_until_loaded()
-        print(f"\n{model}: both loaded after {time.perf_counter() - began:.0f} s", flush=True)
+        for column in arguments.columns:
+            # One after the other: a start measures the memory that is free.
+            workers[column] = Worker(column, model, arguments)
+            workers[column].wait_until_loaded()
+        print(f"\n{model}: all loaded after {time.perf_counter() - began:.0f} s", flush=True)
         for round_ in range(arguments.rounds):
             # Alternate the order, because the first of a round may find a cooler GPU.
             for name in list(workers) if round_ % 2 else reversed(list(workers)):
@@ -76,17 +86,19 @@ def compare(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, li
 
 
 class Worker:
-    """A process that holds one tree's model and measures when asked, one line of JSON each way."""
+    """A process that holds one column's model and measures when asked, one line of JSON each way."""
 
-    def __init__(self, tree: Path, model: str, arguments: argparse.Namespace) -> None:
-        options = ["--memory", arguments.memory, "--device", arguments.device, "--dtype", arguments.dtype, "--worker"]
+    def __init__(self, column: str, model: str, arguments: argparse.Namespace) -> None:
+        tree, _, changes = column.partition(":")
+        options = ["--memory", arguments.memory, "--device", arguments.device, "--dtype", arguments.dtype]
+        options += ["--answer", str(arguments.answer), "--worker", changes]
         options += ["--rows", *map(str, arguments.rows), "--lengths", *map(str, arguments.lengths)]
         options += ["--no-serving"] if arguments.no_serving else []
         # -P: do not search the folder of this file, whose names (http.py) would hide Python's own modules.
-        command = [sys.executable, "-P", __file__, str(tree), model, *options]
-        path = os.pathsep.join([str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, "-P", str(Path(__file__).resolve()), model, *options]
+        path = os.pathsep.join([str(Path(tree).resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._tree = tree
+        self._column = column
         self._process = subprocess.Popen(command, cwd=tree, env=os.environ | {"PYTHONPATH": path}, text=True, **pipes)
 
     def wait_until_loaded(self) -> None:
@@ -102,7 +114,9 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the process of {self._tree} ended with code {self._process.wait()}; its error is above")
+            raise SystemExit(
+                f"the process of {self._column} ended with code {self._process.wait()}; its error is above"
+            )
         found: Figures = json.loads(line)
         return found
 
@@ -112,12 +126,24 @@ class Worker:
 
 
 def show(model: str, found: dict[str, dict[str, list[float]]]) -> None:
-    print(f"  {'':28} {'other':>10} {'this':>10} {'this/other':>11}   spread of both")
-    for name in found["other"]:
-        before, now = (statistics.median(found[tree][name]) for tree in ("other", "this"))
-        spreads = [(max(each) - min(each)) / min(each) for each in (found["other"][name], found["this"][name])]
-        spread = "  ".join(f"{each:.1%}" for each in spreads)
-        print(f"  {name:28} {before:>10.4g} {now:>10.4g} {now / before:>11.3f}   {spread}", flush=True)
+    columns = list(found)
+    print(f"  {'':32} " + " ".join(f"{column[-22:]:>22}" for column in columns) + "   ratios to the first")
+    for name in found[columns[0]]:
+        medians = [statistics.median(found[column][name]) for column in columns]
+        cells = [f"{m:>13.5g} ±{spread(found[c][name]) / 2:>6.1%} " for c, m in zip(columns, medians, strict=True)]
+        ratios = "  ".join(f"{median / medians[0]:.3f}" for median in medians[1:])
+        print(f"  {name:32} " + " ".join(cells) + f"   {ratios}", flush=True)
+
+
+def spread(values: list[float]) -> float:
+    """Return the range of the middle half of some values, relative to their median.
+
+    >>> spread([1.0, 9.0, 10.0, 11.0, 50.0])
+    0.2
+    """
+    ordered = sorted(values)
+    quarter = len(ordered) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / statistics.median(ordered)
 
 
 # child process: measures ----------------------------------------------------------------------------------------------
@@ -132,8 +158,9 @@ def work(arguments: argparse.Namespace) -> int:
 
     # All trees since the first version accept these options by these names.
     options = argparse.Namespace(device=arguments.device, dtype=arguments.dtype, memory=arguments.memory)
-    longest = max(4096, *arguments.lengths) + 1024
-    llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest)
+    changes = dict(change.split("=", 1) for change in arguments.worker.split(",") if change)
+    longest = max(24_000, *arguments.lengths) + 1024
+    llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest, **changes)
     warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
     # The first round compiles what is left; its result signals that the model is loaded.
     print(json.dumps(measure_once(llm, arguments)), file=answers, flush=True)
@@ -143,23 +170,46 @@ def work(arguments: argparse.Namespace) -> int:
 
 
 def measure_once(llm: Any, arguments: argparse.Namespace) -> Figures:
-    from benchmarks.decode import time_steps
     from benchmarks.gpu import fresh, random_prompt
-    from benchmarks.prefill import first_token
+    from benchmarks.prefill import first_token, repeated_prompt
     from benchmarks.serving import conversations, shared_prefix
 
     found: Figures = {}
     for rows in arguments.rows:
-        found[f"decode {rows} rows, ms"] = time_steps(llm, rows, 128)[0] * 1e3
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+            found[f"decode {rows} rows {name}, ms"] = time_per_token(llm, rows, arguments.answer, temperature) * 1e3
     for length in arguments.lengths:
         times = [first_token(fresh(llm), random_prompt(llm, length, length, n)) for n in range(5)]
         found[f"prompt of {length}, ms"] = statistics.median(times) * 1e3
     if not arguments.no_serving:
+        found["20,000 tokens repeated, ms"] = repeated_prompt(llm, 3)["warm_seconds"] * 1e3
         shared = shared_prefix(llm)
         for name in ("first", "second"):
             found[f"shared prefix {name}, tokens/s"] = shared[name]["tokens_per_second"]
         found["conversations, tokens/s"] = conversations(llm)["tokens_per_second"]
     return found
+
+
+def time_per_token(llm: Any, rows: int, answer: int, temperature: float) -> float:
+    """Return the seconds that each of these rows needs for a token, from the first token of the last row on."""
+    from benchmarks.gpu import fresh, random_prompt
+    from weft.base.sampling import SamplingParams
+    from weft.engine.request import Request
+
+    engine = fresh(llm)
+    params = SamplingParams(max_tokens=answer + 16, temperature=temperature, ignore_eos=True, seed=1)
+    waiting = {engine.add(Request(random_prompt(llm, 100, 1000 * rows, n), params)) for n in range(rows)}
+    while waiting:
+        waiting -= {output.sequence for output in engine.step()}
+    began, tokens, all_decode = time.perf_counter(), 0, True
+    while all_decode:
+        outputs = engine.step()
+        tokens += sum(output.token is not None for output in outputs)
+        all_decode = all(output.finish is None for output in outputs)
+    seconds = time.perf_counter() - began
+    while not engine.idle:
+        engine.step()
+    return seconds * rows / tokens
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from weft.base.grammar import Grammar
 from weft.speculate import suffix
 from weft.speculate.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
 from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import KEY, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
+from weft.speculate.suffix import KEY, LONGEST_COMPARED, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
 
 
 def ints(values: list[int]) -> np.ndarray:
@@ -149,10 +149,35 @@ def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
     assert shared.place(b"0", key_of(10, 11, 12)) is None
     place = shared.place(b"1", key_of(982, 983, 984))
     assert shared.match(place, [982, 983, 984], 2).tokens == (985, 986)
-    assert shared.salts == [b"0", b"1", b"2"]
     shared.add(b"long", ints(list(range(2 * MOST_OF_ONE))))
     assert shared.tokens == 0
-    assert shared.salts == []
+    assert shared.place(b"1", key_of(982, 983, 984)) is None
+
+
+def test_an_entry_that_another_salt_or_run_has_overwritten_is_no_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    # All salts have the same mark, and all runs the same place: of all texts, the last run of the last one is found.
+    monkeypatch.setattr(suffix, "crc32", lambda salt: 0)
+    monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.zeros(len(tokens) - 2, np.int64))
+    shared = SharedTexts()
+    shared.add(b"one", ints([1, 2, 3, 4, 5]))
+    assert shared.place(b"one", 0) == (1, 4)
+    assert shared.place(b"other", 0) is None
+    shared.add(b"other", ints([5, 6, 7, 8]))
+    assert shared.place(b"one", 0) is None
+    place = shared.place(b"other", 0)
+    assert shared.match(place, [4, 6, 7], 2) is None
+    assert shared.match(place, [5, 6, 7], 2) == Match(3, (8,))
+
+
+def test_what_was_reused_is_kept_once() -> None:
+    drafting = Drafting(4)
+    prompt = list(range(100, 200))
+    drafting.ended(b"", ints([*prompt, 1, 2, 3]))
+    kept = drafting.shared.tokens
+    drafting.ended(b"", ints([*prompt, 4, 5, 6]), reused=64)
+    assert drafting.shared.tokens - kept == 103 - 64 + LONGEST_COMPARED
+    drafts = drafting.begin(ints([7, *prompt[:10]]), b"", None, None)
+    assert drafts.propose([], 4, drafting.shared).tokens == (110, 111, 112, 113)
 
 
 def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> None:

@@ -188,7 +188,8 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
         if self.planner.drafting is not None:
-            self.planner.drafting.ended(sequence.request.salt, sequence.tokens(0, sequence.length), sequence.drafting)
+            text, reused = sequence.tokens(0, sequence.length), sequence.report.cached_tokens
+            self.planner.drafting.ended(sequence.request.salt, text, sequence.drafting, reused)
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:

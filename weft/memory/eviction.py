@@ -6,12 +6,14 @@ A policy is a pure function from the facts about a candidate to a number; the lo
 from __future__ import annotations
 
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
+from weft.memory.tidy_heap import TidyHeap
 from weft.memory.trie import Node, ResumePoint
 
 Candidate = Node | ResumePoint
+# A candidate's score, the order of equal ones, and the stamp that it had.
+Ranked = tuple[float, int, int, Candidate]
 
 # At about this depth, attention costs as much as everything else.
 ATTENTION_DEPTH = 40_000
@@ -94,17 +96,14 @@ class Ranking:
     def __init__(self, score: Callable[[Candidate], float], evictable: Callable[[Candidate], bool]) -> None:
         self._score = score
         self._evictable = evictable
-        self._heap: list[tuple[float, int, int, Candidate]] = []
+        self._heap = TidyHeap(self._renewed)
         self._offers = 0
-        self._candidates = 0
 
     def offer(self, candidate: Candidate) -> None:
         """Add a candidate, or rank it again: call this when it becomes evictable."""
         self._offers += 1
         candidate.stamp = self._offers
-        heappush(self._heap, (self._score(candidate), self._offers, self._offers, candidate))
-        if len(self._heap) > 64 + 4 * self._candidates:
-            self._tidy()
+        self._heap.push((self._score(candidate), self._offers, self._offers, candidate))
 
     def pop(self) -> Candidate | None:
         """Remove and return the least valuable candidate."""
@@ -112,26 +111,26 @@ class Ranking:
 
     def pop_below(self, bound: float | None) -> Candidate | None:
         """Remove and return the least valuable candidate, if its score is below the bound."""
-        while self._heap:
-            score, _, stamp, candidate = self._heap[0]
+        while (first := self._heap.first()) is not None:
+            score, _, stamp, candidate = first
             if bound is not None and score >= bound:
                 return None
-            heappop(self._heap)
+            self._heap.pop()
             if stamp != candidate.stamp or not self._evictable(candidate):
                 continue
             now = self._score(candidate)
             if now > score:
                 # It was used since it was ranked.
                 self._offers += 1
-                heappush(self._heap, (now, self._offers, stamp, candidate))
+                self._heap.push((now, self._offers, stamp, candidate))
                 continue
             candidate.stamp = 0
             return candidate
         return None
 
-    def _tidy(self) -> None:
-        live = [entry for entry in self._heap if entry[2] == entry[3].stamp and self._evictable(entry[3])]
-        # Scores are updated too: what is learned about a class changes all of its members.
-        self._heap = [(self._score(candidate), order, stamp, candidate) for _, order, stamp, candidate in live]
-        heapify(self._heap)
-        self._candidates = len(self._heap)
+    def _renewed(self, entry: Ranked) -> Ranked | None:
+        """Return an entry with the score of today: what is learned about a class changes all of its members."""
+        _, order, stamp, candidate = entry
+        if stamp != candidate.stamp or not self._evictable(candidate):
+            return None
+        return self._score(candidate), order, stamp, candidate

@@ -57,10 +57,12 @@ class ResumePoint:
 
     `window` has the pages of the last cells up to and including the node's own, as many as the window can see. `passes`
     counts starts further down its path since it was last hit itself. `kind` is its class for statistics; `heir_of` is
-    the class and last use of the most wanted evicted point below it.
+    the class and last use of the most wanted evicted point below it. `due` is the lookup at which its age changes its
+    value.
     """
 
     __slots__ = (
+        "due",
         "explained",
         "heir_of",
         "hits",
@@ -86,6 +88,7 @@ class ResumePoint:
         self.hits = 0
         self.passes = 0
         self.stamp = 0
+        self.due = 0
 
 
 class Walk:

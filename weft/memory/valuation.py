@@ -11,12 +11,13 @@ from weft.memory.arena import Arena
 from weft.memory.captures import Origin
 from weft.memory.eviction import Candidate, CandidateFacts, Flops, Policy, Ranking, by_recency, by_value, cheap
 from weft.memory.kinds import Kind
-from weft.memory.popularity import AGES, Popularity, class_of
+from weft.memory.popularity import AGES, Popularity, age_bucket, class_of
 from weft.memory.spec import MemorySpec
+from weft.memory.tidy_heap import TidyHeap
 from weft.memory.trie import Node, ResumePoint, Trie, resume_at_or_above
 
-# Maximum number of points ranked again per lookup because of their age.
-MOST_RANKED_ANEW = 512
+# Maximum number of points ranked again between two lookups because of their age.
+MOST_RANKED_ANEW = 128
 
 
 class Valuation:
@@ -44,8 +45,11 @@ class Valuation:
         # Candidates that go next, because a tier below has them or they are not worth a copy, and their bytes.
         self._staged: deque[tuple[Candidate, int]] = deque()
         self.staged_bytes = 0
-        # Points and their last use, by the age that they reach next.
-        self._coming_of_age: list[deque[tuple[int, ResumePoint]]] = [deque() for _ in AGES]
+        # When points reach an age with another probability. Nobody asks while memory is free, so they are ranked again
+        # when something must be evicted, a bounded number of them for each lookup since the last time.
+        self._aging: TidyHeap[tuple[int, int, ResumePoint]] = TidyHeap(_aging)
+        self._ages_noted = 0
+        self._aged_at = 0
 
     # time -----------------------------------------------------------------------------------------------------------
 
@@ -53,27 +57,32 @@ class Valuation:
         self.clock += 1
         if self.by_value:
             self.popularity.looked_up()
-            self._rank_anew()
-
-    def _rank_anew(self) -> None:
-        """Rank points again that have reached an age with another probability."""
-        left = MOST_RANKED_ANEW
-        for bucket, (age, due) in enumerate(zip(AGES, self._coming_of_age, strict=True)):
-            while due and left and due[0][0] + age <= self.clock:
-                used, point = due.popleft()
-                if point.used == used and point.node.resume is point:
-                    left -= 1
-                    self.offer(point)
-                    self._await_age(point, bucket + 1)
-
-    def _await_age(self, point: ResumePoint, bucket: int = 1) -> None:
-        if self.by_value and bucket < len(AGES):
-            self._coming_of_age[bucket].append((point.used, point))
 
     def use(self, point: ResumePoint) -> None:
         """Record that a point is new, wanted, or computed again."""
         point.used = self.clock
-        self._await_age(point)
+        if self.by_value:
+            self._await_age(point, self.clock + 1)
+
+    def _await_age(self, point: ResumePoint, due: int) -> None:
+        if point.due != due:
+            point.due = due
+            self._ages_noted += 1
+            self._aging.push((due, self._ages_noted, point))
+
+    def _rank_anew(self) -> None:
+        """Rank points again that have reached an age with another probability since something was evicted last."""
+        left = MOST_RANKED_ANEW * min(1, self.clock - self._aged_at)
+        self._aged_at = self.clock
+        while left and (first := self._aging.first()) is not None and first[0] <= self.clock:
+            entry = _aging(self._aging.pop())
+            if entry is None:
+                continue
+            left -= 1
+            point, age = entry[2], self.clock - entry[2].used
+            self.offer(point)
+            if age < AGES[-1]:
+                self._await_age(point, point.used + AGES[age_bucket(age) + 1])
 
     def expect(self, points: set[ResumePoint]) -> None:
         """Protect points from which waiting requests will start next: for these, nothing has to be learned."""
@@ -109,7 +118,11 @@ class Valuation:
 
     def pop_least(self, bound: float | None = None) -> Candidate | None:
         """Remove and return the least valuable candidate, if its value is below the bound."""
-        return self.pop_useless() or self._pop_staged(bound) or self._ranking.pop_below(bound)
+        useless = self.pop_useless()
+        if useless is not None:
+            return useless
+        self._rank_anew()
+        return self._pop_staged(bound) or self._ranking.pop_below(bound)
 
     def _pop_staged(self, bound: float | None) -> Candidate | None:
         while self._staged:
@@ -129,6 +142,7 @@ class Valuation:
 
     def pop_next(self) -> Candidate | None:
         """Remove and return the candidate that would be evicted next, so that it can be copied before."""
+        self._rank_anew()
         return self._ranking.pop()
 
     def stage(self, candidate: Candidate) -> None:
@@ -215,6 +229,12 @@ class Valuation:
 
     def _rate(self, kind: int, used: int) -> float:
         return self.popularity.rate(kind, self.clock - used)
+
+
+def _aging(entry: tuple[int, int, ResumePoint]) -> tuple[int, int, ResumePoint] | None:
+    """Return an entry of points that reach an age, unless the point is gone or was used since."""
+    due, _, point = entry
+    return entry if point.due == due and point.node.resume is point else None
 
 
 def _reach(node: Node) -> tuple[int, int]:

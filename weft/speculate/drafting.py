@@ -366,10 +366,15 @@ class Drafting:
             return None
         return SequenceDrafts(prompt, salt, bound, prediction, self.suffixes, self.overall, self.model, grammar)
 
-    def ended(self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None) -> None:
-        """Keep the text of a finished sequence, and its habits, for others with its salt."""
+    def ended(
+        self, salt: bytes, tokens: NDArray[np.int32], drafts: SequenceDrafts | None = None, reused: int = 0
+    ) -> None:
+        """Keep the text of a finished sequence, and its habits, for others with its salt.
+
+        The first `reused` tokens came with the text of the sequence that computed them.
+        """
         if self.suffixes and self.shares:
-            self.shared.add(salt, tokens)
+            self.shared.add(salt, tokens[max(0, reused - LONGEST_COMPARED) :])
             if drafts is not None:
                 drafts.share_habits(tokens, self.habits)
 

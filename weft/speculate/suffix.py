@@ -2,7 +2,7 @@
 
 An occurrence is found by the last `KEY` tokens or their hash and then compared backwards, so a collision costs time and
 never a wrong match. A fixed text (a prompt, a prediction) has a sorted array of hashes, 12 bytes a token; a growing one
-has a dictionary that each token extends by one entry.
+has a dictionary that each token extends by one entry; finished texts share one table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,8 @@ MOST_INDEXED = 1 << 17
 # Tokens of finished sequences that are kept for later ones, of all salts together, and of one sequence.
 MOST_SHARED = 1 << 17
 MOST_OF_ONE = 1 << 13
+# Bits of a position in such a text, whose end is one.
+_PLACE_BITS = 14
 _FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
@@ -159,18 +162,23 @@ class OwnText:
 
 
 class SharedTexts:
-    """The ends of finished sequences, for later sequences with the same salt only. Bounded, oldest out first."""
+    """The ends of finished sequences, for later sequences with the same salt only. Bounded, oldest out first.
+
+    A table of fixed size says where each run came last. Runs with the same hash overwrite each other, and nothing is
+    taken out with a text: an entry counts only if its text is still there and has the right salt. So a finished
+    sequence costs a few operations on arrays, however long it is.
+    """
 
     def __init__(self, most: int = MOST_SHARED) -> None:
         self._most = most
         self._texts: OrderedDict[int, tuple[bytes, NDArray[np.int32]]] = OrderedDict()
-        self._latest: dict[bytes, dict[int, tuple[int, int]]] = {}  # by salt and key: a text, and a position in it
+        # By the highest bits of a run's key. About twice as many entries as tokens: few runs are lost to others.
+        self._shift = 63 - most.bit_length()
+        self._table = np.zeros(1 << most.bit_length(), np.int64)
+        # Reads single entries, faster than numpy does.
+        self._entries = self._table.data
         self._number = 0
         self.tokens = 0
-
-    @property
-    def salts(self) -> list[bytes]:
-        return list(self._latest)
 
     def add(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         tokens = tokens[-MOST_OF_ONE:].copy()
@@ -179,25 +187,21 @@ class SharedTexts:
         self._number += 1
         self._texts[self._number] = salt, tokens
         self.tokens += len(tokens)
-        latest = self._latest.setdefault(salt, {})
-        latest.update((key, (self._number, end)) for end, key in enumerate(keys_of(tokens)[:-1].tolist(), KEY))
+        # Of equal runs, the last one is assigned last. Nothing follows the last run of a text.
+        places = (keys_of(tokens)[:-1] >> self._shift) ^ self._mark(salt)
+        self._table[places] = (self._number << _PLACE_BITS) + np.arange(KEY, len(tokens), dtype=np.int64)
         while self.tokens > self._most:
-            self._drop(*self._texts.popitem(last=False))
+            self.tokens -= len(self._texts.popitem(last=False)[1][1])
 
-    def _drop(self, number: int, text: tuple[bytes, NDArray[np.int32]]) -> None:
-        salt, tokens = text
-        latest = self._latest[salt]
-        for key in keys_of(tokens).tolist():
-            if key in latest and latest[key][0] == number:
-                del latest[key]
-        if not latest:
-            del self._latest[salt]
-        self.tokens -= len(tokens)
+    def _mark(self, salt: bytes) -> int:
+        """Return a number below the size of the table that salts differ in."""
+        return crc32(salt) & len(self._table) - 1
 
     def place(self, salt: bytes, key: int) -> tuple[int, int] | None:
-        """Return the latest occurrence of a key in the texts of this salt, for `match`."""
-        latest = self._latest.get(salt)
-        return None if latest is None else latest.get(key)
+        """Return the latest occurrence of a key, or of one with the same hash, in the texts of this salt."""
+        number, end = divmod(self._entries[key >> self._shift ^ self._mark(salt)], 1 << _PLACE_BITS)
+        text = self._texts.get(number)
+        return None if text is None or text[0] != salt else (number, end)
 
     def agrees(self, place: tuple[int, int], recent: list[int]) -> bool:
         """Return whether all of these tokens, not only a key, are at this place."""
@@ -213,7 +217,7 @@ class SharedTexts:
 
     def clear(self) -> None:
         self._texts.clear()
-        self._latest.clear()
+        self._table[:] = 0
         self.tokens = 0
 
 
