@@ -453,7 +453,7 @@ def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
     original = SharedTexts.place
 
     def anyone(self, salt, key):
-        found = (original(self, each, key) for each in self.salts)
+        found = (original(self, each, key) for each in {each for each, _ in self._texts.values()})
         return next((place for place in found if place is not None), None)
 
     patch.setattr(SharedTexts, "place", anyone)
@@ -471,9 +471,13 @@ def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
     patch.setattr(draft_rows.DraftRows, "sit", late)
 
 
-@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
-def only_the_answer_is_searched_before_a_question(patch: Patch) -> None:
-    patch.setattr(OwnText, "recurs", lambda self, run, key: run in self._latest)
+@plant(test_suffixes.test_random_texts_match_wherever_a_search_of_all_places_does)
+def only_the_answer_is_searched(patch: Patch) -> None:
+    def begin(self, prompt):
+        original(self, prompt[:0])
+
+    original = OwnText.__init__
+    patch.setattr(OwnText, "__init__", begin)
 
 
 @plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)

@@ -122,7 +122,7 @@ def lone_workload(seed: int) -> Workload:
     recurrent = window is None or random.random() < 0.5
     spec = rolling_spec(random.random() < 0.7 or not recurrent, window, recurrent, heavy=random.random() < 0.5)
     length, slab_bytes = random.randint(2, 40), choose_slab_bytes(unit_bytes(spec), 0)
-    memory = slabs_alone(spec, slab_bytes, length) * slab_bytes
+    memory = slabs_alone(spec, unit_bytes(spec), slab_bytes, length) * slab_bytes
     arrivals = []
     for prompt in make_arrivals(random, spec, random.randint(1, 4), length):
         read = prompt.prompt[: random.randint(1, length - 1)]
@@ -154,7 +154,7 @@ NEEDS = {
 def test_a_lone_sequence_is_promised_what_it_holds_and_a_slab_to_move_on(need):
     """In most workloads one margin covers for another, so each is counted here."""
     spec, slabs = NEEDS[need]
-    assert slabs_alone(spec, max(unit_bytes(spec).values()), 40) == slabs
+    assert slabs_alone(spec, unit_bytes(spec), max(unit_bytes(spec).values()), 40) == slabs
 
 
 def test_whatever_a_model_remembers_the_promised_length_runs():

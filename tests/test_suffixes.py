@@ -11,7 +11,17 @@ from weft.base.grammar import Grammar
 from weft.speculate import suffix
 from weft.speculate.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
 from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import KEY, LONGEST_COMPARED, MOST_OF_ONE, Match, OwnText, Prediction, SharedTexts, key_of
+from weft.speculate.suffix import (
+    KEY,
+    LONGEST_COMPARED,
+    MOST_OF_ONE,
+    Match,
+    OwnText,
+    Prediction,
+    SharedTexts,
+    ends_of,
+    key_of,
+)
 
 
 def ints(values: list[int]) -> np.ndarray:
@@ -20,7 +30,7 @@ def ints(values: list[int]) -> np.ndarray:
 
 def find(own: OwnText, answer: list[int], most: int) -> Match | None:
     run = own.extend(answer)
-    return None if run is None else own.match(run, suffix.key_of(*run), most)
+    return None if run is None else own.match(run, most)
 
 
 def longest_by_search(text: list[int]) -> int:
@@ -104,14 +114,21 @@ def test_other_guesses_than_those_from_texts_are_always_asked_for() -> None:
     drafts = SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, model="mtp")
     drafts.leave_model()
     assert not drafts.may_guess([9], shared)
-    assert drafts.may_guess([5, 6, 7], shared)
+    assert drafts.may_guess([9, 5, 6, 7], shared)
 
 
-def test_a_hash_that_collides_is_not_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "key_of", lambda a, b, c: 7)
-    monkeypatch.setattr(suffix, "keys_of", lambda tokens: np.full(len(tokens) - 2, 7, np.int64))
-    own = OwnText(ints([1, 2, 3, 4, 5, 6]))
-    assert find(own, [7, 8, 9], 3) is None
+@pytest.mark.parametrize("length", [2, 3, 4, 9, 40, 41, 42, 43, 200, 1000])
+def test_a_text_is_searched_from_its_end_to_a_bound(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    monkeypatch.setattr(suffix, "SEARCHED_FIRST", 8)
+    monkeypatch.setattr(suffix, "MOST_SEARCHED", 300)
+    monkeypatch.setattr(suffix, "FEW", 5)
+    random = Random(length)
+    for _ in range(50):
+        text = [random.randrange(6) for _ in range(length)]
+        run = tuple(random.randrange(6) for _ in range(KEY))
+        ends = [end for end in range(length, KEY - 1, -1) if tuple(text[end - KEY : end]) == run]
+        expected = [end for end in ends if end - KEY >= length - 300][: suffix.MOST_COMPARED]
+        assert ends_of(ints(text), run) == expected
 
 
 def test_a_prediction_is_followed_from_its_start_and_found_again_after_a_change() -> None:

@@ -114,7 +114,7 @@ def tight_memory(spec: MemorySpec, arrivals: list[Arrival], slack: float) -> int
 
 def _fits(spec: MemorySpec, memory_bytes: int, length: int) -> bool:
     slab_bytes = choose_slab_bytes(unit_bytes(spec), memory_bytes)
-    return slabs_alone(spec, slab_bytes, length) <= memory_bytes // slab_bytes
+    return slabs_alone(spec, unit_bytes(spec), slab_bytes, length) <= memory_bytes // slab_bytes
 
 
 def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:

@@ -28,6 +28,9 @@ NEVER = 1 << 62
 # Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
 # steps between two of them.
 FRUITLESS, RAREST_QUESTION = 2, 4
+# Rows of a step that search texts for a guess, of those that found none the last time; or twice as many as just did.
+# The host has as much time as the device takes for a step, whatever the number of rows.
+FEW_QUESTIONS = 8
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -70,6 +73,10 @@ class DraftRows:
         self.off_board = np.zeros(seats, np.bool_)
         # By seat: how often it had no guess since drafts of it were right.
         self._fruitless: dict[int, int] = {}
+        # Seats that had a guess when they were asked last, or need not search for one, and whose turn it is to search.
+        self._guessing: set[int] = set()
+        self._turn = 0
+        self._questions = seats
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
         self._drafted: dict[int, Proposal] = {}
@@ -86,6 +93,8 @@ class DraftRows:
         self.off_board[seat] = False
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
+        searches = sequence.drafting is None or sequence.drafting.only_searches
+        (self._guessing.discard if searches else self._guessing.add)(seat)
 
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
@@ -105,7 +114,17 @@ class DraftRows:
             return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
-        return found if known else []
+        return self._in_turn(found) if known else []
+
+    def _in_turn(self, seats: list[int]) -> list[int]:
+        """Return the seats that are asked in this step: of those that must search, a few at a time."""
+        searching = [seat for seat in seats if seat not in self._guessing]
+        if len(searching) <= self._questions:
+            return seats
+        first = self._turn % len(searching)
+        self._turn = first + self._questions
+        asked = {*searching[first : self._turn], *searching[: max(0, self._turn - len(searching))]}
+        return [seat for seat in seats if seat in asked or seat in self._guessing]
 
     def _wake(self, seat: int, number: int) -> None:
         """Let a seat propose drafts from the plan of this number on."""
@@ -115,12 +134,15 @@ class DraftRows:
     def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
         """Return those of the rows that are awake which may have something to propose, and note the others."""
         assert self.drafting is not None
-        shared, found = self.drafting.shared, []
+        shared, found, known = self.drafting.shared, [], len(self._guessing)
         for row in sequences:
             if row.drafting is not None and row.drafting.may_guess(row.generated, shared):
                 found.append(row)
+                self._guessing.add(row.seat)
             else:
+                self._guessing.discard(row.seat)
                 self._note_fruitless(row.seat, number)
+        self._questions = max(FEW_QUESTIONS, 2 * (len(self._guessing) - known))
         if not found:
             self._waiting = set()
             self.first_wake = min(self._wakes)
@@ -265,7 +287,7 @@ class DraftRows:
         """Let a row of free text sleep for some steps if it had nothing to offer for a while."""
         count = self._fruitless[seat] = self._fruitless.get(seat, 0) + 1
         if count > FRUITLESS:
-            steps = 2 if count < 2 * FRUITLESS else RAREST_QUESTION
+            steps = min(RAREST_QUESTION, 1 << count // FRUITLESS)
             # All rows in the same steps: the others are planned as if there were no drafts.
             self._wake(seat, number + steps - number % steps)
 

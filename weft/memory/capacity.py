@@ -6,6 +6,7 @@ Slabs hold one kind of unit each, so needs are counted in whole slabs; counting 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from weft.base.errors import OptionError
@@ -34,9 +35,9 @@ class Room:
 NO_ROOM = Room(0, 0, 0)
 
 
-def slabs_alone(spec: MemorySpec, slab_bytes: int, tokens: int) -> int:
-    """Return the number of slabs that a sequence of this length needs while it runs alone."""
-    cells, sizes = cells_covering(tokens, spec.cell), unit_bytes(spec)
+def slabs_alone(spec: MemorySpec, sizes: Mapping[Kind, int], slab_bytes: int, tokens: int) -> int:
+    """Return the number of slabs that a sequence of this length needs while it runs alone. `sizes` are its units'."""
+    cells = cells_covering(tokens, spec.cell)
     units = {
         Kind.PAGE: cells,
         Kind.WINDOW: min(cells, spec.window_cells + 2),
@@ -50,17 +51,19 @@ def slabs_alone(spec: MemorySpec, slab_bytes: int, tokens: int) -> int:
 
 def longest_alone(spec: MemorySpec, budget_bytes: int) -> int:
     """Return the length of the longest sequence that this memory holds; 0 if it holds none."""
-    slab_bytes = choose_slab_bytes(unit_bytes(spec), budget_bytes)
+    sizes = unit_bytes(spec)
+    slab_bytes = choose_slab_bytes(sizes, budget_bytes)
     slabs = budget_bytes // slab_bytes
     lengths = range(spec.cell, MOST_CELLS * spec.cell, spec.cell)
-    return spec.cell * bisect_left(lengths, True, key=lambda tokens: slabs_alone(spec, slab_bytes, tokens) > slabs)
+    return spec.cell * bisect_left(lengths, True, key=lambda n: slabs_alone(spec, sizes, slab_bytes, n) > slabs)
 
 
 def least_bytes(spec: MemorySpec) -> int:
     """Return the least memory in which a sequence of one cell can run, in whole pages of the system."""
     # Such a small memory is always cut into slabs of the same size.
-    slab_bytes = choose_slab_bytes(unit_bytes(spec), 0)
-    need = slabs_alone(spec, slab_bytes, spec.cell) * slab_bytes
+    sizes = unit_bytes(spec)
+    slab_bytes = choose_slab_bytes(sizes, 0)
+    need = slabs_alone(spec, sizes, slab_bytes, spec.cell) * slab_bytes
     return -(-need // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -450,7 +450,7 @@ class Ledger:
 
     def bytes_alone(self, tokens: int) -> int:
         """Return the bytes that a sequence of this length needs when alone, in whole slabs."""
-        return slabs_alone(self.spec, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
+        return slabs_alone(self.spec, self.arena.unit_bytes, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
     def room_for(self, keys: list[Key], cached: int, tokens: int) -> Room:
         """Return what a sequence of `tokens` that resumes at `cached` needs, and a further cell of it.

@@ -157,6 +157,8 @@ class Snapshots:
         """Return positions in the lease's last grant that are worth keeping. Own checkpoints there are kept."""
         grant = lease.pending[-1]
         positions = self._chosen(lease, grant.start - grant.behind, grant.end)
+        if not positions:
+            return []
         own = {capture.position for capture in grant.captures}
         kept = tuple(replace(c, keep=True) if c.position in positions else c for c in grant.captures)
         lease.pending[-1] = replace(grant, captures=kept)

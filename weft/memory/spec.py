@@ -7,6 +7,7 @@ other part of Weft asks what kind of layers a model has.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from weft.base.grid import CELL, cells_covering
@@ -75,7 +76,8 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: what follows from the memories is computed once, because every request asks for it.
+@dataclass(frozen=True)
 class MemorySpec:
     """All memories of a model, in the order of its mixers.
 
@@ -95,13 +97,13 @@ class MemorySpec:
     def part_bytes(self, memory: RecurrentMemory, part: Part) -> int:
         return aligned(part.bytes * self.ring(memory, part))
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """The longest sliding window, which window pages must cover."""
         windows = [m.window for m in self.memories if isinstance(m, AttentionMemory) and m.window is not None]
         return max(windows, default=None)
 
-    @property
+    @cached_property
     def window_cells(self) -> int:
         """Number of window pages that a resume point keeps."""
         return cells_covering(self.window - 1, self.cell) if self.window else 0
@@ -110,25 +112,25 @@ class MemorySpec:
         own = [m for m in self.memories if isinstance(m, AttentionMemory) and (m.window is not None) == windowed]
         return sum(m.bytes_per_token * self.cell for m in own)
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         return self.attention_bytes(windowed=False)
 
-    @property
+    @cached_property
     def window_page_bytes(self) -> int:
         return self.attention_bytes(windowed=True)
 
-    @property
+    @cached_property
     def state_bytes(self) -> int:
         own = [m for m in self.memories if isinstance(m, RecurrentMemory)]
         return sum(aligned(part.bytes) for m in own for part in m.state)
 
-    @property
+    @cached_property
     def tail_bytes(self) -> int:
         own = [m for m in self.memories if isinstance(m, RecurrentMemory)]
         return sum(self.part_bytes(m, part) for m in own for part in m.tail)
 
-    @property
+    @cached_property
     def conv_width(self) -> int:
         """The width of the model's convolutions (one per model), 1 without any."""
         return max((m.conv_width for m in self.memories if isinstance(m, RecurrentMemory)), default=1)

@@ -152,6 +152,11 @@ class SequenceDrafts:
         self.model, self._habits = None, Habits() if self._form else None
 
     @property
+    def only_searches(self) -> bool:
+        """Return whether all drafts come from texts, so that to ask for some means to search."""
+        return self.model is None and self._prediction is None and not self._has_grammar
+
+    @property
     def is_hopeless(self) -> bool:
         """Return whether the drafter that decodes is hardly ever right, in this sequence and all others."""
         if self.model not in JUDGED_ALONE or self._right > LEAST_RATE * self._guessed:
@@ -169,10 +174,9 @@ class SequenceDrafts:
         run = own.extend(answer)
         if run is None:
             return False
-        key = run_key(*run)
-        if own.recurs(run, key):
+        if own.recurs(run):
             return True
-        place = shared.place(self.salt, key)
+        place = shared.place(self.salt, run_key(*run))
         return place is not None and shared.agrees(place, own.last(LEAST_SHARED))
 
     def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
@@ -247,8 +251,7 @@ class SequenceDrafts:
         run = self._own.extend(answer)
         if run is None:
             return None
-        key = run_key(*run)
-        own, place = self._own.match(run, key, most), shared.place(self.salt, key)
+        own, place = self._own.match(run, most), shared.place(self.salt, run_key(*run))
         if place is None or (own is not None and own.length >= LONGEST_COMPARED):
             return own
         other = shared.match(place, self._own.last(LONGEST_COMPARED), most)

@@ -1,18 +1,15 @@
 """Drafts from text that already exists: what followed the last tokens when they occurred before.
 
-An occurrence is found by the last `KEY` tokens or their hash and then compared backwards, so a collision costs time and
-never a wrong match. A fixed text (a prompt, a prediction) has a sorted array of hashes, 12 bytes a token; a growing one
-has a dictionary that each token extends by one entry; finished texts share one table.
+A sequence's own text, and a prediction, are searched from their end whenever they are asked: nothing has to be done for
+a token that is never asked about. Finished texts share one table, which is searched by a hash; what it finds is
+compared, so a collision costs time and never makes a wrong match.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -23,8 +20,12 @@ KEY = 3
 # Occurrences of one key that are compared, the latest first, and how far back.
 MOST_COMPARED = 4
 LONGEST_COMPARED = 32
-# Tokens of a fixed text that are indexed, from its end.
-MOST_INDEXED = 1 << 17
+# Tokens of a text that are searched, from its end: at first a few, then more as long as too few occurrences are found.
+MOST_SEARCHED, SEARCHED_FIRST, SEARCHED_MORE = 1 << 17, 1 << 12, 4
+# Occurrences of a single token that are looked at one by one.
+FEW = 32
+# Room for the first tokens of an answer; it doubles.
+ROOM = 1 << 8
 # Tokens of finished sequences that are kept for later ones, of all salts together, and of one sequence.
 MOST_SHARED = 1 << 17
 MOST_OF_ONE = 1 << 13
@@ -49,7 +50,6 @@ def key_of(a: int, b: int, c: int) -> int:
 
 def keys_of(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
     """Return the keys of all runs of `KEY` tokens: entry i is the run that ends before position i + KEY.
-
     >>> int(keys_of(np.array([5, 6, 7], np.int32))[0]) == key_of(5, 6, 7)
     True
     """
@@ -60,102 +60,83 @@ def keys_of(tokens: NDArray[np.int32]) -> NDArray[np.int64]:
     return (found >> np.uint64(1)).astype(np.int64)
 
 
-class FixedText:
-    """Occurrences in a text that does not change. The index is made at the first question."""
+def ends_of(tokens: NDArray[np.int32], run: tuple[int, ...]) -> list[int]:
+    """Return the positions after the latest occurrences of a run of `KEY` tokens in a text, latest first.
 
-    def __init__(self, tokens: NDArray[np.int32]) -> None:
-        self.tokens = tokens
-        # Where each run ends, in the order of `keys`.
-        self._ends = array("i")
+    >>> ends_of(np.array([1, 2, 3, 9, 1, 2, 3, 4], np.int32), (1, 2, 3))
+    [7, 3]
+    """
+    found: list[int] = []
+    end, size = len(tokens), SEARCHED_FIRST
+    least = max(0, end - MOST_SEARCHED)
+    while end - least >= KEY and len(found) < MOST_COMPARED:
+        start = max(least, end - size)
+        found += [start + place for place in _ends_in(tokens[start:end], *run)]
+        # The next part ends where a run may begin that this one does not have.
+        end, size = start + KEY - 1 if start > least else least, SEARCHED_MORE * size
+    return found[:MOST_COMPARED]
 
-    @cached_property
-    def keys(self) -> array[int]:
-        """The keys of all runs, in order. Python's arrays: single values are read faster than from numpy."""
-        if len(self.tokens) < KEY:
-            return array("q")
-        first = max(0, len(self.tokens) - MOST_INDEXED)
-        keys = keys_of(self.tokens[first:])
-        order = np.argsort(keys, kind="stable")
-        self._ends = array("i", (order + first + KEY).astype(np.int32).tobytes())
-        return array("q", keys[order].tobytes())
 
-    def ends(self, key: int) -> list[int]:
-        """Return the positions after the latest occurrences of a key, latest first."""
-        found = self.keys
-        high = bisect_right(found, key)
-        low = max(0, high - MOST_COMPARED)
-        return [self._ends[i] for i in range(high - 1, low - 1, -1) if found[i] == key]
+def _ends_in(part: NDArray[np.int32], first: int, second: int, third: int) -> list[int]:
+    """Return the positions after the latest occurrences of three tokens, latest first."""
+    places = (part[2:] == third).nonzero()[0]
+    if len(places) > FEW:
+        places = ((part[2:] == third) & (part[1:-1] == second) & (part[:-2] == first)).nonzero()[0][-MOST_COMPARED:]
+    return [at + KEY for at in reversed(places.tolist()) if part[at + 1] == second and part[at] == first]
 
 
 class OwnText:
-    """A sequence's prompt and what it has answered so far."""
+    """A sequence's prompt and what it has answered so far: the last `MOST_SEARCHED` tokens of the former."""
 
     def __init__(self, prompt: NDArray[np.int32]) -> None:
-        self._prompt = FixedText(prompt)
-        # The sequence's own list, not a copy: an answer only grows.
-        self._answer: list[int] = []
-        self._prompt_length = len(prompt)
-        # The end of the last occurrence of a run of `KEY` tokens, and of the one before if there is one.
-        self._latest: dict[tuple[int, ...], int] = {}
-        self._before: dict[tuple[int, ...], int] = {}
-        # Runs that end with the first tokens of the answer, up to this number, are indexed.
-        self._indexed = max(0, KEY - 1 - len(prompt))
-
-    def __len__(self) -> int:
-        return self._prompt_length + len(self._answer)
+        self._tokens = prompt[-MOST_SEARCHED:]
+        self._prompt_length = self._length = len(self._tokens)
+        # Where the last tokens came before, as of this length.
+        self._ends: list[int] = []
+        self._searched = 0
 
     def extend(self, answer: list[int]) -> tuple[int, ...] | None:
-        """Index what the answer, given in full, has grown by. Return its last `KEY` tokens, the `run` of other methods;
-        None if there are too few for them to have occurred before."""
-        self._answer, size = answer, self._prompt_length
-        first, last = self._indexed + 1, len(answer) - 1
-        if first <= last:
-            # Except the last run: it is what is looked for.
-            latest, before = self._latest, self._before
-            tokens = answer[first - KEY : last] if first >= KEY else self.slice(size + first - KEY, size + last)
-            for end, run in enumerate(zip(tokens, tokens[1:], tokens[2:]), size + first):
-                if run in latest:
-                    before[run] = latest[run]
-                latest[run] = end
-            self._indexed = last
-        if last >= KEY:
-            return answer[-3], answer[-2], answer[-1]
-        return tuple(self.last(KEY)) if size + last >= KEY else None
+        """Add what the answer, given in full, has grown by. Return the last `KEY` tokens of the text; None if there are
+        too few for them to have occurred before."""
+        length = self._prompt_length + len(answer)
+        if length > self._length:
+            if length > len(self._tokens):
+                grown = np.empty(self._prompt_length + max(ROOM, 2 * len(answer)), np.int32)
+                grown[: self._length] = self._tokens[: self._length]
+                self._tokens = grown
+            self._tokens[self._length : length] = answer[self._length - self._prompt_length :]
+            self._length = length
+        return tuple(self.last(KEY)) if length > KEY else None
 
     def last(self, count: int) -> list[int]:
-        return self.slice(max(0, len(self) - count), len(self))
+        return self._slice(max(0, self._length - count), self._length)
 
-    def slice(self, start: int, end: int) -> list[int]:
-        size = self._prompt_length
-        if start >= size:
-            return self._answer[start - size : end - size]
-        return [*self._prompt.tokens[start:end].tolist(), *self._answer[: max(0, end - size)]]
+    def _slice(self, start: int, end: int) -> list[int]:
+        found: list[int] = self._tokens[start:end].tolist()
+        return found
 
-    def recurs(self, run: tuple[int, ...], key: int) -> bool:
-        """Return whether the last tokens, or others with their key, occurred before."""
-        if run in self._latest:
-            return True
-        found = self._prompt.keys
-        place = bisect_left(found, key)
-        return place < len(found) and found[place] == key
+    def recurs(self, run: tuple[int, ...]) -> bool:
+        """Return whether the last tokens, given as `run`, occurred before."""
+        if self._searched != self._length:
+            self._searched = self._length
+            # Except at the end: that is what is looked for.
+            self._ends = ends_of(self._tokens[: self._length - 1], run)
+        return bool(self._ends)
 
-    def match(self, run: tuple[int, ...], key: int, most: int) -> Match | None:
+    def match(self, run: tuple[int, ...], most: int) -> Match | None:
         """Return the longest earlier occurrence of the last tokens, and up to `most` tokens after it.
 
         Where the continuation reaches the end of the text, it goes on with itself: a loop is repeated.
         """
-        own = [ends[run] for ends in (self._latest, self._before) if run in ends]
-        ends = [*own, *self._prompt.ends(key)]
-        if not ends:
+        if not self.recurs(run):
             return None
         recent = self.last(LONGEST_COMPARED)
-        before = ((end, self.slice(max(0, end - len(recent)), end)) for end in ends if end < len(self))
-        best = longest(recent, before)
+        best = longest(recent, ((end, self._slice(max(0, end - len(recent)), end)) for end in self._ends))
         if best is None:
             return None
         length, end = best
-        tokens = self.slice(end, min(len(self), end + most))
-        period = len(self) - end
+        tokens = self._slice(end, min(self._length, end + most))
+        period = self._length - end
         while len(tokens) < most:
             tokens.append(tokens[len(tokens) - period])
         return Match(length, tuple(tokens))
@@ -225,13 +206,13 @@ class Prediction:
     """The caller's guess at the whole answer. It is followed from its start, and found again after a difference."""
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
-        self._text = FixedText(tokens)
+        self._tokens = tokens
         self._followed = 0  # tokens of the answer that were looked at
         self._at: int | None = 0  # where the prediction continues the answer
 
     def match(self, answer: list[int], most: int) -> Match | None:
         """Return the part of the prediction that continues the answer."""
-        tokens = self._text.tokens
+        tokens = self._tokens
         for token in answer[self._followed :]:
             follows = self._at is not None and self._at < len(tokens) and int(tokens[self._at]) == token
             self._at = self._at + 1 if follows and self._at is not None else None
@@ -246,8 +227,8 @@ class Prediction:
         recent = answer[-LONGEST_COMPARED:]
         if len(recent) < KEY:
             return None
-        ends = self._text.ends(key_of(*recent[-KEY:]))
-        best = longest(recent, ((end, self._text.tokens[max(0, end - len(recent)) : end].tolist()) for end in ends))
+        ends = ends_of(self._tokens, tuple(recent[-KEY:]))
+        best = longest(recent, ((end, self._tokens[max(0, end - len(recent)) : end].tolist()) for end in ends))
         return None if best is None else best[1]
 
 
