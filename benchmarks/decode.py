@@ -3,8 +3,9 @@
     python -m benchmarks.decode                         LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
     python -m benchmarks.decode qwen3.5-9b --quick
 
-Prompts have 128 random tokens; the engine then decodes with one step in flight. The time of a step is the wall-clock
-mean over 128 steps, in which every row closes its cell twice. The floor is the bytes that the step must read and write
+Prompts have 128 random tokens; the engine then decodes with one step in flight. The time is the wall-clock time that
+every row needs for a token, the mean over 128 tokens, in which every row closes its cell twice; drafts that are right
+shorten it. The floor is the bytes that the step must read and write
 (weights, of the experts only those chosen by random tokens; checkpoints, tails, KV) divided by the bandwidth of a copy
 in the same run.
 
@@ -22,8 +23,21 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.columns import COLUMNS
 from benchmarks.floors import Sketch
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, random_prompt, run, start, warm_up
+from benchmarks.gpu import (
+    Ask,
+    Attempts,
+    arguments_of,
+    fresh,
+    keep,
+    machine,
+    random_prompt,
+    run,
+    start,
+    warm_up,
+)
+from benchmarks.trees import time_per_token
 from weft import LLM
 from weft.engine.loop import Engine
 
@@ -37,7 +51,7 @@ HOST_GAP_MICROSECONDS = 5.0
 
 
 def main() -> int:
-    return run(arguments_of("decode", __doc__, limit_seconds=240), measure, show)
+    return run(arguments_of("decode", __doc__, limit_seconds=240, columns=COLUMNS), measure, show)
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -51,7 +65,8 @@ def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
     bandwidth = found["machine"]["copy_bytes_per_second"]
     for rows in batches:
         with attempts.part(f"batch {rows}"):
-            seconds, positions = time_steps(llm, rows, 64 if arguments.quick else STEPS)
+            tokens = 64 if arguments.quick else STEPS
+            seconds, positions = time_per_token(llm, rows, tokens, 0.0, PROMPT), range(PROMPT, PROMPT + tokens)
             floor = sketch.decode_bytes(rows, positions) / bandwidth
             weights = sketch.active_weight_bytes(rows)
             found["steps"].append({"rows": rows, "seconds": seconds, "floor": floor, "weight_bytes": weights})
@@ -79,19 +94,6 @@ def finish(engine: Engine) -> None:
         engine.abort(number)
     while not engine.idle:
         engine.step()
-
-
-def time_steps(llm: LLM, rows: int, steps: int) -> tuple[float, range]:
-    """Return the mean seconds of a step, and the positions that its rows pass."""
-    engine = decoding(llm, rows, WARM_STEPS + steps + 8, seed=1000 * rows)
-    began, first = time.perf_counter(), engine.planner.number
-    for _ in range(steps):
-        engine.step()
-    seconds = time.perf_counter() - began
-    assert engine.planner.number - first == steps, "every call must be one step"
-    assert not engine.planner.preemptions, "rows were preempted: raise --memory"
-    finish(engine)
-    return seconds / steps, range(PROMPT + WARM_STEPS, PROMPT + WARM_STEPS + steps)
 
 
 def idle_share(llm: LLM, rows: int, device: str) -> dict[str, float]:

@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from math import ceil, floor, log10
 from pathlib import Path
@@ -149,9 +149,13 @@ def flow() -> str:
 
 
 def main() -> None:
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_plots", description=about)
+    parser.add_argument("results", type=Path, help="JSON of python -m benchmarks.fleet")
+    results = parser.parse_args().results
     docs = Path("docs")
     (docs / "fleet-flow.svg").write_text(flow())
-    (docs / "fleet-routers.svg").write_text(routers(json.loads(Path(sys.argv[1]).read_text())))
+    (docs / "fleet-routers.svg").write_text(routers(json.loads(results.read_text())))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Each model is measured in a separate process, which frees all memory when it ends. A model that fails or exceeds its
 time limit is reported in one line, and the others still run. What such a process prints is shown at once. Weights are
 random; models come from packaged configurations or any config.json.
+
+What is measured first is what a user gets without any option; `--columns default draft=off` adds another column.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from benchmarks.columns import DEFAULT, options_of
 from benchmarks.floors import copy_bandwidth, matrix_rate
 from weft import LLM
 from weft.base.garbage_collection import freeze_heap
@@ -40,6 +43,7 @@ FIRST_TOKEN = 1000
 # Time from a process's start until its own clock starts.
 STARTING_SECONDS = 10
 
+
 Measure = Callable[[str, argparse.Namespace], dict[str, Any]]
 Show = Callable[[str, dict[str, Any]], None]
 
@@ -54,8 +58,12 @@ def arguments_of(
     models: Sequence[str] = MODELS,
     rows: Sequence[int] = (),
     parts: Sequence[str] = (),
+    columns: Sequence[str] = (DEFAULT,),
 ) -> argparse.Namespace:
-    """Return the options of a program; with `rows`, their number can be chosen, and so can `parts`, by name."""
+    """Return the options of a program; with `rows`, their number can be chosen, and so can `parts`, by name.
+
+    `columns` are options of `weft.LLM` that every model is measured with, one set after the other.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{program}", description=about.splitlines()[0])
     known = ", ".join(configurations.names())
     parser.add_argument("models", nargs="*", default=list(models), help=f"config.json, folder, or one of {known}")
@@ -65,6 +73,8 @@ def arguments_of(
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", default="auto", help="memory for pages and states, such as 40GiB")
     parser.add_argument("--limit", type=int, default=limit_seconds, help="time limit per model in seconds")
+    about_columns = "options to measure with, such as draft=off,exact=off; default: those of a user who sets none"
+    parser.add_argument("--columns", nargs="+", default=list(columns), help=about_columns)
     if rows:
         parser.add_argument("--rows", type=int, nargs="+", default=list(rows), help="sizes of batches")
     if parts:
@@ -96,12 +106,13 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
     report: dict[str, Any] = {"program": arguments.program, "when": time.strftime("%Y-%m-%d %H:%M:%S"), "models": {}}
     report["command"] = " ".join(["python -m", f"benchmarks.{arguments.program}", *sys.argv[1:]])
     failed = 0
-    for model in arguments.models:
+    for model, column in ((model, column) for model in arguments.models for column in arguments.columns):
         begun = time.perf_counter()
-        found = _run_separately(model, arguments)
+        found = _run_separately(model, column, arguments)
         seconds = time.perf_counter() - begun
-        report["models"][model] = found
-        print(f"\n{model}  ({seconds:.0f} s)", flush=True)
+        name = model if column == DEFAULT else f"{model} with {column}"
+        report["models"][name] = found
+        print(f"\n{name}  ({seconds:.0f} s)", flush=True)
         if "error" in found:
             failed += 1
             print(f"  failed: {found['error']}", flush=True)
@@ -111,11 +122,11 @@ def run(arguments: argparse.Namespace, measure: Measure, show: Show) -> int:
     return failed
 
 
-def _run_separately(model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _run_separately(model: str, column: str, arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         target, log = Path(folder) / "figures.json", Path(folder) / "log"
         options = ["--device", arguments.device, "--dtype", arguments.dtype, "--memory", arguments.memory]
-        options += ["--limit", str(arguments.limit), *(["--quick"] if arguments.quick else [])]
+        options += ["--limit", str(arguments.limit), "--columns", column, *(["--quick"] if arguments.quick else [])]
         if "rows" in arguments:
             options += ["--rows", *map(str, arguments.rows)]
         if "only" in arguments:
@@ -148,7 +159,7 @@ def save(report: dict[str, Any], arguments: argparse.Namespace) -> None:
     RESULTS.mkdir(exist_ok=True)
     arguments.json = arguments.json or RESULTS / f"{report['program']}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     arguments.json.write_text(json.dumps(report, indent=1))
-    if len(report["models"]) == len(arguments.models):
+    if len(report["models"]) == len(arguments.models) * len(arguments.columns):
         print(f"\nsaved to {arguments.json}")
 
 
@@ -188,8 +199,9 @@ class Attempts:
 
 
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
-    """Load the model as users do, through the options of `weft.LLM`, with their defaults unless others are given."""
+    """Load the model as users do, through the options of `weft.LLM`: the defaults, those of the column, and others."""
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
+    given |= options_of(arguments.columns[0] if "columns" in arguments else DEFAULT)
     llm = LLM(model, progress=False, **given | options)
     if arguments.device == "cuda" and type(llm.engine._device) is Runner:
         raise RuntimeError("the GPU kernels must be available; the log above says why they are not")

@@ -1,4 +1,7 @@
-"""Compare serving over HTTP with the same engine in process: `python -m benchmarks.over_http lfm2-1.2b`.
+"""Compare serving over HTTP with the same engine in process, both with the defaults of a user.
+
+    python -m benchmarks.over_http lfm2-1.2b
+    python -m benchmarks.over_http lfm2-1.2b --prefix-length 2048 --output-length 128 --column draft=off
 
 Sends the same prompts, greedy and with answers of fixed length, to an engine in a process and to `weft serve` with
 one client process and with several, alternating. If several clients are faster than one, the client is the limit.
@@ -24,6 +27,8 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from benchmarks.columns import options_of
+
 STARTING_SECONDS = 300
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -36,6 +41,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=128)
     parser.add_argument("--input-length", type=int, default=128)
     parser.add_argument("--output-length", type=int, default=512)
+    parser.add_argument("--prefix-length", type=int, default=0, help="tokens that the prompts of a group share")
+    parser.add_argument("--groups", type=int, default=8, help="number of different prefixes")
+    parser.add_argument("--column", default="default", help="options of both engines, such as draft=off")
     parser.add_argument(
         "--clients", type=int, nargs="*", default=[1, 4], help="client processes that share the streams"
     )
@@ -99,7 +107,8 @@ def compare(server: subprocess.Popen[bytes], engine: subprocess.Popen[str], argu
 
 def start_server(arguments: argparse.Namespace, folder: Path) -> subprocess.Popen[bytes]:
     options = ["--weights", "dummy", "--device", arguments.device, "--dtype", arguments.dtype]
-    options += ["--memory", arguments.memory, "--port", str(arguments.port), "--max-sequences", "256", "--draft", "off"]
+    options += ["--memory", arguments.memory, "--port", str(arguments.port), "--max-sequences", "256"]
+    options += [part for name, value in options_of(arguments.column).items() for part in (f"--{name}", value)]
     command = [sys.executable, "-m", "weft", "serve", arguments.model, *options, *arguments.serve_option]
     with (folder / "server.log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
@@ -140,18 +149,15 @@ def over_http(clients: int, arguments: argparse.Namespace, round_: int) -> tuple
 
 def send(arguments: argparse.Namespace, streams: int, seed: str, barrier: Barrier, results: Any) -> None:
     from weft.cli.bench.options import BenchOptions
-    from weft.cli.bench.workloads import WORKLOADS
+    from weft.cli.bench.workloads import BenchSession, BenchTurn, draw
 
-    options = BenchOptions(
-        url=f"http://127.0.0.1:{arguments.port}",
-        prompts=streams,
-        input_length=arguments.input_length,
-        output_length=arguments.output_length,
-        vocabulary=arguments.vocabulary,
-        seed=hash_of(seed),
-        progress=False,
-    )
-    sessions = list(WORKLOADS[options.workload](options))
+    options = BenchOptions(url=f"http://127.0.0.1:{arguments.port}", prompts=streams, progress=False)
+    sessions = []
+    for number in range(streams):
+        # The same prefixes in every round, with other questions.
+        prefix = draw(f"prefix {number % arguments.groups}", arguments.prefix_length, arguments.vocabulary)
+        question = draw(f"{seed} question {number}", arguments.input_length, arguments.vocabulary)
+        sessions.append(BenchSession((BenchTurn(prefix + question, arguments.output_length),)))
     results.put(asyncio.run(measure(sessions, options, barrier)))
 
 
@@ -171,10 +177,6 @@ async def measure(sessions: list[Any], options: Any, barrier: Barrier) -> dict[s
         await client.close()
     errors = [request.error for request in requests if request.error is not None]
     return measured | {"errors": errors, "tokens": sum(request.tokens for request in requests)}
-
-
-def hash_of(text: str) -> int:
-    return int.from_bytes(text.encode(), "big") % (1 << 31)
 
 
 def steps_of(port: int) -> tuple[float, float]:
@@ -215,17 +217,20 @@ def work(arguments: argparse.Namespace) -> int:
     """Load the model, then measure once for every line of the input."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    import numpy as np
+
     from benchmarks.gpu import Ask, fresh, play, random_prompt, start, warm_up
 
-    longest = max(4096, arguments.input_length + arguments.output_length)
-    llm = start(arguments.model, arguments, depth=1, max_sequences=256, max_length=longest)
+    longest = max(4096, arguments.prefix_length + arguments.input_length + arguments.output_length)
+    options = options_of(arguments.column)
+    llm = start(arguments.model, arguments, depth=1, max_sequences=256, max_length=longest, **options)
+    prefixes = [random_prompt(llm, arguments.prefix_length, 1, group) for group in range(arguments.groups)]
     warm_up(llm, rows=(1, arguments.streams))
     engine = fresh(llm)
     for round_, _ in enumerate(sys.stdin):
-        asks = [
-            Ask(random_prompt(llm, arguments.input_length, round_, number), arguments.output_length)
-            for number in range(arguments.streams)
-        ]
+        questions = [random_prompt(llm, arguments.input_length, 2, round_, n) for n in range(arguments.streams)]
+        prompts = [np.concatenate([prefixes[n % len(prefixes)], each]) for n, each in enumerate(questions)]
+        asks = [Ask(prompt, arguments.output_length) for prompt in prompts]
         before = engine.stats()["steps"]
         seconds = play(engine, asks)
         rate = arguments.streams * arguments.output_length / seconds

@@ -18,8 +18,21 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.columns import COLUMNS
 from benchmarks.floors import Sketch
-from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
+from benchmarks.gpu import (
+    Ask,
+    Attempts,
+    arguments_of,
+    fresh,
+    keep,
+    machine,
+    play,
+    random_prompt,
+    run,
+    start,
+    warm_up,
+)
 from weft import LLM
 from weft.engine.loop import Engine
 
@@ -34,7 +47,7 @@ LONGEST = 34_000
 
 
 def main() -> int:
-    return run(arguments_of("prefill", __doc__, limit_seconds=240), measure, show)
+    return run(arguments_of("prefill", __doc__, limit_seconds=240, columns=COLUMNS), measure, show)
 
 
 def measure(model: str, arguments: argparse.Namespace) -> dict[str, Any]:

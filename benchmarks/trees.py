@@ -190,7 +190,7 @@ def measure_once(llm: Any, arguments: argparse.Namespace) -> Figures:
     return found
 
 
-def time_per_token(llm: Any, rows: int, answer: int, temperature: float) -> float:
+def time_per_token(llm: Any, rows: int, answer: int, temperature: float, prompt: int = 100) -> float:
     """Return the seconds that each of these rows needs for a token, from the first token of the last row on."""
     from benchmarks.gpu import fresh, random_prompt
     from weft.base.sampling import SamplingParams
@@ -198,7 +198,7 @@ def time_per_token(llm: Any, rows: int, answer: int, temperature: float) -> floa
 
     engine = fresh(llm)
     params = SamplingParams(max_tokens=answer + 16, temperature=temperature, ignore_eos=True, seed=1)
-    waiting = {engine.add(Request(random_prompt(llm, 100, 1000 * rows, n), params)) for n in range(rows)}
+    waiting = {engine.add(Request(random_prompt(llm, prompt, 1000 * rows, n), params)) for n in range(rows)}
     while waiting:
         waiting -= {output.sequence for output in engine.step()}
     began, tokens, all_decode = time.perf_counter(), 0, True

@@ -44,7 +44,7 @@ class Ready:
 def test_a_client_that_is_timed_has_nothing_to_do_but_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.cli.client.Client", Answering)
     monkeypatch.setattr(Answering, "events", [])
-    arguments = Namespace(port=1, input_length=4, output_length=2, vocabulary=100)
+    arguments = Namespace(port=1, prefix_length=3, groups=2, input_length=4, output_length=2, vocabulary=100)
     results: queue.Queue[dict[str, Any]] = queue.Queue()
     over_http.send(arguments, 3, "seed", Ready(), results)
     assert Answering.events == ["/v1/models", "timed from here", *["/v1/completions"] * 3, "closed"]
