@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_copies import check_headers_follow_payloads
+from tests.test_disk_opening import FOREIGN, check_refused
 from tests.test_disk_requests import check_pieces_have_one_owner
 from tests.test_disk_syncs import check_failed_syncs
 from tests.test_disk_tier import power_loss, run_on_disk
@@ -26,6 +29,7 @@ from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
 from weft.memory.tiers import disk_file, loads, saves, units
+from weft.memory.tiers.block_file import BlockFile
 from weft.memory.tiers.disk_file import DiskFile
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
@@ -61,6 +65,12 @@ def with_two_plans(seed: int) -> None:
 
 def with_requests_at_once(seed: int) -> None:
     check_pieces_have_one_owner()
+
+
+def with_foreign_files(seed: int) -> None:
+    for name in FOREIGN:
+        with TemporaryDirectory() as folder:
+            check_refused(name, Path(folder))
 
 
 def with_failed_syncs(seed: int) -> None:
@@ -183,6 +193,18 @@ def a_piece_of_memory_is_returned_before_its_bytes_are_copied(patch: Patch) -> N
         yield taken
 
     patch.setattr(ReusedMemory, "piece", piece)
+
+
+@plant(with_foreign_files)
+def a_file_gets_its_size_before_its_header_is_read(patch: Patch) -> None:
+    original = disk_file.FileBlocks
+
+    def sized(path: Path) -> BlockFile:
+        blocks = original(path)
+        blocks.grow(1 << 20)
+        return blocks
+
+    patch.setattr(disk_file, "FileBlocks", sized)
 
 
 @plant(with_failed_syncs)

@@ -94,7 +94,7 @@ def open_file(path: Path, layout: DiskLayout) -> DiskFile:
     """Open or create the file of a model. Raises if it belongs to another model, or to another server."""
     if layout.slabs < len(layout.unit_bytes):
         raise InvalidOption("disk_size", f"is too small: this model needs {layout.slab_bytes * 4} bytes at least")
-    blocks = FileBlocks(path, layout.size_bytes)
+    blocks = FileBlocks(path)
     try:
         return DiskFile(blocks, layout, str(path))
     except BaseException:
@@ -106,20 +106,26 @@ def open_existing(path: Path) -> DiskFile:
     """Open a file of any model, as it is, for inspection."""
     if not path.is_file():
         raise OptionError(f"{path} does not exist; pass the path that --disk named")
-    blocks = FileBlocks(path, 0)
+    blocks = FileBlocks(path)
     try:
-        block = memoryview(mmap.mmap(-1, BLOCK))
-        blocks.read(0, block)
-        layout = read_layout(block)
+        layout = _read_superblock(blocks)
         if layout is None:
             raise OptionError(f"{path} is no disk tier of this version; pass the path that --disk named")
-        return DiskFile(blocks, layout, str(path))
+        return DiskFile(blocks, layout, str(path), as_it_is=True)
     except OSError as error:
         blocks.close()
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except BaseException:
         blocks.close()
         raise
+
+
+def _read_superblock(blocks: BlockFile) -> DiskLayout | None:
+    if blocks.size_bytes < BLOCK:
+        return None
+    block = memoryview(mmap.mmap(-1, BLOCK))
+    blocks.read(0, block)
+    return read_layout(block)
 
 
 def rows_of_first(path: Path, layout: DiskLayout) -> EntryRows:
@@ -144,26 +150,33 @@ class DiskFile:
     `doomed` are units that an earlier process was about to erase.
     """
 
-    def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
+    def __init__(
+        self, blocks: BlockFile, layout: DiskLayout, name: str = "the file", *, as_it_is: bool = False
+    ) -> None:
+        """Begin an empty file, or check whose it is; then give it its size, unless it is opened `as_it_is`."""
         self.layout = layout
         self.damaged = 0
         self.doomed: list[Place] = []
         self._blocks = blocks
         self._for_reads = ReusedMemory(REQUESTS, PIECE_BYTES)
         self._for_writes = ReusedMemory(REQUESTS, PIECE_BYTES)
+        if not blocks.size_bytes:
+            self._begin_file()
         self._check_superblock(name)
+        if not as_it_is:
+            # Not before: a file that is not ours must not change. A crash may have come before it had its size.
+            blocks.grow(layout.size_bytes)
         self.rows = self._recover()
 
-    def _check_superblock(self, name: str) -> None:
+    def _begin_file(self) -> None:
+        """Write the superblock of a new file, before anything else: from then on the file is known as ours."""
         block = memoryview(mmap.mmap(-1, BLOCK))
-        self._blocks.read(0, block)
-        if bytes(block) == bytes(BLOCK):
-            # New, or its creation was interrupted. It may be a file of zeros that is longer than ours.
-            block[:] = self.layout.encode()
-            self._blocks.write(0, block)
-            self.sync()
-            return
-        theirs = read_layout(block)
+        block[:] = self.layout.encode()
+        self._blocks.write(0, block)
+        self.sync()
+
+    def _check_superblock(self, name: str) -> None:
+        theirs = _read_superblock(self._blocks)
         if theirs is None:
             raise InvalidOption("disk", f"{name} is no disk tier of this version; delete it or pass another path")
         if theirs.part != self.layout.part:
