@@ -90,6 +90,19 @@ class DamagedUnit(Exception):
     """The bytes of a unit are not those that its header promises."""
 
 
+def difference(unit: WantedUnit, header: UnitHeader | None, found: int) -> str | None:
+    """Return why what lies in the place of a unit is not the unit, or None if it is; `found` is its bytes' checksum."""
+    if header is None:
+        return "has no header"
+    if header.checksum != found:
+        return "has other bytes than its header says"
+    if (header.kind, header.key) != (unit.kind, unit.key):
+        return "is another unit"
+    if unit.position is not None and header.position != unit.position:
+        return f"belongs at token {header.position}, not {unit.position}"
+    return None
+
+
 def open_file(path: Path, layout: DiskLayout) -> DiskFile:
     """Open or create the file of a model. Raises if it belongs to another model, or to another server."""
     if layout.slabs < len(layout.unit_bytes):
@@ -313,7 +326,10 @@ class DiskFile:
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
         for unit, found in zip(units, sums, strict=True):
             place = layout.entry_of(kind, unit.unit)
-            self._compare(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
+            reason = difference(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
+            if reason is not None:
+                self.damaged += 1
+                raise DamagedUnit(f"a {kind} on disk {reason}")
 
     def _read_payloads(self, place: int, units: Sequence[WantedUnit], together: Together) -> list[int]:
         """Read the payloads of units, and return their checksums."""
@@ -329,14 +345,6 @@ class DiskFile:
         ]
         # Each part is summed up while the next ones are read.
         return [checksum_of_parts(part for part, _ in zip(parts, together(reads), strict=True))]
-
-    def _compare(self, unit: WantedUnit, header: UnitHeader | None, found: int) -> None:
-        if header is None or header.checksum != found or (header.kind, header.key) != (unit.kind, unit.key):
-            self.damaged += 1
-            raise DamagedUnit(f"a {unit.kind} on disk is not what its header says")
-        if unit.position is not None and header.position != unit.position:
-            self.damaged += 1
-            raise DamagedUnit(f"a {unit.kind} on disk belongs at token {header.position}, not {unit.position}")
 
     def is_whole(self, header: UnitHeader) -> bool:
         """Return whether a unit can be read."""
