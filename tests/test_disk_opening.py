@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,14 @@ import pytest
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks
 from weft.base.errors import InvalidOption, OptionError
 from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
-from weft.memory.tiers.disk_format import BLOCK, DiskLayout, ModelPart
+from weft.memory.tiers.disk_format import BLOCK, VERSION, DiskLayout, ModelPart, checksum, read_layout
 
 SIZE = 100_000
 OTHER_MODEL = replace(LAYOUT, fingerprint=b"g" * 32)
 OTHER_SIZE = DiskLayout.of(LAYOUT.fingerprint, UNIT_BYTES, LAYOUT.size_bytes // 2)
-OTHER_VERSION = b"WEFTTIER" + b"\x09" + LAYOUT.encode()[9:]
+# With the right checksum.
+OTHER_VERSION = b"WEFTTIER" + struct.pack("<I", VERSION + 1) + LAYOUT.encode()[12:88]
+OTHER_VERSION += struct.pack("<Q", checksum(OTHER_VERSION))
 
 
 def file_of(content: bytes) -> Callable[[Path], None]:
@@ -108,6 +111,23 @@ def test_looking_at_a_path_changes_nothing_of_it(name: str, tmp_path: Path) -> N
         assert name in TIERS
         file.close()
     assert seen(tmp_path) == before
+
+
+@pytest.mark.parametrize("byte", [0, 8, 12, 16, 48, 56, 64, 88, 90])
+def test_a_file_whose_first_block_was_damaged_anywhere_is_no_tier(byte: int, tmp_path: Path) -> None:
+    block = bytearray(LAYOUT.encode())
+    block[byte] ^= 1
+    file_of(bytes(block))(tmp_path / "tier")
+    with pytest.raises(OptionError, match="is no disk tier of this version"):
+        open_existing(tmp_path / "tier")
+    with pytest.raises(InvalidOption, match="is no disk tier of this version"):
+        open_file(tmp_path / "tier", LAYOUT)
+
+
+def test_a_tier_of_another_version_is_whole_and_no_tier_of_this_one(tmp_path: Path) -> None:
+    same = b"WEFTTIER" + struct.pack("<I", VERSION) + LAYOUT.encode()[12:88]
+    assert read_layout((same + struct.pack("<Q", checksum(same))).ljust(BLOCK, b"\0")) == LAYOUT
+    assert read_layout(OTHER_VERSION.ljust(BLOCK, b"\0")) is None
 
 
 def test_a_device_is_refused_without_opening_it(monkeypatch: pytest.MonkeyPatch) -> None:

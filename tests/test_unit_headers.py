@@ -5,6 +5,7 @@ Each header here is whole, with the right checksum of its own, and differs in on
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.tiers import prefix_file, remote_tier
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, WantedUnit
-from weft.memory.tiers.disk_format import ENTRY, UnitHeader, checksum
+from weft.memory.tiers.disk_format import ENTRY, UnitHeader, checksum, decode
 from weft.memory.tiers.sent_units import GrantedPlaces
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -155,6 +156,79 @@ def test_a_prefix_is_exported_only_with_the_units_that_its_headers_named(tmp_pat
     with pytest.raises(InvalidOption, match="was not written"):
         prefix_file.export_prefix(file, KEY, tmp_path / "prefix")
     assert not (tmp_path / "prefix").exists()
+
+
+@pytest.mark.parametrize("fields", [{"key": OTHER}, {"position": 128}, AS_WINDOW])
+def test_a_rank_keeps_only_units_that_the_first_rank_has_under_the_same_header(fields: dict[str, Any]) -> None:
+    """After a crash, the same place may hold different units on different ranks."""
+    first, blocks = DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT), FlakyBlocks(LAYOUT.size_bytes)
+    other = DiskFile(blocks, LAYOUT)
+    apart = replace(RIGHT, unit=UNIT + 8)
+    differs = replace(RIGHT, **fields)
+    first.write([(each, memoryview(PAYLOAD)) for each in (RIGHT, apart)])
+    other.write([(each, memoryview(PAYLOAD[: UNIT_BYTES[each.kind]])) for each in (differs, apart)])
+    first.reread()
+    other.reread()
+    other.erase_all_but(first.rows)
+    after = DiskFile(blocks, LAYOUT)
+    assert [each.unit for each in after.found] == [apart.unit]
+    place = LAYOUT.offset_of(Kind.PAGE, UNIT)
+    assert not any(blocks.now[place : place + UNIT_BYTES[differs.kind]])
+
+
+def sealed(fields: bytes) -> bytes:
+    """Return an entry of these bytes with the right checksum."""
+    return fields[: ENTRY - 8] + struct.pack("<Q", checksum(fields[: ENTRY - 8]))
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, b"WFTD"), (0, b"WFTV"), (4, b"\x02\x00"), (6, b"\x03"), (7, b"\xff")])
+def test_a_header_of_another_form_is_no_header(place: int, value: bytes) -> None:
+    """One that was dropped and whose bytes are still there, of another version, kind or origin."""
+    whole = RIGHT.encode()
+    entry = sealed(whole[:place] + value + whole[place + len(value) :])
+    assert decode(sealed(whole)) == RIGHT
+    assert decode(entry) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unit": UNIT + 1},
+        {"unit": 1 << 40},
+        {"unit": (1 << 63) - 1},
+        {"size": RIGHT.size - 1},
+        {"kind": Kind.WINDOW},
+        {"kind": Kind.STATE, "size": UNIT_BYTES[Kind.STATE]},
+    ],
+)
+def test_a_header_that_does_not_belong_where_it_lies_is_counted_and_names_no_unit(fields: dict[str, Any]) -> None:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    file = DiskFile(blocks, LAYOUT)
+    file.write([(RIGHT, memoryview(PAYLOAD))])
+    assert len(DiskFile(blocks, LAYOUT).rows) == 1
+    blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), replace(RIGHT, **fields).encode())
+    after = DiskFile(blocks, LAYOUT)
+    assert (len(after.rows), after.damaged) == (0, 1)
+
+
+def test_a_header_of_a_unit_that_would_end_behind_the_file_names_no_unit() -> None:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    DiskFile(blocks, LAYOUT)
+    state = LAYOUT.slabs * LAYOUT.slab_bytes // LAYOUT.padded[Kind.STATE]
+    beyond = replace(RIGHT, kind=Kind.STATE, unit=state, size=UNIT_BYTES[Kind.STATE])
+    assert LAYOUT.entry_of(Kind.STATE, state) <= LAYOUT.payload_offset - ENTRY
+    blocks.write(LAYOUT.entry_of(Kind.STATE, state), beyond.encode())
+    after = DiskFile(blocks, LAYOUT)
+    assert (len(after.rows), after.damaged) == (0, 1)
+
+
+def test_a_header_of_another_version_names_no_unit() -> None:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    DiskFile(blocks, LAYOUT)
+    whole = RIGHT.encode()
+    blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), sealed(whole[:4] + b"\x02\x00" + whole[6:]))
+    after = DiskFile(blocks, LAYOUT)
+    assert (len(after.rows), after.damaged) == (0, 1)
 
 
 @pytest.mark.parametrize("byte", [0, 5, 6, 7, 8, 16, 24, 56, 88, 104, 112, ENTRY - 1])
