@@ -61,6 +61,7 @@ class ModelledBlocks:
     """Memory that takes as long as a disk with the given rates, one request after the other."""
 
     failed_syncs = 0
+    size_bytes = 0  # a new file
 
     def __init__(self, size_bytes: int) -> None:
         self._memory = memoryview(mmap.mmap(-1, size_bytes))
@@ -73,6 +74,9 @@ class ModelledBlocks:
             self._free_at = max(self._free_at, time.perf_counter()) + size / rate
             until = self._free_at
         time.sleep(max(0.0, until - time.perf_counter()))
+
+    def grow(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
 
     def read(self, offset: int, into: memoryview) -> None:
         # The bytes arrive without the processor's help.
@@ -199,11 +203,17 @@ def touched(size: int) -> memoryview:
     return memoryview(memory)
 
 
+def sized_file(path: Path, size: int) -> FileBlocks:
+    file = FileBlocks(path)
+    file.grow(size)
+    return file
+
+
 class Loop:
     """One thread that moves a file of its own from and to memory, block by block."""
 
     def __init__(self, path: Path, size: int) -> None:
-        self._file = FileBlocks(path, size)
+        self._file = sized_file(path, size)
         self._size = size // LOOP_BLOCK * LOOP_BLOCK
         self._memory = memoryview(b"")
 
@@ -269,11 +279,11 @@ def modelled(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, l
 
 def on_disk(model: str, arguments: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     with TemporaryDirectory(dir=arguments.folder) as folder:
-        tier = TierRate(model, arguments.gib, lambda size: FileBlocks(Path(folder) / OURS, size))
+        tier = TierRate(model, arguments.gib, lambda size: FileBlocks(Path(folder) / OURS))
         contenders: dict[str, Contender] = {OURS: tier}
         for block in BLOCKS:
             path = Path(folder) / f"dd-{block}"
-            FileBlocks(path, tier.layout.size_bytes).close()
+            sized_file(path, tier.layout.size_bytes).close()
             contenders[f"dd {block}"] = partial(dd, path, block, tier.size)
         contenders[LOOP] = loop = Loop(Path(folder) / LOOP, tier.size)
         found = take_turns(contenders, 1 + arguments.rounds)

@@ -21,10 +21,12 @@ class FlakyBlocks:
     """`fail` is called before every write, and may raise. With `tear`, a write may stop in the middle and raise.
 
     With `forget`, syncs fail: what was not durable before may be lost, and as on Linux, no later sync tries it again.
-    The error is raised, or another thread has had it just before.
+    The error is raised, or another thread has had it just before. The file is empty at first, and `size` is the most
+    that it can have. Bytes beyond what is durable are lost together with the size, as in file systems with a journal.
     """
 
     def __init__(self, size: int) -> None:
+        self.size_bytes = self.durable_bytes = 0
         self.durable = bytearray(size)
         self.now = bytearray(size)
         self.pending: list[tuple[int, bytes]] = []
@@ -35,14 +37,18 @@ class FlakyBlocks:
         self._lock = RLock()
 
     def read(self, offset: int, into: memoryview) -> None:
-        if offset + len(into) > len(self.now):
+        if offset + len(into) > self.size_bytes:
             raise OSError(errno.EIO, "the file ended early")
         into[:] = self.now[offset : offset + len(into)]
+
+    def grow(self, size_bytes: int) -> None:
+        self.size_bytes = max(self.size_bytes, size_bytes)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         self.fail(offset, len(data))
         with self._lock:
             self._write(offset, data)
+            self.grow(offset + len(data))
 
     def _write(self, offset: int, data: bytes | memoryview) -> None:
         torn = self.tear is not None and self.tear.random() < 0.3
@@ -65,6 +71,7 @@ class FlakyBlocks:
         for offset, data in self.pending:
             self.durable[offset : offset + len(data)] = data
         self.pending.clear()
+        self.durable_bytes = self.size_bytes
 
     def close(self) -> None:
         pass
@@ -76,6 +83,8 @@ class FlakyBlocks:
     def lose_power(self, random: Random) -> None:
         """Keep any of the unsynced sectors, in any order."""
         self._persist_some(random)
+        self.size_bytes = self.durable_bytes
+        self.durable[self.size_bytes :] = bytes(len(self.durable) - self.size_bytes)
         self.now[:] = self.durable
 
     def _persist_some(self, random: Random) -> None:

@@ -16,7 +16,6 @@ from tests.test_disk_file import Writer, check_found, fresh
 from weft.memory.kinds import Kind
 from weft.memory.tiers.block_file import FileBlocks
 from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import BLOCK
 
 # What does not come within this time never does.
 NEVER_SECONDS = 20.0
@@ -58,7 +57,7 @@ def test_what_a_failed_sync_has_lost_is_never_reported_as_written_or_dropped(see
 
 def test_a_sync_that_fails_is_counted_before_another_thread_syncs(tmp_path: Path, monkeypatch) -> None:
     """The system reports a loss once, so the second one returns as if nothing had happened."""
-    blocks, seen = FileBlocks(tmp_path / "file", BLOCK), []
+    blocks, seen = FileBlocks(tmp_path / "file"), []
     with ThreadPoolExecutor(1) as other:
         waiting: list[Future[None]] = []
 

@@ -195,7 +195,7 @@ def test_one_matrix_may_have_16_bits_and_the_other_32(short):
 
 def test_a_replayed_mixture_follows_the_new_choice():
     layer, x, logits = in_panels(make_layer(8, 40, 24, gated(F.silu), True)), random(20, 40, seed=6), random(20, 8)
-    with calls.record() as recording:
+    with calls.record(calls.RecordedMemory(1 << 20)) as recording:
         y = CPU.experts(x, CPU.route_top(logits, 3), layer)
     assert recording.pure
     program = recording.program()
@@ -233,7 +233,7 @@ def test_with_16_bit_units_panels_are_kept_where_memory_is_ample(monkeypatch, sp
 def test_more_rows_than_the_kernels_serve_are_left_to_torch():
     layer, rows = make_layer(3, 40, 24, gated(F.silu), True), library.FEW_ROWS + 1
     x, logits = random(rows, 40, seed=6), random(rows, 3, seed=5)
-    with calls.record() as recording:
+    with calls.record(calls.RecordedMemory(1 << 20)) as recording:
         found = CPU.experts(x, CPU.route_top(logits, 2), in_panels(layer))
     assert not recording.pure
     assert_close(found, PLAIN.experts(x, PLAIN.route_top(logits, 2), layer), torch.float32)

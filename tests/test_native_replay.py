@@ -20,7 +20,7 @@ from weft.kernels.choosing import choose
 from weft.kernels.cpu import linear as linears
 from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
 from weft.kernels.native import calls, library, replay
-from weft.kernels.native.calls import record
+from weft.kernels.native.calls import RecordedMemory, record
 from weft.kernels.native.linear import pack, product
 from weft.kernels.weight import Weight
 from weft.memory.spec import MemorySpec
@@ -89,7 +89,7 @@ def test_a_step_that_is_not_renewed_would_show(monkeypatch):
 
 def test_whoever_computes_by_torch_is_noticed():
     x, weight = torch.randn(2, 32), pack(torch.randn(8, 32))
-    with record() as pure:
+    with record(RecordedMemory(1 << 20)) as pure:
         product(x.view(2, 32)[:, :32].unflatten(-1, (2, 16)).flatten(-2), weight, 8).chunk(2, -1)
     assert pure.pure
     assert len(pure.calls) == 1
@@ -100,7 +100,7 @@ def test_whoever_computes_by_torch_is_noticed():
         lambda: x[:, ::2].contiguous(),
         lambda: x.sum(),
     ):
-        with record() as impure:
+        with record(RecordedMemory(1 << 20)) as impure:
             compute()
         assert not impure.pure
 
@@ -108,14 +108,14 @@ def test_whoever_computes_by_torch_is_noticed():
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no 16-bit units")
 def test_packed_weights_are_noticed_too():
     blocks = torch.ops.mkldnn._reorder_linear_weight((torch.randn(24, 16) / 4).bfloat16(), EXPECTED_ROWS)
-    with record() as recording:
+    with record(RecordedMemory(1 << 20)) as recording:
         linear(torch.randn(40, 16).bfloat16(), blocks)
     assert not recording.pure
 
 
 def test_calls_of_other_threads_are_not_recorded():
     x, weight = torch.randn(1, 32), pack(torch.randn(8, 32))
-    with record() as recording:
+    with record(RecordedMemory(1 << 20)) as recording:
         other = threading.Thread(target=product, args=(x, weight, 8))
         other.start()
         other.join()
@@ -126,13 +126,40 @@ def test_recordings_keep_to_their_memory(monkeypatch):
     monkeypatch.setattr(replay, "MOST_BYTES", 20_000)
     found, replays = answers("lfm2")
     assert any(step is None for step in replays.steps.values())
-    assert min(replays.bytes_left.values()) >= 0
     monkeypatch.undo()
     assert answers("lfm2")[0] == found
 
 
+def test_recordings_of_all_numbers_of_rows_share_their_memory():
+    _, replays = answers("qwen3_5")
+    assert len(replays.steps) == 3
+    assert len({step.hidden.untyped_storage().data_ptr() for step in replays.steps.values()}) == 1
+    needed = {}
+    for (rows, threads), step in list(replays.steps.items()):
+        del replays.steps[rows, threads]
+        replays.run(step.batch)
+        needed[rows] = replays.memory.taken_bytes
+    assert needed[1] < needed[2] < needed[3] < 4 * needed[1], "a step begins where all others do"
+
+
+def test_memory_of_recordings_is_taken_from_its_start_and_beyond_its_end_there_is_other():
+    memory = RecordedMemory(256)
+    memory.begin()
+    first, second = memory.take((3, 5), torch.float32), memory.take((2, 0), torch.bfloat16)
+    third = memory.take([16], torch.int64)
+    assert (first.shape, second.shape, memory.taken_bytes) == ((3, 5), (2, 0), 192)
+    assert third.data_ptr() == first.data_ptr() + 64
+    assert memory.suffices
+    beyond = memory.take([65], torch.uint8)
+    assert not memory.suffices
+    assert beyond.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+    memory.begin()
+    assert memory.suffices
+    assert memory.take([1], torch.int64).data_ptr() == first.data_ptr()
+
+
 def test_an_error_while_recording_ends_the_recording():
-    with pytest.raises(ValueError, match="stop"), record():
+    with pytest.raises(ValueError, match="stop"), record(RecordedMemory(0)):
         raise ValueError("stop")
     assert getattr(calls._here, "recording", None) is None
 

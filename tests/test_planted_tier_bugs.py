@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.chained import Chain, run_chained
 from tests.drops import DroppingEngine
 from tests.test_disk_copies import check_headers_follow_payloads
+from tests.test_disk_opening import FOREIGN, check_refused
 from tests.test_disk_requests import check_pieces_have_one_owner
 from tests.test_disk_syncs import check_failed_syncs
 from tests.test_disk_tier import power_loss, run_on_disk
 from tests.test_load_choice import check_second_turns
 from tests.test_simulate_tiers import check_turns
+from tests.test_unit_headers import check_file, check_store
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
-from weft.base.copies import CopyPlan, Direction, Run
+from weft.base.copies import CopyPlan, Direction, Run, UnitLabel
 from weft.engine import dropping
 from weft.memory.cache import Cache
 from weft.memory.capacity import Room
@@ -25,8 +29,10 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
-from weft.memory.tiers import disk_file, loads, saves, units
-from weft.memory.tiers.disk_file import DiskFile
+from weft.memory.tiers import disk_file, loads, remote_tier, saves, units
+from weft.memory.tiers.block_file import BlockFile
+from weft.memory.tiers.disk_file import DiskFile, WantedUnit
+from weft.memory.tiers.disk_format import ENTRY, UnitHeader, decode
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
 from weft.memory.tiers.reused_memory import ReusedMemory
@@ -61,6 +67,17 @@ def with_two_plans(seed: int) -> None:
 
 def with_requests_at_once(seed: int) -> None:
     check_pieces_have_one_owner()
+
+
+def with_foreign_files(seed: int) -> None:
+    for name in FOREIGN:
+        with TemporaryDirectory() as folder:
+            check_refused(name, Path(folder))
+
+
+def with_wrong_headers(seed: int) -> None:
+    check_file()
+    check_store()
 
 
 def with_failed_syncs(seed: int) -> None:
@@ -156,6 +173,43 @@ def a_header_on_disk_is_believed_though_its_unit_was_overwritten(patch: Patch) -
     patch.setattr(disk_file, "checksum", lambda data: 0)
 
 
+def unlike(patch: Patch, field: str) -> None:
+    """Let a header on disk say anything about a field."""
+    original = disk_file.difference
+
+    def difference(unit: WantedUnit, header: UnitHeader | None, found: int) -> str | None:
+        wanted = unit if header is None else replace(unit, **{field: getattr(header, field)})
+        return original(wanted, header, found)
+
+    patch.setattr(disk_file, "difference", difference)
+
+
+@plant(with_wrong_headers)
+def a_unit_on_disk_is_used_under_another_key(patch: Patch) -> None:
+    unlike(patch, "key")
+
+
+@plant(with_wrong_headers)
+def a_unit_on_disk_is_used_as_one_of_another_kind(patch: Patch) -> None:
+    unlike(patch, "kind")
+
+
+@plant(with_wrong_headers)
+def a_unit_on_disk_is_used_at_another_position(patch: Patch) -> None:
+    unlike(patch, "position")
+
+
+@plant(with_wrong_headers)
+def an_object_of_a_store_is_used_under_another_key(patch: Patch) -> None:
+    original = remote_tier.decode_unit
+
+    def decode_unit(data: bytes, kind: Kind, label: UnitLabel, size: int) -> memoryview:
+        header = decode(memoryview(data)[:ENTRY])
+        return original(data, kind, label if header is None else label._replace(key=header.key), size)
+
+    patch.setattr(remote_tier, "decode_unit", decode_unit)
+
+
 @plant(with_two_plans)
 def a_header_is_written_when_other_payloads_are_durable(patch: Patch) -> None:
     stage = DiskFile.stage
@@ -183,6 +237,18 @@ def a_piece_of_memory_is_returned_before_its_bytes_are_copied(patch: Patch) -> N
         yield taken
 
     patch.setattr(ReusedMemory, "piece", piece)
+
+
+@plant(with_foreign_files)
+def a_file_gets_its_size_before_its_header_is_read(patch: Patch) -> None:
+    original = disk_file.FileBlocks
+
+    def sized(path: Path) -> BlockFile:
+        blocks = original(path)
+        blocks.grow(1 << 20)
+        return blocks
+
+    patch.setattr(disk_file, "FileBlocks", sized)
 
 
 @plant(with_failed_syncs)
@@ -232,6 +298,6 @@ def test_a_planted_tier_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPatc
     for seed in range(SEEDS):
         try:
             bug.check(seed)
-        except (AssertionError, KeyError, IndexError, ValueError):
+        except (AssertionError, KeyError, IndexError, ValueError, pytest.fail.Exception):
             return
     pytest.fail(f"{SEEDS} workloads did not notice")

@@ -37,7 +37,8 @@ _HOMES = {
     "SamplingParams": "weft.base.sampling",
 }
 
-# Before PyTorch is loaded, which reads it then.
+# Before PyTorch is loaded, which reads these then. On ARM, oneDNN would leave a list of its kernels in /tmp.
+os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")
 if hasattr(os, "uname"):
     shorten_waits(os.environ, os.uname().machine)
 

@@ -107,7 +107,7 @@ class Loaded:
             part = LoadedPart(
                 self.model, self.chosen.operations, self.device, 0, others.ranks, self.fingerprint, self.disk
             )
-            runner = part.runner(str(others.meeting), self.config, self.spec.draft_room, threads)
+            runner = part.runner(others.meeting, self.config, self.spec.draft_room, threads)
             others.begin()
             return LeadingRunner(runner, others)
         except BaseException:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from weft.memory.keys import Key
+from weft.memory.recent_keys import RecentKeys, short
 
+# Cells, states and first cells that are remembered after they are gone, each in about 100 bytes.
 GHOSTS = 1 << 16
+# Bits of the class of a lost state, as one number more than it is; 0: it has none.
+_KIND_BITS = 15
 
 
 class Reason(StrEnum):
@@ -89,36 +92,45 @@ def ranked_misses(lookups: Mapping[str, int], lost_tokens: Mapping[str, int]) ->
 class Lost:
     """A missing state: why, its class, and when it was last used."""
 
-    reason: Reason
+    reason: Reason  # STATE_EVICTED or STATE_SKIPPED
     kind: int | None = None
     used: int = 0
+
+    def encode(self) -> int:
+        """Return it as one number, because thousands of them are remembered.
+
+        >>> Lost.decode(Lost(Reason.STATE_EVICTED, 7, 1 << 40).encode())
+        Lost(reason=<Reason.STATE_EVICTED: 'state_evicted'>, kind=7, used=1099511627776)
+        """
+        kind = 0 if self.kind is None else self.kind + 1
+        return (self.used << _KIND_BITS | kind) << 1 | (self.reason is Reason.STATE_EVICTED)
+
+    @classmethod
+    def decode(cls, number: int) -> Lost:
+        kind = (number >> 1) % (1 << _KIND_BITS)
+        reason = Reason.STATE_EVICTED if number % 2 else Reason.STATE_SKIPPED
+        return cls(reason, kind - 1 if kind else None, number >> (1 + _KIND_BITS))
 
 
 class Ghosts:
     """A bounded record of what is gone: keys of evicted cells, and of states that were evicted or skipped."""
 
     def __init__(self, limit: int = GHOSTS) -> None:
-        self._limit = limit
-        self._cells: OrderedDict[Key, None] = OrderedDict()
-        self._states: OrderedDict[Key, Lost] = OrderedDict()
+        self._cells = RecentKeys(limit)
+        self._states = RecentKeys(limit)
 
     def add_cell(self, key: Key) -> None:
-        self._cells[key] = None
-        if len(self._cells) > self._limit:
-            self._cells.popitem(last=False)
+        self._cells.add(key)
 
     def add_state(self, key: Key, lost: Lost) -> None:
-        self._states[key] = lost
-        self._states.move_to_end(key)
-        if len(self._states) > self._limit:
-            self._states.popitem(last=False)
+        self._states.add(key, lost.encode())
 
     def forget_cell(self, key: Key) -> None:
-        if self._cells:
-            self._cells.pop(key, None)
+        self._cells.pop(key)
 
     def forget_state(self, key: Key) -> Lost | None:
-        return self._states.pop(key, None)
+        found = self._states.pop(key)
+        return None if found is None else Lost.decode(found)
 
     def clear(self) -> None:
         self._cells.clear()
@@ -127,8 +139,8 @@ class Ghosts:
     def reason(self, keys: list[Key], cached: int, matched: int) -> Reason:
         """Return why a lookup ended: `cached` and `matched` count the cells with a state and with pages."""
         if matched > cached:
-            lost = self._states.get(keys[matched - 1])
-            return lost.reason if lost else Reason.STATE_NEVER_KEPT
+            found = self._states.get(keys[matched - 1])
+            return Reason.STATE_NEVER_KEPT if found is None else Lost.decode(found).reason
         return Reason.EVICTED if keys[matched] in self._cells else Reason.NEVER_COMPUTED
 
     def seen(self, keys: list[Key], matched: int, limit: int) -> int:
@@ -140,8 +152,8 @@ class Ghosts:
     def deepest_state(self, keys: list[Key], low: int, high: int) -> Key | None:
         """Return the deepest evicted state in (low, high]."""
         for depth in range(high, low, -1) if self._states else ():
-            lost = self._states.get(keys[depth - 1])
-            if lost is not None and lost.reason is Reason.STATE_EVICTED:
+            found = self._states.get(keys[depth - 1])
+            if found is not None and Lost.decode(found).reason is Reason.STATE_EVICTED:
                 return keys[depth - 1]
         return None
 
@@ -150,14 +162,11 @@ class Tenants:
     """The last salted key of each first cell, by its unsalted key. Bounded."""
 
     def __init__(self, limit: int = GHOSTS) -> None:
-        self._limit = limit
-        self._last: OrderedDict[Key, Key] = OrderedDict()
+        self._last = RecentKeys(limit)
 
     def add(self, plain: Key, salted: Key) -> None:
-        self._last[plain] = salted
-        self._last.move_to_end(plain)
-        if len(self._last) > self._limit:
-            self._last.popitem(last=False)
+        self._last.add(plain, short(salted))
 
     def others(self, plain: Key | None, salted: Key) -> bool:
-        return plain is not None and self._last.get(plain, salted) != salted
+        known = None if plain is None else self._last.get(plain)
+        return known is not None and known != short(salted)

@@ -8,6 +8,7 @@ a step with everything that they point to, and replays them without Python.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from weft.kernels.native.library import library
 # Rows up to which a recorded step of our matmuls is faster than one with 16-bit units that is not recorded: their
 # matmuls alone take 0.75 of the time for 16 rows and 0.35 for 64 (docs/benchmarks.md).
 MOST_PREFERRED = 32
+# Tensors begin at a multiple of it, as PyTorch's own do.
+ALIGNMENT_BYTES = 64
 
 
 @runtime_checkable
@@ -37,17 +40,45 @@ class RenewableValues(Protocol):
         """Release what is only needed while calls are made."""
 
 
+class RecordedMemory:
+    """Memory that the calls of recorded steps write to. Steps of a model follow one another, so all of them share it.
+
+    It has its size from the start, of which the system provides what the largest step uses.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        self.taken_bytes = 0
+
+    def begin(self) -> None:
+        """Begin a step: it may overwrite what all others have left."""
+        self.taken_bytes = 0
+
+    @property
+    def suffices(self) -> bool:
+        """Whether there was room for everything that the step has taken."""
+        return self.taken_bytes <= self._bytes.numel()
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        first, size = self.taken_bytes, math.prod(shape) * dtype.itemsize
+        self.taken_bytes += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        if not self.suffices:
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        return self._bytes[first : first + size].view(dtype).view(*shape)
+
+
 class Recording:
     """Calls of a step. Another step with as many rows may replay it, with the same model and memory.
 
     `in_order`: only a recording computes its rows, so kernels are called where others would be faster (`preferred`).
     """
 
-    def __init__(self, in_order: bool = False) -> None:
+    def __init__(self, memory: RecordedMemory, in_order: bool = False) -> None:
+        memory.begin()
+        self.memory = memory
         self.in_order = in_order
         self.preferred = False
         self.calls: list[tuple[int, ctypes.Array[ctypes.c_char]]] = []
-        self.kept: list[Tensor] = []
         self.scratch: Tensor | None = None
         self.pure = True  # everything was computed by calls
 
@@ -83,12 +114,12 @@ def call(name: str, values: bytes) -> None:
 
 
 def room(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Allocate memory that a call writes to; it lives as long as a recording of the call."""
-    made = torch.empty(shape, dtype=dtype, device=device)
+    """Allocate memory that a call writes to. That of a recorded step is valid until the next step."""
     recording = getattr(_here, "recording", None)
-    if recording is not None:
-        recording.kept.append(made)
-    return made
+    if recording is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    found: Tensor = recording.memory.take(shape, dtype)
+    return found
 
 
 def scratch(count: int) -> Tensor:
@@ -97,8 +128,7 @@ def scratch(count: int) -> Tensor:
     if recording is None:
         return torch.empty(count, dtype=torch.float32, device="cpu")
     if recording.scratch is None or recording.scratch.numel() < count:
-        recording.scratch = torch.empty(count, dtype=torch.float32, device="cpu")
-        recording.kept.append(recording.scratch)
+        recording.scratch = recording.memory.take([count], torch.float32)
     found: Tensor = recording.scratch
     return found
 
@@ -113,9 +143,9 @@ def prefers_calls(rows: int) -> bool:
 
 
 @contextmanager
-def record(in_order: bool = False) -> Iterator[Recording]:
+def record(memory: RecordedMemory, in_order: bool = False) -> Iterator[Recording]:
     """Make and record the calls of this thread inside the context."""
-    recording = _here.recording = Recording(in_order)
+    recording = _here.recording = Recording(memory, in_order)
     try:
         with Watch(recording):
             yield recording

@@ -17,10 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.interface import Batch
-from weft.kernels.native.calls import Recording, RenewableValues, record, replay
+from weft.kernels.native.calls import RecordedMemory, Recording, RenewableValues, record, replay
 
-# Limit on the intermediate tensors that all recordings keep together. Those of drafts have a limit of their own: they
-# leave no other step without a recording.
+# Limit on the intermediate tensors of a recorded step. All of a model's recordings share their memory.
 MOST_BYTES = 128 << 20
 
 
@@ -50,7 +49,7 @@ class RecordedStep:
 
 
 class Replays:
-    """Steps of one model on one memory, recorded as they come."""
+    """Steps of one model on one memory, recorded as they come: at most two for each number of rows."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
@@ -58,8 +57,7 @@ class Replays:
         self.steps: dict[tuple[int, int], RecordedStep | None] = {}
         # Steps that only rows in order replay: for others, a routine that cannot be recorded is faster.
         self.ordered: dict[tuple[int, int], RecordedStep | None] = {}
-        # Without and with order.
-        self.bytes_left = {False: MOST_BYTES, True: MOST_BYTES}
+        self.memory = RecordedMemory(MOST_BYTES)
         # Steps with this number of rows or more use torch's operators, with and without order: do not try again.
         self.too_many: dict[bool, float] = {False: math.inf, True: math.inf}
 
@@ -102,17 +100,13 @@ class Replays:
     def _first(self, batch: Batch, in_order: bool) -> Float[Tensor, "rows hidden"]:
         # Calls point to tokens and positions, so these get their own memory.
         own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})
-        with record(in_order) as recording:
+        with record(self.memory, in_order) as recording:
             hidden = self.compute(own)
-        size = sum(tensor.nbytes for tensor in recording.kept)
         whole = recording.pure and all(isinstance(value, RenewableValues) for value in own.derived.values())
-        fits = size <= self.bytes_left[in_order]
-        step = RecordedStep(own, recording, hidden) if whole and fits else None
+        step = RecordedStep(own, recording, hidden) if whole and self.memory.suffices else None
         # If order changed nothing, the step is everyone's.
         steps = self.ordered if in_order and (step is None or recording.preferred) else self.steps
         steps[self._key(batch)] = step
         if not whole:
             self.too_many[in_order] = min(self.too_many[in_order], batch.rows)
-        elif fits:
-            self.bytes_left[in_order] -= size
         return hidden

@@ -26,6 +26,13 @@ class BlockFile(Protocol):
     @property
     def failed_syncs(self) -> int: ...
 
+    @property
+    def size_bytes(self) -> int: ...
+
+    def grow(self, size_bytes: int) -> None:
+        """Give a shorter file this size, with zeros at its end. A longer one stays as it is."""
+        ...
+
     def read(self, offset: int, into: memoryview) -> None: ...
 
     def write(self, offset: int, data: bytes | memoryview) -> None: ...
@@ -38,37 +45,38 @@ class BlockFile(Protocol):
 
 
 class FileBlocks:
-    """A preallocated file of the operator's own: mode 0600, locked, not reached through a symbolic link."""
+    """A file of the operator's own: mode 0600, locked, not reached through a symbolic link.
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
+    Opening creates the file if there is none, and changes nothing of one that exists.
+    """
+
+    def __init__(self, path: Path) -> None:
         self._file = _open(path)
         try:
-            self._claim(path, size_bytes)
+            _claim(self._file, path)
         except BaseException:
             os.close(self._file)
             raise
+        self._first_bytes = self.size_bytes
         self._direct = self._open_direct()
         self._syncing = threading.Lock()
         self.failed_syncs = 0
 
-    def _claim(self, path: Path, size_bytes: int) -> None:
-        found = os.fstat(self._file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-            raise InvalidOption("disk", f"{path} must be a file of this user with mode 600; it would hold prompts")
+    @property
+    def size_bytes(self) -> int:
+        return os.fstat(self._file).st_size
+
+    def grow(self, size_bytes: int) -> None:
+        if self.size_bytes >= size_bytes:
+            return
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self._file, 0, size_bytes)
         except OSError as error:
+            # As it was opened: a new file is empty again, so that it may get another size.
+            os.ftruncate(self._file, self._first_bytes)
             raise InvalidOption(
-                "disk", f"{path} is in use by another process; stop it, or pass another path"
+                "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
             ) from error
-        if found.st_size < size_bytes:
-            try:
-                os.posix_fallocate(self._file, 0, size_bytes)
-            except OSError as error:
-                os.ftruncate(self._file, found.st_size)
-                raise InvalidOption(
-                    "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
-                ) from error
 
     def _open_direct(self) -> int | None:
         try:
@@ -112,12 +120,36 @@ class FileBlocks:
 
 
 def _open(path: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        # Looked at first: to open a device may already do something.
+        _check_owned(os.lstat(path), path)
+    except FileNotFoundError:
+        flags |= os.O_CREAT
+    except OSError:
+        pass  # opening it fails as well, and says why
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        why = "is a symbolic link" if error.errno == errno.ELOOP else f"cannot be opened: {error.strerror}"
-        raise InvalidOption("disk", f"{path} {why}; pass the path of a file in a folder of your own") from error
+        raise InvalidOption(
+            "disk", f"{path} cannot be opened: {error.strerror}; pass the path of a file in a folder of your own"
+        ) from error
+
+
+def _check_owned(found: os.stat_result, path: Path) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise InvalidOption("disk", f"{path} is a symbolic link; pass the path of a file in a folder of your own")
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidOption("disk", f"{path} must be a file of this user with mode 600; it would hold prompts")
+
+
+def _claim(file: int, path: Path) -> None:
+    """Check that the opened file is the operator's own, and lock it."""
+    _check_owned(os.fstat(file), path)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise InvalidOption("disk", f"{path} is in use by another process; stop it, or pass another path") from error
 
 
 def _is_aligned(memory: memoryview) -> bool:

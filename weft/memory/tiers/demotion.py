@@ -10,7 +10,6 @@ there are two, a file and a remote store, the second gets what was saved to the 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
 from weft.memory.cache import Cache
@@ -27,8 +26,9 @@ LEAST_SHARE, LEAST_BYTES = 1 / 8, 256 << 20
 STEPS_AHEAD = 2
 # After each step, the largest demand counts this much less.
 DECAY = 0.999
-# Kept paths that wait until the engine is idle; beyond it, the oldest is dropped.
-MOST_KEPT = 1 << 16
+# Kept paths that wait until the engine is idle, beyond which those that were evicted are forgotten. So at most twice as
+# many wait as are cached.
+LEAST_KEPT = 1 << 10
 
 
 class Demotion:
@@ -46,7 +46,9 @@ class Demotion:
         self.least_bytes = min(LEAST_BYTES, int(LEAST_SHARE * arena.slabs * arena.slab_bytes))
         self._demand = 0.0
         self._taken = upper.taken_bytes
-        self._kept: OrderedDict[Key, None] = OrderedDict()
+        # Kept paths that wait until the engine is idle, oldest first.
+        self._kept: dict[Key, None] = {}
+        self._most_kept = LEAST_KEPT
 
     # what is evicted next -------------------------------------------------------------------------------------------
 
@@ -118,10 +120,17 @@ class Demotion:
 
     def kept(self, key: Key) -> None:
         """Remember a path that was kept, until the engine is idle."""
+        self._kept.pop(key, None)
         self._kept[key] = None
-        self._kept.move_to_end(key)
-        if len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
+        if len(self._kept) > self._most_kept:
+            self._forget_evicted()
+
+    def _forget_evicted(self) -> None:
+        """Forget paths that were evicted before the engine was idle. At least as many are kept before the next time."""
+        nodes = self.upper.trie.nodes
+        held = {key: None for key in self._kept if key in nodes}
+        self.saves.dropped += self.follows * (len(self._kept) - len(held))
+        self._kept, self._most_kept = held, max(LEAST_KEPT, 2 * len(held))
 
     @property
     def behind(self) -> bool:

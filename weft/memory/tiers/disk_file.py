@@ -90,11 +90,24 @@ class DamagedUnit(Exception):
     """The bytes of a unit are not those that its header promises."""
 
 
+def difference(unit: WantedUnit, header: UnitHeader | None, found: int) -> str | None:
+    """Return why what lies in the place of a unit is not the unit, or None if it is; `found` is its bytes' checksum."""
+    if header is None:
+        return "has no header"
+    if header.checksum != found:
+        return "has other bytes than its header says"
+    if (header.kind, header.key) != (unit.kind, unit.key):
+        return "is another unit"
+    if unit.position is not None and header.position != unit.position:
+        return f"belongs at token {header.position}, not {unit.position}"
+    return None
+
+
 def open_file(path: Path, layout: DiskLayout) -> DiskFile:
     """Open or create the file of a model. Raises if it belongs to another model, or to another server."""
     if layout.slabs < len(layout.unit_bytes):
         raise InvalidOption("disk_size", f"is too small: this model needs {layout.slab_bytes * 4} bytes at least")
-    blocks = FileBlocks(path, layout.size_bytes)
+    blocks = FileBlocks(path)
     try:
         return DiskFile(blocks, layout, str(path))
     except BaseException:
@@ -106,20 +119,26 @@ def open_existing(path: Path) -> DiskFile:
     """Open a file of any model, as it is, for inspection."""
     if not path.is_file():
         raise OptionError(f"{path} does not exist; pass the path that --disk named")
-    blocks = FileBlocks(path, 0)
+    blocks = FileBlocks(path)
     try:
-        block = memoryview(mmap.mmap(-1, BLOCK))
-        blocks.read(0, block)
-        layout = read_layout(block)
+        layout = _read_superblock(blocks)
         if layout is None:
             raise OptionError(f"{path} is no disk tier of this version; pass the path that --disk named")
-        return DiskFile(blocks, layout, str(path))
+        return DiskFile(blocks, layout, str(path), as_it_is=True)
     except OSError as error:
         blocks.close()
         raise OptionError(f"{path} cannot be read: {error.strerror}") from error
     except BaseException:
         blocks.close()
         raise
+
+
+def _read_superblock(blocks: BlockFile) -> DiskLayout | None:
+    if blocks.size_bytes < BLOCK:
+        return None
+    block = memoryview(mmap.mmap(-1, BLOCK))
+    blocks.read(0, block)
+    return read_layout(block)
 
 
 def rows_of_first(path: Path, layout: DiskLayout) -> EntryRows:
@@ -144,26 +163,33 @@ class DiskFile:
     `doomed` are units that an earlier process was about to erase.
     """
 
-    def __init__(self, blocks: BlockFile, layout: DiskLayout, name: str = "the file") -> None:
+    def __init__(
+        self, blocks: BlockFile, layout: DiskLayout, name: str = "the file", *, as_it_is: bool = False
+    ) -> None:
+        """Begin an empty file, or check whose it is; then give it its size, unless it is opened `as_it_is`."""
         self.layout = layout
         self.damaged = 0
         self.doomed: list[Place] = []
         self._blocks = blocks
         self._for_reads = ReusedMemory(REQUESTS, PIECE_BYTES)
         self._for_writes = ReusedMemory(REQUESTS, PIECE_BYTES)
+        if not blocks.size_bytes:
+            self._begin_file()
         self._check_superblock(name)
+        if not as_it_is:
+            # Not before: a file that is not ours must not change. A crash may have come before it had its size.
+            blocks.grow(layout.size_bytes)
         self.rows = self._recover()
 
-    def _check_superblock(self, name: str) -> None:
+    def _begin_file(self) -> None:
+        """Write the superblock of a new file, before anything else: from then on the file is known as ours."""
         block = memoryview(mmap.mmap(-1, BLOCK))
-        self._blocks.read(0, block)
-        if bytes(block) == bytes(BLOCK):
-            # New, or its creation was interrupted. It may be a file of zeros that is longer than ours.
-            block[:] = self.layout.encode()
-            self._blocks.write(0, block)
-            self.sync()
-            return
-        theirs = read_layout(block)
+        block[:] = self.layout.encode()
+        self._blocks.write(0, block)
+        self.sync()
+
+    def _check_superblock(self, name: str) -> None:
+        theirs = _read_superblock(self._blocks)
         if theirs is None:
             raise InvalidOption("disk", f"{name} is no disk tier of this version; delete it or pass another path")
         if theirs.part != self.layout.part:
@@ -300,7 +326,10 @@ class DiskFile:
             raise DamagedUnit(f"cannot read a {kind}: {error}") from error
         for unit, found in zip(units, sums, strict=True):
             place = layout.entry_of(kind, unit.unit)
-            self._compare(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
+            reason = difference(unit, layout.header_at(entries[place - first :][:ENTRY], place), found)
+            if reason is not None:
+                self.damaged += 1
+                raise DamagedUnit(f"a {kind} on disk {reason}")
 
     def _read_payloads(self, place: int, units: Sequence[WantedUnit], together: Together) -> list[int]:
         """Read the payloads of units, and return their checksums."""
@@ -316,14 +345,6 @@ class DiskFile:
         ]
         # Each part is summed up while the next ones are read.
         return [checksum_of_parts(part for part, _ in zip(parts, together(reads), strict=True))]
-
-    def _compare(self, unit: WantedUnit, header: UnitHeader | None, found: int) -> None:
-        if header is None or header.checksum != found or (header.kind, header.key) != (unit.kind, unit.key):
-            self.damaged += 1
-            raise DamagedUnit(f"a {unit.kind} on disk is not what its header says")
-        if unit.position is not None and header.position != unit.position:
-            self.damaged += 1
-            raise DamagedUnit(f"a {unit.kind} on disk belongs at token {header.position}, not {unit.position}")
 
     def is_whole(self, header: UnitHeader) -> bool:
         """Return whether a unit can be read."""

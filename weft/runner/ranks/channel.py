@@ -35,6 +35,7 @@ from weft.base.transfers import (
     UnitReceived,
     UnitsSent,
 )
+from weft.runner.ranks.meeting import Meeting
 
 HEADER_BYTES = 4
 # A plan has the page tables of all rows and, with grammars, a mask over the vocabulary for each.
@@ -66,7 +67,7 @@ class LoadPart(RankMessage, tag="load"):
     options: Options
     rank: int
     ranks: int
-    meeting: str
+    meeting: Meeting
     log_level: int
     identify: bool
 

@@ -6,12 +6,13 @@ NCCL takes the same calls as gloo. It has not been tested: it needs a GPU for ea
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
+from torch._C._distributed_c10d import FileStore, PrefixStore
+
+from weft.runner.ranks.meeting import Meeting
 
 # A rank that is alive and does not answer for this long counts as lost.
 TIMEOUT_SECONDS = 600.0
@@ -21,9 +22,10 @@ LOOPBACK = "127.0.0.1"
 class ProcessRanks:
     """This process's end of a group. All ranks meet through a file; gloo connects them over the loopback interface."""
 
-    def __init__(self, rank: int, ranks: int, meeting: Path, device: str = "cpu") -> None:
+    def __init__(self, rank: int, ranks: int, meeting: Meeting, device: str = "cpu") -> None:
         self.rank, self.ranks = rank, ranks
-        store = FileStore(str(meeting), ranks)
+        # Without a number of ranks: the store would remove the file of the last one.
+        store = PrefixStore(meeting.group, FileStore(meeting.path))
         self._group = _on_gpus(store, rank, ranks) if device != "cpu" else _on_cpus(store, rank, ranks)
         # Returns when all ranks are connected.
         self._group.barrier().wait()

@@ -13,6 +13,7 @@ from weft.memory.tiers.disk_file import rows_of_first
 from weft.memory.tiers.disk_format import ModelPart
 from weft.models.model import CausalModel
 from weft.runner.ranks.group import ProcessRanks
+from weft.runner.ranks.meeting import Meeting
 from weft.runner.ranks.runner import RankRunner
 
 
@@ -33,10 +34,10 @@ class LoadedPart:
     fingerprint: bytes = b""  # of the part, if there is a file or a role
     disk: Path | None = None  # file of the group's disk tier
 
-    def runner(self, meeting: str, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
+    def runner(self, meeting: Meeting, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
         """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
         spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
-        group = ProcessRanks(self.rank, self.ranks, Path(meeting), self.device)
+        group = ProcessRanks(self.rank, self.ranks, meeting, self.device)
         sizes = (spec, config.memory_bytes, config.max_sequences)
         on_cpu = rank_threads(self.ranks, threads) if self.device == "cpu" else None
         runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 import select
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from weft.base.child_processes import child_environment
@@ -41,6 +38,7 @@ from weft.runner.ranks.channel import (
     PartUnloadable,
     RankMessage,
 )
+from weft.runner.ranks.meeting import new_meeting
 
 log = logging.getLogger("weft")
 
@@ -68,8 +66,7 @@ class RankProcesses:
         self._answers: dict[int, Answer] = {}
         self._copies: dict[int, list[CopyEnded]] = {}
         self._settled = threading.Event()
-        self._folder = Path(tempfile.mkdtemp(prefix="weft-ranks-"))
-        self.meeting = self._folder / "meeting"
+        self.meeting = new_meeting()
         try:
             for _ in range(1, self.ranks):
                 self._start(program)
@@ -82,7 +79,7 @@ class RankProcesses:
         with theirs:
             process = subprocess.Popen(
                 [*program, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self.meeting.descriptor],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__,
                 env=child_environment(),
@@ -95,7 +92,7 @@ class RankProcesses:
     def load(self, options: Options, identify: bool = False) -> None:
         """Let all ranks load their parts, and with `identify` compute their fingerprints even without a file."""
         plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
-        where = (self.ranks, str(self.meeting), log.getEffectiveLevel(), identify)
+        where = (self.ranks, self.meeting, log.getEffectiveLevel(), identify)
         for rank in range(1, self.ranks):
             # One that has ended by now is found by `join`.
             with suppress(ChannelClosed):
@@ -221,7 +218,6 @@ class RankProcesses:
                 process.wait()
         for channel in self.channels:
             channel.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _check(rank: int, found: FromRank) -> None:
