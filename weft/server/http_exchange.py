@@ -81,7 +81,7 @@ class HttpExchange:
         try:
             await self.app(self.scope, self.receive, self.send)
             if not self.gone and not self.answered:
-                log.error("the application did not complete its response to %s", self.scope["path"])
+                log.error("the application did not complete its response to %.200r", self.scope["path"])
         except Exception:
             log.exception("the application failed")
         finally:
