@@ -340,7 +340,7 @@ async def test_oversized_and_damaged_frames_of_a_router_end_its_connection_only(
 
 
 @in_loop
-async def test_a_router_survives_a_replica_that_sends_too_much():
+async def test_a_router_survives_a_replica_that_sends_too_much(caplog):
     """Before it has proved itself, and after."""
     seen: list[int] = []
 
@@ -361,6 +361,8 @@ async def test_a_router_survives_a_replica_that_sends_too_much():
     router = RemoteBackend(ReplicaAddress("127.0.0.1", port), SECRET, first_pause_seconds=0.01)
     starting = asyncio.ensure_future(router.start())
     await until(lambda: len(seen) >= 3)
+    assert f"frame has {MAX_EVENT_BYTES + 1} bytes; the limit is {MAX_EVENT_BYTES}" in caplog.text
+    assert MAX_EVENT_BYTES <= 1 << 24
     assert not router.healthy
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
