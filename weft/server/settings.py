@@ -47,6 +47,8 @@ class Limits:
     handshake_seconds: float = 10.0  # for a TLS handshake
     header_seconds: float = 30.0  # for a request's headers to arrive
     body_seconds: float = 300.0  # for a request's body to arrive
+    body_rate: int = 1024  # least bytes per second of a body, on average over ten seconds
+    receiving_bytes: int = 256 << 20  # of all unfinished bodies, without their first 16 KiB; more get a 503
     linger_seconds: float = 10.0  # for the rest of a body that was answered before it was read
     linger_bytes: int = 16 << 20  # maximum of such a rest that is read
     idle_seconds: float = 75.0  # between two requests; proxies reuse connections for a minute
