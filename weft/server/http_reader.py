@@ -71,11 +71,12 @@ class HttpReader:
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events of more input; those before a fault are complete."""
-        self._events = []
         self._feed(data)
         if self.fault is None and self._loose_bytes > self._header_bytes:
             self.fault = 431, f"the request headers or trailers exceed {self._header_bytes} bytes"
-        return self._events
+        # The reader and its parser refer to each other, and must not keep a body until they are collected.
+        events, self._events = self._events, []
+        return events
 
     def _feed(self, data: bytes) -> None:
         while self._upgrades <= MAX_UPGRADES:

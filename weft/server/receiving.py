@@ -121,8 +121,8 @@ class Receiving:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
-        # One buffer, because a body may come in millions of parts.
-        body.data += message.get("body", b"")
+        # One buffer, because a body may come in millions of parts. An error's traceback must not keep the part.
+        body.data += message.pop("body", b"")
         if len(body.data) > self.limits.body_bytes:
             raise self._too_large()
         more = bool(message.get("more_body", False))
