@@ -191,6 +191,13 @@ def test_grafana_reads_prometheus_and_images_are_pinned():
     assert all(re.search(r":v?\d+\.\d+\.\d+$", s["image"]) for s in SERVICES.values() if "image" in s)
 
 
+def test_grafana_has_no_password_that_everybody_knows():
+    password = SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]
+    # Compose refuses to start without the variable.
+    assert re.fullmatch(r"\$\{GRAFANA_PASSWORD:\?[^}]+\}", password)
+    assert "export GRAFANA_PASSWORD=" in (DEPLOY / "compose.yaml").read_text()
+
+
 def test_the_key_of_compose_is_never_committed():
     assert "deploy/weft.key" in (ROOT / ".gitignore").read_text().split()
 
@@ -334,11 +341,28 @@ def test_pods_of_ray_have_no_more_rights_than_they_need(group):
     assert f"USER {pod['securityContext']['runAsUser']}:" in (DEPLOY / "Dockerfile.cuda").read_text()
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    # What Ray and Weft write are these folders: `HOME` is in the first, Ray's sockets and logs are in the second.
+    assert {"/cache", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert pod["automountServiceAccountToken"] is False
+    assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["serve"] == SERVE["http_options"]["port"]
     for probe in ("readinessProbe", "livenessProbe"):
         port = container[probe]["httpGet"]["port"]
         assert isinstance(port, int) or port in ports
+
+
+def test_only_the_autoscaler_of_ray_has_a_token_for_kubernetes():
+    options = CLUSTER["autoscalerOptions"]
+    assert options["securityContext"] == pod_of(HEAD)[1]["securityContext"]
+    volumes = {volume["name"]: volume for volume in HEAD["template"]["spec"]["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in options["volumeMounts"]}
+    token = mounts["/var/run/secrets/kubernetes.io/serviceaccount"]["projected"]["sources"]
+    # As Kubernetes itself would mount it.
+    assert [set(source) for source in token] == [{"serviceAccountToken"}, {"configMap"}, {"downwardAPI"}]
+    assert token[0]["serviceAccountToken"]["path"] == "token"
+    assert {"/cache", "/tmp"} <= mounts.keys()
 
 
 def test_only_the_api_of_a_ray_cluster_is_open():

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 import msgspec
 import pytest
@@ -31,7 +32,7 @@ from weft.fleet.handshake import (
     read_secret,
 )
 from weft.fleet.listener import FleetDoor, FleetListener
-from weft.fleet.remote import RemoteBackend, ReplicaAddress
+from weft.fleet.remote import MAX_EVENT_BYTES, UNREAD, RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
 from weft.memory.journal import CacheChanges
 from weft.server import messages as wire
@@ -339,7 +340,7 @@ async def test_oversized_and_damaged_frames_of_a_router_end_its_connection_only(
 
 
 @in_loop
-async def test_a_router_survives_a_replica_that_sends_too_much():
+async def test_a_router_survives_a_replica_that_sends_too_much(caplog):
     """Before it has proved itself, and after."""
     seen: list[int] = []
 
@@ -351,7 +352,7 @@ async def test_a_router_survives_a_replica_that_sends_too_much():
         else:
             writer.write(side.hello())
             proof = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-            writer.write(side.welcome(proof) + (1 << 31).to_bytes(4, "big"))
+            writer.write(side.welcome(proof) + (MAX_EVENT_BYTES + 1).to_bytes(4, "big"))
         await reader.read()
         writer.close()
 
@@ -360,9 +361,44 @@ async def test_a_router_survives_a_replica_that_sends_too_much():
     router = RemoteBackend(ReplicaAddress("127.0.0.1", port), SECRET, first_pause_seconds=0.01)
     starting = asyncio.ensure_future(router.start())
     await until(lambda: len(seen) >= 3)
+    assert f"frame has {MAX_EVENT_BYTES + 1} bytes; the limit is {MAX_EVENT_BYTES}" in caplog.text
+    assert MAX_EVENT_BYTES <= 1 << 24
     assert not router.healthy
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
+    await router.stop(0)
+    server.close()
+
+
+@in_loop
+async def test_a_replica_that_does_not_read_gets_no_more_requests():
+    """Its connection stays, and a fleet asks another replica. What waits for it is bounded."""
+    stopped = asyncio.Event()
+
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        side = ReplicaSide(SECRET)
+        writer.write(side.hello())
+        proof = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+        writer.write(side.welcome(proof) + frame(wire.Ready(**asdict(engine.info))))
+        writer.transport.pause_reading()
+        await stopped.wait()
+        writer.close()
+
+    async with started(instant("thread")) as engine:
+        server = await asyncio.start_server(deaf, "127.0.0.1", 0)
+        router = RemoteBackend(ReplicaAddress("127.0.0.1", server.sockets[0].getsockname()[1]), SECRET)
+        await router.start()
+    large = ask([1] * (1 << 20), 1)
+    sent: list[asyncio.Task] = []
+    while not any(each.done() for each in sent):
+        sent.append(asyncio.ensure_future(router.submit(large)))
+        await asyncio.sleep(0)
+        assert len(sent) < 100
+    [refused] = [each.exception() for each in sent if each.done()]
+    assert (refused.status, str(refused)) == (429, UNREAD)
+    assert router.healthy
+    stopped.set()
+    await asyncio.gather(*sent, return_exceptions=True)
     await router.stop(0)
     server.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -94,3 +95,12 @@ def test_what_is_neither_head_nor_body_is_bounded_wherever_it_stands():
             reader.feed(byte)
         assert reader.fault is not None, begun
         assert reader.fault[0] == 431 or begun == CHUNKED
+
+
+def test_a_reader_keeps_nothing_of_a_body_that_it_has_returned():
+    """It lives until the next garbage collection, and so would the body."""
+    reader = HttpReader(4096)
+    events = reader.feed(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9000\r\n\r\n" + b"x" * 8000)
+    part = events.pop()
+    assert len(part) == 8000
+    assert [each for each in gc.get_referrers(part) if isinstance(each, list)] == []

@@ -210,6 +210,24 @@ def test_a_client_that_was_never_asked_for_its_body_must_begin_anew(server: Wire
         "GET /a b HTTP/1.1|Host: a",
         "CONNECT a:80 HTTP/1.1|Host: a",
         "PRI * HTTP/2.0",
+        "GET / HTTP/1.1|Host: a b",
+        "GET / HTTP/1.1|Host: a@b",
+        "GET / HTTP/1.1|Host: a/b",
+        "GET / HTTP/1.1|Host: a, b",
+        "GET / HTTP/1.1|Host: a%2eb",
+        "GET / HTTP/1.1|Host: a:b",
+        "GET / HTTP/1.1|Host: a:80:80",
+        "GET / HTTP/1.1|Host: a:99999",
+        "GET / HTTP/1.1|Host: ::1",
+        "GET / HTTP/1.1|Host: [::1",
+        "GET / HTTP/1.1|Host: [::1]x",
+        "GET / HTTP/1.1|Host: [fe80::1%eth0]",
+        "GET / HTTP/1.1|Host: [localhost]",
+        "GET / HTTP/1.1|Host: \u00e4",
+        "GET / HTTP/1.0|Host: a b",
+        "GET http://b/ HTTP/1.1|Host: a",
+        "GET http://a@b/ HTTP/1.1|Host: b",
+        "GET http://b/ HTTP/1.0",
     ],
 )
 def test_ambiguous_requests_are_refused_and_nothing_behind_them_is_read(server: WireServer, head):
@@ -217,6 +235,24 @@ def test_ambiguous_requests_are_refused_and_nothing_behind_them_is_read(server: 
     server.app.ended.clear()
     assert statuses(server.ask(sent + b"0\r\n\r\n" + LAST)) == [400]
     assert "/last" not in server.app.ended
+
+
+@pytest.mark.parametrize(
+    ("target", "host"),
+    [
+        ("/", ""),
+        ("/", "localhost"),
+        ("/", "Localhost.:8000"),
+        ("/", "under_score.example-1.com:"),
+        ("/", "127.0.0.1:80"),
+        ("/", "[::1]"),
+        ("/", "[2001:DB8::1]:65535"),
+        ("http://a.b:80/", "A.b"),
+        ("http://[::1]:8000/", "[0:0::1]:8000"),
+    ],
+)
+def test_hosts_of_the_grammar_are_answered(server: WireServer, target, host):
+    assert statuses(server.ask(f"GET {target} HTTP/1.1\r\nHost: {host}\r\n{CLOSE}\r\n\r\n".encode())) == [200]
 
 
 def test_bare_line_feeds_end_no_line(server: WireServer):

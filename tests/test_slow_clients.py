@@ -27,8 +27,8 @@ from tests.wire_server import (
     rest_of,
     wire_server,
 )
-from weft.server.bodies import read_body
 from weft.server.http import State
+from weft.server.receiving import Receiving
 from weft.server.settings import Limits, ServerSettings
 
 # Every deadline but one is far away, so that a test that ends shows which one ended it.
@@ -113,7 +113,7 @@ def test_a_body_in_very_many_parts_takes_no_more_memory_than_in_few():
     request = Request({"type": "http", "headers": []}, receive)
     tracemalloc.start()
     try:
-        body = asyncio.run(read_body(request, Limits()))
+        body = asyncio.run(Receiving(Limits()).read_body(request))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -20,6 +20,7 @@ from tests.wire_server import get, json_of, rest_of, wire_server
 from weft.base.errors import OptionError
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
+from weft.fleet.remote import client_context
 from weft.server.listener import unix_listener
 from weft.server.tls import TlsFiles
 
@@ -120,6 +121,24 @@ def write_protected(key: Path, protected: Path, password: bytes) -> None:
     found = load_pem_private_key(key.read_bytes(), None)
     form = BestAvailableEncryption(password)
     protected.write_bytes(found.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, form))
+
+
+def test_only_suites_of_authenticated_encryption_are_spoken(authority, tmp_path):
+    context = write_certificate(authority, tmp_path).context()
+    for each in (context, client_context()):
+        assert [suite["name"] for suite in each.get_ciphers() if not suite["aead"]] == []
+    with wire_server(tls=context) as server:
+        for suite, spoken in {"ECDHE-ECDSA-AES128-GCM-SHA256": True, "ECDHE-ECDSA-AES256-SHA384": False}.items():
+            client = trusting(authority)
+            client.maximum_version = ssl.TLSVersion.TLSv1_2
+            client.set_ciphers(f"{suite}:{suite.replace('ECDSA', 'RSA')}")
+            with server.connect() as plain:
+                if spoken:
+                    with client.wrap_socket(plain, server_hostname="localhost") as wire:
+                        assert wire.cipher()[0].endswith("GCM-SHA256")
+                else:
+                    with pytest.raises(OSError):
+                        client.wrap_socket(plain, server_hostname="localhost")
 
 
 def test_what_is_no_tls_gets_no_answer_and_old_versions_are_not_spoken(authority, tmp_path):

@@ -19,12 +19,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from tests.held_steps import SECONDS
+from weft.base.errors import RequestError
 from weft.server.access_log import AccessLog
-from weft.server.bodies import read_body
+from weft.server.errors import response
 from weft.server.http import HttpConnection
 from weft.server.launch import Address, Server
 from weft.server.listener import bind, unix_listener
 from weft.server.metrics import Metrics
+from weft.server.receiving import Receiving
 from weft.server.settings import Limits, ServerSettings
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -40,7 +42,7 @@ class EchoApp:
     """
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.receiving = Receiving(limits)
         self.held = 0
         self.ended: list[str] = []
         self.go = asyncio.Event()
@@ -58,7 +60,10 @@ class EchoApp:
         request = Request(scope, receive)
         if scope["path"] == "/early":
             return PlainTextResponse("early", 401)
-        body = await read_body(request, self._limits)
+        try:
+            body = await self.receiving.read_body(request)
+        except RequestError as error:
+            return response(error)
         if scope["path"].startswith("/hold"):
             self.held += 1
             await self.go.wait()

@@ -10,24 +10,28 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import cast
 
-from weft.base.errors import EngineStopped, OptionError
-from weft.engine.protocol import Command, Event, Stopped
+from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.engine.protocol import Command, Event, Stopped, Submit
 from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, RouterSide
 from weft.fleet.sockets import notice_death
 from weft.server import messages as wire
 from weft.server.backend import ModelInfo
 from weft.server.codec import EventReader, Frames, ProtocolError, encode_command
 from weft.server.dispatcher import MAX_OPEN, Dispatcher
+from weft.server.tls import CIPHERS
 
 log = logging.getLogger("weft")
 
 CONNECT_SECONDS = 10.0
 FIRST_PAUSE_SECONDS = 0.25
 LONGEST_PAUSE_SECONDS = 15.0
-# A replica with more unread bytes is treated as gone.
-MAX_UNREAD_BYTES = 1 << 27
+# A replica with more unread bytes gets no further requests until it has read them.
+MAX_UNREAD_BYTES = 1 << 24
+# Bound of a replica's message, whose bytes are kept until it is complete. Scores and news travel in pieces far below.
+MAX_EVENT_BYTES = 1 << 24
 LOST = "the connection to the replica is lost"
 NOT_CONNECTED = "the replica is not connected"
+UNREAD = "the replica does not read its requests fast enough; try again later"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ def client_context() -> ssl.SSLContext:
     """Return a context that encrypts. The handshake of the fleet proves whose certificate it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -159,6 +164,9 @@ class RemoteBackend(Dispatcher):
     def _send(self, command: Command) -> None:
         if self._link is None:
             raise EngineStopped(NOT_CONNECTED)
+        if isinstance(command, Submit) and self._link.unread_bytes > MAX_UNREAD_BYTES:
+            # Another replica may have room.
+            raise RequestError(UNREAD, 429)
         self._link.write(encode_command(command))
 
     def heard(self, link: ReplicaLink, event: Event) -> None:
@@ -188,9 +196,11 @@ class ReplicaLink(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         assert self._transport is not None
         self._transport.write(data)
-        if self._transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
-            log.error("the replica does not read its requests: closing the connection")
-            self._transport.abort()
+
+    @property
+    def unread_bytes(self) -> int:
+        assert self._transport is not None
+        return self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -225,7 +235,7 @@ class ReplicaLink(asyncio.Protocol):
             self._proved = True
         else:
             self._handshake.check(body)
-            self._frames, self._reader = Frames(), EventReader()
+            self._frames, self._reader = Frames(MAX_EVENT_BYTES), EventReader()
 
     def _take(self, body: bytes) -> None:
         assert self._reader is not None

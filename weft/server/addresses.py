@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
@@ -11,6 +12,10 @@ from weft.base.errors import OptionError
 UNIX = "unix"
 # Proxy chains are short; the client may have written anything further to the left.
 MAX_HOPS = 16
+
+# An address as proxies write it: bare, or with a port. An IPv6 address has brackets then. No zone: `fe80::1%eth0` means
+# something on one machine only, and a zone may be any text, which must not reach a log line.
+_WRITTEN = re.compile(r"([0-9.]+)(?::[0-9]{1,5})?|\[([0-9a-fA-F:.]+)\](?::[0-9]{1,5})?|([0-9a-fA-F:.]+)")
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -42,7 +47,7 @@ class TrustedProxies:
         """Return whether the peer of a connection is a trusted proxy; None is the peer of a Unix socket."""
         if peer is None:
             return self._unix
-        address = parse(peer) if self._networks else None
+        address = parse(peer.partition("%")[0]) if self._networks else None
         return address is not None and any(address in network for network in self._networks)
 
     def client(self, peer: str | None, headers: Headers) -> str | None:
@@ -54,7 +59,7 @@ class TrustedProxies:
             return None
         forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
         for hop in reversed(forwarded.decode("latin-1").rsplit(",", MAX_HOPS)[-MAX_HOPS:]):
-            address = parse(hop.strip())
+            address = parse(hop)
             if address is None:
                 return None
             if not any(address in network for network in self._networks):
@@ -71,18 +76,16 @@ class TrustedProxies:
 
 
 def parse(text: str) -> IPv4Address | IPv6Address | None:
-    """Return an address; an IPv4 address mapped to IPv6 becomes IPv4.
+    """Return a plain address; an IPv4 address mapped to IPv6 becomes IPv4.
 
-    >>> parse("::ffff:10.0.0.1"), parse("[::1]:80"), parse("unknown")
-    (IPv4Address('10.0.0.1'), IPv6Address('::1'), None)
+    >>> parse("::ffff:10.0.0.1"), parse("[::1]:80"), parse("unknown"), parse("fe80::1%eth0")
+    (IPv4Address('10.0.0.1'), IPv6Address('::1'), None, None)
     """
-    text = text.strip()
-    if text.startswith("["):
-        text = text[1:].partition("]")[0]
-    elif text.count(":") == 1:
-        text = text.partition(":")[0]
+    written = _WRITTEN.fullmatch(text.strip(" \t"))
+    if written is None:
+        return None
     try:
-        address = ip_address(text)
+        address = ip_address(next(filter(None, written.groups())))
     except ValueError:
         return None
     return getattr(address, "ipv4_mapped", None) or address

@@ -1,16 +1,16 @@
-"""Reads and decodes bodies within bounds. A malformed, oversized or wrongly typed body gets a 4xx that says why."""
+"""Decodes bodies within bounds. A malformed, oversized or wrongly typed body gets a 4xx that says why."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from typing import Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from weft.base.errors import InvalidField, RequestError
+from weft.server.receiving import Receiving
 from weft.server.settings import Limits
 from weft.text.nesting import nesting
 
@@ -21,42 +21,12 @@ MAX_PLAIN_BYTES = 1 << 16
 MAX_QUOTED = 300
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
-    """Return a request's body; stop reading at the bound."""
-    stated = request.headers.get("content-length", "")
-    if stated.isdigit() and int(stated[:20]) > limits.body_bytes:
-        raise too_large(limits)
-    try:
-        async with asyncio.timeout(limits.body_seconds):
-            return await _received(request, limits)
-    except TimeoutError:
-        raise RequestError(f"the body took more than {limits.body_seconds:g} seconds", 408) from None
-
-
-def too_large(limits: Limits) -> RequestError:
-    return RequestError(f"the body exceeds {limits.body_bytes} bytes", 413)
-
-
-async def _received(request: Request, limits: Limits) -> bytes:
-    # One buffer, because a body may come in millions of parts.
-    body = bytearray()
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        body += message.get("body", b"")
-        if len(body) > limits.body_bytes:
-            raise too_large(limits)
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-async def read(request: Request, kind: type[T], limits: Limits) -> T:
+async def read(request: Request, kind: type[T], receiving: Receiving) -> T:
     """Return a body without prompts, decoded to a type."""
-    body = await read_body(request, limits)
+    body = await receiving.read_body(request)
     if len(body) > MAX_PLAIN_BYTES:
         raise RequestError(f"a body for this route may have {MAX_PLAIN_BYTES} bytes, got {len(body)}", 413)
-    return decode(body, kind, limits)
+    return decode(body, kind, receiving.limits)
 
 
 def decode(body: bytes, kind: type[T], limits: Limits) -> T:

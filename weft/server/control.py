@@ -128,7 +128,7 @@ async def flush_cache(front: Front, request: Request) -> Response:
 
 
 async def abort_request(front: Front, request: Request) -> Response:
-    body = await read(request, AbortRequest, front.limits)
+    body = await read(request, AbortRequest, front.receiving)
     if body.rid is None and not body.abort_all:
         raise InvalidField("rid", "or abort_all must be given")
     names = None if body.abort_all else [body.rid] if isinstance(body.rid, str) else body.rid

@@ -18,6 +18,7 @@ import msgspec
 
 from weft.base.errors import InvalidField
 from weft.server.bodies import parsed
+from weft.server.logs import is_plain
 
 log = logging.getLogger("weft.server")
 
@@ -285,11 +286,11 @@ def _is_neutral(raw: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
 def shown(name: str) -> str:
     """Return a name from a client as a short printable text.
 
-    >>> shown("tempratur"), shown("a\\nb"), len(shown("x" * 1000))
-    ('tempratur', "'a\\\\nb'", 67)
+    >>> shown("tempratur"), shown("a\\nb"), shown("a key=b"), len(shown("x" * 1000))
+    ('tempratur', "'a\\\\nb'", "'a key=b'", 67)
     """
     short = name if len(name) <= MAX_NAME else name[:MAX_NAME] + "..."
-    return short if short.isascii() and short.isprintable() else ascii(short)
+    return short if is_plain(short) else ascii(short)
 
 
 def hint(name: str, kind: type[msgspec.Struct]) -> str:

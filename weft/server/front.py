@@ -24,7 +24,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
 from weft.server.backend import Backend
-from weft.server.bodies import check_count, read_body
+from weft.server.bodies import check_count
 from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import json_response
 from weft.server.fields import UnknownFields
@@ -33,6 +33,7 @@ from weft.server.grammars import Form, with_source
 from weft.server.logs import LogFormat
 from weft.server.metrics import Metrics
 from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
+from weft.server.receiving import Receiving
 from weft.server.settings import ServerSettings
 from weft.server.sse import while_connected
 from weft.server.text_messages import setup_of
@@ -96,6 +97,7 @@ class Front:
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
         self._builder = PromptBuilder(tokenizer, template, self.limits, settings.strict_fields, self.facts)
+        self.receiving = Receiving(self.limits)
         self.pool = pool or pool_for(tokenizer, template, settings)
         self.generations: set[Generation] = set()
         self._unknown_fields = UnknownFields()
@@ -145,7 +147,7 @@ class Front:
 
     async def read_prompts(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
-        data = await read_body(request, self.limits)
+        data = await self.receiving.read_body(request)
         if is_quick(data, self.builder):
             body, prompts, unknown = reader.read(self.builder, data)
         else:

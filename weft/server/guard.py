@@ -10,7 +10,8 @@ from weft.base.errors import RequestError
 from weft.server.access_log import Record
 from weft.server.auth import Keys
 from weft.server.errors import response
-from weft.server.settings import ServerSettings, host_name
+from weft.server.hosts import host_of
+from weft.server.settings import ServerSettings
 
 # All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
 OPEN_ROUTES = (
@@ -65,9 +66,11 @@ class Guard:
         """Refuse requests that a foreign web page makes through the browser of a user who can reach the server."""
         found = dict(headers)
         host = found.get(b"host", b"").decode("latin-1")
-        trusted = self._settings.trusted_hosts
+        trusted, name = self._settings.trusted_hosts, host_of(host)
+        if name is None:
+            raise HTTPException(400, "the Host header must be a host name or address, with or without a port")
         # Browsers always send the header; health probes of load balancers may not.
-        if trusted and b"host" in found and not is_trusted(host_name(host), trusted):
+        if trusted and b"host" in found and not is_trusted(name, trusted):
             raise HTTPException(403, "the Host header must name an allowed host; add one with --allowed-host")
         origin = found.get(b"origin")
         if origin is not None and "*" not in self._settings.cors_origins:

@@ -12,6 +12,8 @@ from typing import Any
 
 import httptools
 
+from weft.server.hosts import host_of
+
 Header = tuple[bytes, bytes]
 
 VERSIONS = ("1.0", "1.1")
@@ -69,11 +71,12 @@ class HttpReader:
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events of more input; those before a fault are complete."""
-        self._events = []
         self._feed(data)
         if self.fault is None and self._loose_bytes > self._header_bytes:
             self.fault = 431, f"the request headers or trailers exceed {self._header_bytes} bytes"
-        return self._events
+        # The reader and its parser refer to each other, and must not keep a body until they are collected.
+        events, self._events = self._events, []
+        return events
 
     def _feed(self, data: bytes) -> None:
         while self._upgrades <= MAX_UPGRADES:
@@ -123,12 +126,12 @@ class HttpReader:
         if self._parser.should_upgrade() and method != b"CONNECT":
             return
         version = self._parser.get_http_version()
-        hosts = sum(name == b"host" for name, _ in self._headers)
+        hosts = [host_of(value.decode("latin-1")) for name, value in self._headers if name == b"host"]
         # Exactly one host, so that a proxy and this server cannot disagree on it; HTTP/1.0 may omit it.
-        if version not in VERSIONS or hosts > 1 or (not hosts and version == "1.1"):
+        if version not in VERSIONS or len(hosts) > 1 or None in hosts or (not hosts and version == "1.1"):
             raise ValueError(MALFORMED)
         url = httptools.parse_url(self._url)
-        if not url.path.isascii():
+        if not url.path.isascii() or not agree(url, hosts):
             raise ValueError(MALFORMED)
         keep_alive = version == "1.1" and self._parser.should_keep_alive()
         head = Head(method.decode("ascii"), url.path, url.query or b"", version, self._headers, keep_alive)
@@ -143,3 +146,11 @@ class HttpReader:
         if self._in_body:
             self._events.append(Mark.REQUEST_ENDED)
             self._in_body, self._loose_bytes = False, 0
+
+
+def agree(url: Any, hosts: list[str | None]) -> bool:
+    """Return whether a target names no host, or the one of the Host header. Proxies that forward requests name it."""
+    if url.schema is None:
+        return True
+    host = url.host.decode("latin-1")
+    return url.userinfo is None and hosts == [host_of(f"[{host}]" if ":" in host else host)]

@@ -2,7 +2,8 @@
 
 Python's warnings, uncaught exceptions and the lines of libraries such as uvicorn are logged in the same format.
 
-External text cannot forge a line: control characters are escaped, and the lines of a traceback are indented.
+External text cannot forge a line or a field of one: control characters are escaped, values that are not plain are
+quoted, and the lines of a traceback are indented.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from typing import Any, Literal
 LogFormat = Literal["text", "json"]
 # Control characters, line separators and surrogates, none of which may reach a terminal or file.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+# A value that stands in a line without quotes: printable ASCII, but no space, which would begin another field.
+_PLAIN = re.compile(r"[!#-&(-<>-~]+")
 
 
 def set_up_logging(level: int | str, format: str) -> None:
@@ -98,7 +102,17 @@ def _escape(code: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None else str(value)
+    """
+    >>> _shown(None), _shown("10.0.0.1"), _shown("x status=200")
+    ('-', '10.0.0.1', '"x status=200"')
+    """
+    text = "-" if value is None else str(value)
+    return text if is_plain(text) else json.dumps(text)
+
+
+def is_plain(text: str) -> bool:
+    """Return whether a text is one word that a line may show without quotes."""
+    return _PLAIN.fullmatch(text) is not None
 
 
 def _time(record: logging.LogRecord) -> str:

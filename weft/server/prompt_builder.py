@@ -21,6 +21,7 @@ from weft.server.schemas import PredictedContent, SamplingFields
 from weft.server.settings import Limits
 from weft.text import conversation
 from weft.text.bad_words import token_sequences
+from weft.text.last_tokens import start_of_last
 from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
 from weft.text.template import RESERVED, ChatTemplate, Message
 from weft.text.tokenizer import Tokenizer
@@ -103,11 +104,22 @@ class PromptBuilder:
         """Return prompts, given as texts or token ids, as token ids: all of them, or the last `keep` of each."""
         if not 0 < len(prompts) <= self.limits.prompts:
             raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
-        for prompt in prompts:
-            if isinstance(prompt, str) and keep is None:
-                self.check_size(len(prompt), field)
+        if keep is None:
+            for prompt in prompts:
+                if isinstance(prompt, str):
+                    self.check_size(len(prompt), field)
+        else:
+            prompts = [self._last_part(each, keep) if isinstance(each, str) else each for each in prompts]
         found = encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         return [Prompt(tokens).last(keep) for tokens in found]
+
+    def _last_part(self, text: str, keep: int) -> str:
+        """Return the end of a text that has its last tokens; the rest is not worth the time to tokenize it."""
+        return text[start_of_last(self.need_tokenizer(), text, self._useful(keep)) :]
+
+    def _useful(self, keep: int) -> int:
+        """Return how many of the tokens to keep are worth finding: with more than fit, the prompt is refused."""
+        return min(keep, self.facts.room + 1)
 
     def predict(self, prediction: PredictedContent | None) -> Tokens | None:
         """Return a predicted answer as token ids, up to the first one that the model does not have."""
@@ -168,6 +180,7 @@ class PromptBuilder:
             add_generation_prompt=opens,
             continue_final_message=continues,
             check=lambda text: check(len(text)),
+            keep=None if keep is None else self._useful(keep),
         )
         checked = checked_tokens(tokens, self.facts.vocab_size, field)
         return Prompt(checked, tuple(positions)).last(keep)

@@ -15,6 +15,7 @@ from weft.base.sampling import (
     MAX_STOPS,
 )
 from weft.server.addresses import TrustedProxies
+from weft.server.hosts import host_of
 from weft.server.keys import Key, RateLimits, resolve_keys
 from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
@@ -46,6 +47,8 @@ class Limits:
     handshake_seconds: float = 10.0  # for a TLS handshake
     header_seconds: float = 30.0  # for a request's headers to arrive
     body_seconds: float = 300.0  # for a request's body to arrive
+    body_rate: int = 1024  # least bytes per second of a body, on average over ten seconds
+    receiving_bytes: int = 256 << 20  # of all unfinished bodies, without their first 16 KiB; more get a 503
     linger_seconds: float = 10.0  # for the rest of a body that was answered before it was read
     linger_bytes: int = 16 << 20  # maximum of such a rest that is read
     idle_seconds: float = 75.0  # between two requests; proxies reuse connections for a minute
@@ -121,7 +124,8 @@ class ServerSettings:
         if self.admin_key is not None and not self.api_keys:
             raise OptionError("admin_key needs api_keys, or all other routes would be open; set api_keys too")
         for host in self.trusted_hosts:
-            if not host or host_name(host) != host or "*" in host.removeprefix("*."):
+            name = host.removeprefix("*.")
+            if not name or host_of(f"[{name}]" if ":" in name else name) != name:
                 raise OptionError(f"allowed_host must be a lower-case name without a port, got {host!r}")
         TrustedProxies(self.trusted_proxies)
 
@@ -129,16 +133,3 @@ class ServerSettings:
     def keys(self) -> tuple[Key, ...]:
         """All keys, each with its name, limits and rights."""
         return resolve_keys(self.api_keys, self.admin_key, self.key_rates)
-
-
-def host_name(host: str) -> str:
-    """Return the name in a Host header, without the port.
-
-    >>> host_name("Localhost:8000"), host_name("[::1]:80"), host_name("a.b."), host_name("::1")
-    ('localhost', '::1', 'a.b', '::1')
-    """
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    if host.count(":") == 1:
-        host = host.partition(":")[0]
-    return host.lower().removesuffix(".")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from weft.base.errors import OptionError
 
+# For TLS 1.2: forward secrecy and authenticated encryption. TLS 1.3 has no other suites.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
@@ -21,6 +24,7 @@ class TlsFiles:
         """Return a server context: TLS 1.2 or newer, HTTP/1.1."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
         context.set_alpn_protocols(["http/1.1"])
         self._load(context)
         return context

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.base.errors import InvalidField
-from weft.server.bodies import decode, read_body
+from weft.server.bodies import decode
 from weft.server.body_reader import is_quick
 from weft.server.front import Front
 from weft.server.openai_messages import ChatMessage, Tool
@@ -62,7 +62,7 @@ async def answered(
     front: Front, request: Request, name: str, answer: Callable[[PromptBuilder, bytes], bytes]
 ) -> Response:
     """Respond with the result for a body. It counts as an open request, and ends with its client."""
-    body = await read_body(request, front.limits)
+    body = await front.receiving.read_body(request)
     with front.counted(1):
         if is_quick(body, front.builder):
             found = answer(front.builder, body)

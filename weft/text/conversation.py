@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from weft.base.errors import InvalidField, RequestError
+from weft.text.last_tokens import start_of_last
 from weft.text.prompts import NO_TOKENIZER
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
@@ -24,11 +25,13 @@ def render(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     check: Callable[[str], None] = lambda text: None,
+    keep: int | None = None,
 ) -> tuple[list[int], list[int]]:
     """Return a conversation's tokens, and the ends of messages or parts with `cache_control`.
 
     `continue_final_message` ends the prompt within the last message, so that the answer continues it. `check` sees the
-    rendered text before it is tokenized, and may raise.
+    rendered text before it is tokenized, and may raise. With `keep`, only that many tokens at the end are needed, and
+    tokens and positions may begin later than the conversation.
     """
     if tokenizer is None:
         raise RequestError(NO_TOKENIZER)
@@ -39,11 +42,13 @@ def render(
     else:
         text = template.render(messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt)
     check(text)
-    tokens = tokenizer.encode(text, special=False)
+    start = 0 if keep is None else start_of_last(tokenizer, text, keep, special=False)
+    tokens = tokenizer.encode(text[start:], special=False)
     positions = []
     for beginning in declared(check_messages(messages)):
         begun = template.render(beginning, tools=tools, variables=variables, add_generation_prompt=False)
-        positions.append(shared(tokens, tokenizer.encode(begun, special=False)))
+        if text.startswith(begun[:start]):
+            positions.append(shared(tokens, tokenizer.encode(begun[start:], special=False)))
     return tokens, [position for position in positions if position]
 
 

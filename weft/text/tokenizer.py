@@ -77,7 +77,7 @@ class Tokenizer:
 
     def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         for text in texts:
-            _check_unicode(text)
+            check_unicode(text)
         try:
             return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
         except BaseException as error:
@@ -106,7 +106,8 @@ class Tokenizer:
         return self.vocabulary.bytes_of(token)
 
 
-def _check_unicode(text: str) -> None:
+def check_unicode(text: str) -> None:
+    """Refuse a text that no encoding can write."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
