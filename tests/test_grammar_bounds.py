@@ -18,6 +18,7 @@ from tests.test_grammar import SCHEMA, allowed
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits
+from weft.text import grammar_source as bounds
 from weft.text.grammar import Grammars
 
 
@@ -33,19 +34,26 @@ def deep(levels: int) -> str:
         (Grammar("json_schema", '{"type": "strin"}'), "json_schema cannot be used: Invalid type: strin"),
         (Grammar("json_schema", '{"uniqueItems": true}'), "json_schema cannot be used: .*uniqueItems"),
         (Grammar("json_schema", '{"$ref": "http://127.0.0.1/x"}'), "json_schema cannot be used"),
+        (Grammar("json_schema", '{"const": NaN}'), "json_schema is not valid JSON: NaN is not a JSON number"),
+        (Grammar("json_schema", '{"const": -Infinity}'), "json_schema is not valid JSON: -Infinity"),
+        (Grammar("json_schema", '{"const": 1e999}'), "json_schema cannot be used: number out of range"),
+        (Grammar("json_schema", '{"const": "\\ud800"}'), "json_schema cannot be used: unexpected end of hex escape"),
+        (Grammar("json_schema", f'{{"const": {10**400}}}'), "json_schema cannot be used: number out of range"),
+        (Grammar("json_schema", '{"const": ' + "9" * 5000 + "}"), "json_schema is not valid JSON: .*4300 digits"),
+        (Grammar("json_schema", '{"const": "\ud800"}'), "json_schema cannot be used"),
         (Grammar("json_schema", '{"$ref": "#"}'), "json_schema has no valid continuation"),
         (Grammar("json_schema", "false"), "json_schema cannot be used: Unsatisfiable"),
-        (Grammar("json_schema", deep(limits.MAX_SCHEMA_DEPTH + 1)), "json_schema is nested more than"),
+        (Grammar("json_schema", deep(bounds.MAX_SCHEMA_DEPTH + 1)), "json_schema is nested more than"),
         (Grammar("json_schema", '{"a":' * 50_000), "json_schema has 250000 characters"),
         (Grammar("json_schema", "[" * 60_000), "json_schema is nested more than"),
         (
-            Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(limits.MAX_PROPERTIES + 1)}})),
+            Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(bounds.MAX_PROPERTIES + 1)}})),
             "json_schema has an object with 513 members",
         ),
         (Grammar("json_schema", json.dumps({"enum": ["x" * 2049]})), "json_schema has a string of 2049 characters"),
         (Grammar("regex", "("), "regex cannot be used: .*unclosed group"),
         (Grammar("regex", "(?=a)b"), "regex cannot be used: .*look-around"),
-        (Grammar("regex", "a" * (limits.MAX_REGEX_CHARACTERS + 1)), "regex has 4097 characters"),
+        (Grammar("regex", "a" * (bounds.MAX_REGEX_CHARACTERS + 1)), "regex has 4097 characters"),
         (Grammar("regex", ""), "regex allows only an empty answer"),
         (Grammar("choice", "[]"), "choice must be a list of at least one string"),
         (Grammar("choice", '["a", 1]'), "choice must be a list"),
@@ -54,8 +62,11 @@ def deep(levels: int) -> str:
         (Grammar("choice", json.dumps(["a" * (64 << 10)])), "choice has .* characters"),
         (Grammar("choice", json.dumps(["a" * 2049])), "choice has a string of 2049 characters"),
         (Grammar("lark", 'start: "' + "a" * 2049 + '"'), "grammar has a string of"),
+        (Grammar("regex", "\ud800"), "regex cannot be used"),
+        (Grammar("choice", '["\\ud800"]'), "choice cannot be used"),
+        (Grammar("lark", 'start: "\ud800"'), "grammar cannot be used"),
         (Grammar("lark", "start: nowhere"), "grammar cannot be used"),
-        (Grammar("lark", "a" * (limits.MAX_LARK_CHARACTERS + 1)), "grammar has .* characters"),
+        (Grammar("lark", "a" * (bounds.MAX_LARK_CHARACTERS + 1)), "grammar has .* characters"),
     ],
 )
 def test_what_is_no_grammar_is_refused_by_name(grammar, message):
@@ -71,7 +82,7 @@ def test_what_is_no_grammar_is_refused_by_name(grammar, message):
         Grammar("regex", "(.*a.{20}|.*b.{20})"),
         Grammar("regex", "(?:" * 600 + "a" + ")" * 600),
         Grammar("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(512)}})),
-        Grammar("json_schema", json.dumps({"const": "x" * limits.MAX_TEXT_CHARACTERS})),
+        Grammar("json_schema", json.dumps({"const": "x" * bounds.MAX_TEXT_CHARACTERS})),
         Grammar("lark", "start: a\n" + "\n".join(f"a{'a' * i}: a{'a' * (i + 1)} a{'a' * (i + 1)}" for i in range(30))),
     ],
 )
@@ -107,7 +118,7 @@ def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that(monkeypa
 
 
 def test_as_many_optional_properties_as_are_accepted_can_be_answered():
-    names = [f"p{number}" for number in range(limits.MAX_PROPERTIES)]
+    names = [f"p{number}" for number in range(bounds.MAX_PROPERTIES)]
     schema = {"properties": {name: {"type": "integer"} for name in names}, "additionalProperties": False}
     guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("json_schema", json.dumps({"type": "object", **schema})))
     for byte in json.dumps(dict.fromkeys(names[::50], 1)).encode():
@@ -165,7 +176,7 @@ def test_compiling_leaves_the_interpreter_lock_to_others():
     grammars.warm()
     members = {f"q{j}": {"properties": {f"p{i}": {} for i in range(500)}} for j in range(8)}
     grammar = Grammar("json_schema", json.dumps({"properties": members}))
-    ready = Grammar("json_schema", source=limits.source_of(grammar))
+    ready = Grammar("json_schema", source=bounds.source_of(grammar))
     assert share_beside(lambda: grammars.compile(ready)) > 0.1
 
 
