@@ -117,7 +117,8 @@ def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyP
             return super()._look()
 
     monkeypatch.setattr(grammar_module, "thread_time", lambda: seconds[0])
-    guide = SlowLook(grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy(), 256, frozenset(), "regex")
+    matcher = grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy()
+    guide = SlowLook(matcher, 256, frozenset(), "regex", lambda: None)
     began = seconds[0]
     masks = guide.masks_along(list(b"abcdefghijklmno"))
     assert len(masks) == 2

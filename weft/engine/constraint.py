@@ -42,6 +42,9 @@ class Constraint(Protocol):
 
 
 class Constraints(Protocol):
-    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
-        """Return the start of an answer. Raises `RequestError` if the grammar is invalid."""
+    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int], salt: bytes) -> Constraint:
+        """Return the start of an answer. Raises `RequestError` if the grammar is invalid.
+
+        Nothing that was compiled for another salt is used, because that would take less time.
+        """
         ...

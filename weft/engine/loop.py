@@ -124,7 +124,7 @@ class Engine:
             return None
         if self._constraints is None:
             raise RequestError("grammar: constrained decoding needs a tokenizer, and this model has none")
-        return self._constraints(request.grammar, request.stop_tokens)
+        return self._constraints(request.grammar, request.stop_tokens, request.salt)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> int:
         """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""

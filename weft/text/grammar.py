@@ -6,11 +6,11 @@ that is too large or too ambiguous is an error of its request only.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
-from functools import lru_cache
-from threading import Lock
+from functools import lru_cache, partial
+from threading import Lock, local
 from time import thread_time
 from typing import NamedTuple
 
@@ -51,46 +51,59 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
         self._vocab_size = vocab_size
+        self._words = Words(tokenizer, vocab_size)
         self._trie: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        # By salt: how long compiling takes must not tell one tenant what another one uses.
+        self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
         self._lock = Lock()
         self._trie_lock = Lock()
 
-    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
+    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset(), salt: bytes = b"") -> Guide:
         """Return the start of an answer that follows the grammar. Raises `RequestError` if no answer can."""
-        guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
+        matcher = self.compile(grammar, salt).deep_copy()
+        guide = Guide(
+            matcher, self._vocab_size, stop_tokens, FIELDS[grammar.kind], partial(self._words.spell_for, salt)
+        )
         if guide.ended:
             raise InvalidField(FIELDS[grammar.kind], "allows only an empty answer")
         return guide
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
+    def compile(self, grammar: Grammar, salt: bytes = b"") -> LLMatcher:
         """Compile a grammar ahead of a call. Raises `RequestError` if it is invalid."""
-        found = self._compiled.get(grammar)
+        key = salt, grammar
+        found = self._compiled.get(key)
         if found is None:
             # Outside the lock: a request with a compiled grammar does not wait for another one's compilation.
             source = source_of(grammar) if grammar.source is None else grammar.source
             # The library releases the interpreter lock, so the engine's steps continue.
-            found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
+            trie = self._trie_of_words()
+            self._words.spell_for(salt)
+            found = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
             if found.is_error():
                 raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {first_words(found.get_error())}")
         with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
+            self._compiled[key] = found
+            self._compiled.move_to_end(key)
             if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+                self._forget_one()
         return found
+
+    def _forget_one(self) -> None:
+        """Forget the grammar that the salt with the most of them has not used for longest."""
+        held = Counter(salt for salt, _ in self._compiled)
+        most = max(held.values())
+        del self._compiled[next(key for key in self._compiled if held[key[0]] == most)]
 
     def warm(self) -> None:
         """Prepare everything that the first grammar would have to wait for."""
-        self._words()
+        self._trie_of_words()
 
-    def _words(self) -> LLTokenizer:
-        """Return the vocabulary as a trie."""
+    def _trie_of_words(self) -> LLTokenizer:
         with self._trie_lock:
             if self._trie is None:
-                self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
+                self._words.load()
+                self._trie = LLTokenizer(TokenizerWrapper(self._words))
             return self._trie
 
 
@@ -108,8 +121,17 @@ class Guide:
     Stop tokens are allowed only where the answer may end, whatever their text. `ended`: only stop tokens may follow.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: frozenset[int], field: str) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        stop_tokens: frozenset[int],
+        field: str,
+        enter: Callable[[], None],
+    ) -> None:
+        """`enter` is called before the library is, in the thread that calls it."""
         self._matcher = matcher
+        self._enter = enter
         self._vocab_size = vocab_size
         self._field = field
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
@@ -129,6 +151,7 @@ class Guide:
         if _has(self._stops, token):
             self.ended = True
             return
+        self._enter()
         if not self._matcher.consume_token(token):
             raise InvalidField(self._field, f"has failed on the answer: {first_words(self._matcher.get_error())}")
         if looks and tokens[0] == token:
@@ -161,6 +184,7 @@ class Guide:
         return [look.mask for look in looks[: len(tokens)]]
 
     def _look(self) -> NDArray[np.int32]:
+        self._enter()
         # The end is a token of its own, after the model's vocabulary.
         found = np.empty(self._vocab_size // 32 + 1, np.int32)
         self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
@@ -228,6 +252,7 @@ class Ahead:
             # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
             self._copy = copy(self._guide)
             self._copy._matcher = self._guide._matcher.deep_copy()
+            self._guide._enter()
             self._copy._matcher.consume_tokens(self._tokens)
             self._copy._ahead = ([], [])
         try:
@@ -250,20 +275,42 @@ def _has(mask: NDArray[np.int32], token: int) -> bool:
 # the vocabulary -------------------------------------------------------------------------------------------------------
 
 
-class _Words:
+class Words:
     """A tokenizer in llguidance's interface. The last token stands for the end and is unknown to the model."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.eos_token_id = vocab_size
+        self.bos_token_id = None
+        self._speaker = _Speaker()
+        # The library asks for the tokens of what is forced at each of its positions, in every answer.
+        self._known = lru_cache(MOST_SPELLED)(self._spell)
+
+    def load(self) -> None:
+        """Read the vocabulary, which takes a while if it is large."""
+        tokenizer, vocab_size = self._tokenizer, self._vocab_size
         known, special = min(tokenizer.size, vocab_size), tokenizer.vocabulary.special
         self.tokens = [tokenizer.bytes_of(token) for token in range(known)]
         self.tokens += [b""] * (vocab_size - known) + [b"<|weft end|>"]
         self.special_token_ids = [*sorted(token for token in special if token < vocab_size), vocab_size]
-        self.eos_token_id = vocab_size
-        self.bos_token_id = None
-        self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, special=False)
-        # The library asks for the tokens of what is forced at each of its positions, in every answer.
-        self._known = lru_cache(MOST_SPELLED)(self._encode)
+
+    def spell_for(self, salt: bytes) -> None:
+        """Let this thread use only the texts that answers of this salt have spelled.
+
+        A text that is known takes less time, which must not tell one tenant what another one's grammars force.
+        """
+        self._speaker.salt = salt
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else text.decode(errors="replace")
-        return (self._known if len(text) <= LONGEST_SPELLED else self._encode)(text)
+        return self._known(self._speaker.salt, text) if len(text) <= LONGEST_SPELLED else self._spell(b"", text)
+
+    def _spell(self, salt: bytes, text: str) -> list[int]:
+        return self._tokenizer.encode(text, special=False)
+
+
+class _Speaker(local):
+    """The salt of the answer for which a thread asks the library."""
+
+    salt = b""
