@@ -160,9 +160,9 @@ class SeatSampling:
         if self._adjusted[seats].any():
             waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late], np.int32)
             history = self.token_history(seats, sequences, starts, boarded, ahead)
-            biases = self._biases(seats, sequences, index, boarded, ahead)
+            biases = self.biases(seats, sequences, index, boarded, ahead)
             bans = self.bans_by_input(seats, sequences, starts, boarded)
-            masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
+            masks = self.masks(seats, sequences, ahead, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -225,7 +225,7 @@ class SeatSampling:
             generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
         return _join(rows), _join(tokens), _join(generated)
 
-    def _biases(
+    def biases(
         self,
         seats: NDArray[np.int64],
         sequences: list[Sequence],
@@ -233,6 +233,7 @@ class SeatSampling:
         boarded: NDArray[np.bool_],
         ahead: DraftsAhead,
     ) -> tuple[Ints, Ints, Floats]:
+        """Return what is added to logits: (row, token, value). `index` is the place of each sample in its answer."""
         rows: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
@@ -252,7 +253,7 @@ class SeatSampling:
             values.extend(entries.values())
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
-    def _masks(
+    def masks(
         self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead, late: frozenset[int]
     ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""
