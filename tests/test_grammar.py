@@ -325,6 +325,11 @@ def test_a_model_without_a_tokenizer_takes_no_grammar(tmp_path):
 class Riddle:
     """Allows two tokens, which ones depends on the whole answer so far. Ends or breaks at a length."""
 
+    slow, seconds = False, 0.0
+
+    def foresees(self, token: int) -> bool:
+        return False
+
     def __init__(self, ends: int, breaks: int) -> None:
         self.taken: list[int] = []
         self.ends, self.breaks = ends, breaks

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import thread_time
@@ -19,7 +18,7 @@ from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits
 from weft.text import grammar_source as bounds
-from weft.text.grammar import Grammars
+from weft.text.grammar import Grammars, Guide
 
 
 def deep(levels: int) -> str:
@@ -97,24 +96,93 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
     assert thread_time() - began < 5
 
 
-def test_an_answer_whose_masks_take_too_long_ends_with_an_error(monkeypatch):
-    """`a: a a` has ever more ways to read what was written. Every look takes longer than the budget of a token here."""
-    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("lark", 'start: a\na: a a | "x"'))
-    seconds = itertools.count(0, 1.5 * limits.TOKEN_SECONDS)
-    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
-    # Half of a token's budget is taken from the answer's with each token.
-    for _ in range(round(limits.ANSWER_SECONDS / (0.5 * limits.TOKEN_SECONDS)) - 2):
-        guide.take(ord("x"))
-    with pytest.raises(RequestError, match="grammar is too ambiguous"):
-        deque(map(guide.take, b"xxxx"))
+class ScriptedClock:
+    """A clock that stands still while nothing is looked for. Each look ends `look_seconds` after it began."""
+
+    def __init__(self, look_seconds: float = 0.0) -> None:
+        self.look_seconds = look_seconds
+        self._readings = itertools.count()
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        # A look reads the clock when it begins and when it ends.
+        self._now += self.look_seconds * (next(self._readings) % 2)
+        return self._now
 
 
-def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that(monkeypatch):
-    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("regex", "x*"))
-    seconds = itertools.count(0, limits.TOKEN_SECONDS / 2)
-    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
-    for _ in range(2000):
+AMBIGUOUS = Grammar("lark", 'start: a\na: a a | "x"')
+TOO_AMBIGUOUS = "grammar is too ambiguous"
+
+
+def tokens_until_refused(guides: list[Guide], most: int = 10_000) -> int:
+    """Let answers take turns; return how many tokens they have in all when the first is refused."""
+    for count in range(most):
+        try:
+            guides[count % len(guides)].take(ord("x"))
+        except RequestError:
+            return count + 1
+    return most
+
+
+@pytest.mark.parametrize("answers", [1, 2, 31])
+def test_answers_whose_masks_take_too_long_end_with_an_error_however_many_share_the_request(answers):
+    """`a: a a` has ever more ways to read what was written. Every look takes twice the time of a token here."""
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(2 * limits.TOKEN_SECONDS))
+    guides = [grammars(AMBIGUOUS, frozenset(), b"tenant") for _ in range(answers)]
+    assert tokens_until_refused(guides) == round(limits.GRAMMAR_SECONDS / limits.TOKEN_SECONDS) + 1
+
+
+def test_all_grammars_of_a_tenant_share_its_time_whatever_their_cache_salts():
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(2 * limits.TOKEN_SECONDS))
+    tenant = bytes(range(32))
+    guides = [grammars(Grammar("lark", f'start: a\na: a a | "x" | "{n}"'), salt=tenant + bytes([n])) for n in range(40)]
+    assert tokens_until_refused(guides) == round(limits.TENANT_SECONDS / limits.TOKEN_SECONDS) + 1
+
+
+def test_an_answer_of_another_tenant_has_time_of_its_own_and_so_has_one_after_all_others():
+    clock = ScriptedClock(2 * limits.TOKEN_SECONDS)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    first, other = grammars(AMBIGUOUS, salt=b"a" * 32), grammars(AMBIGUOUS, salt=b"b" * 32)
+    used = tokens_until_refused([first])
+    assert tokens_until_refused([other]) == used
+    del first
+    assert tokens_until_refused([grammars(AMBIGUOUS, salt=b"a" * 32)]) == used, "what ended long ago still counts"
+
+
+def test_an_answer_whose_masks_are_cheap_goes_on_after_others_spent_all_the_time():
+    clock = ScriptedClock(2 * limits.TOKEN_SECONDS)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    guides = [grammars(AMBIGUOUS) for _ in range(3)]
+    tokens_until_refused(guides[:1])
+    clock.look_seconds = limits.TOKEN_SECONDS
+    for _ in range(100):
+        guides[1].take(ord("x"))
+    clock.look_seconds = 2 * limits.TOKEN_SECONDS
+    with pytest.raises(RequestError, match=TOO_AMBIGUOUS):
+        guides[2].take(ord("x"))
+
+
+def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that():
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(limits.TOKEN_SECONDS))
+    assert tokens_until_refused([grammars(Grammar("regex", "x*"))], 2000) == 2000
+
+
+def test_a_grammar_is_slow_while_its_masks_take_long_on_average():
+    clock = ScriptedClock(limits.SLOW_SECONDS / 2)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    guide, sibling, stranger = grammars(AMBIGUOUS), grammars(AMBIGUOUS), grammars(Grammar("regex", "x*"))
+    for _ in range(20):
         guide.take(ord("x"))
+    assert not guide.slow
+    clock.look_seconds = 20 * limits.SLOW_SECONDS
+    guide.take(ord("x"))
+    assert guide.slow
+    assert sibling.slow
+    assert not stranger.slow
+    clock.look_seconds = 0.0
+    for _ in range(20):
+        guide.take(ord("x"))
+    assert not guide.slow
 
 
 def test_as_many_optional_properties_as_are_accepted_can_be_answered():

@@ -16,7 +16,6 @@ from tests import (
     test_draft_model,
     test_draft_sizes,
     test_drafts,
-    test_drafts_at_stops,
     test_drafts_of_grammars,
     test_drafts_of_models,
     test_following,
@@ -25,14 +24,13 @@ from tests import (
     test_hidden_states,
     test_leaving_heads,
     test_mtp,
-    test_sampling_after_drafts,
     test_suffixes,
     test_turning_down,
 )
 from weft.engine import draft_head, draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
+from weft.engine.seat_sampling import SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
@@ -215,84 +213,6 @@ def random_numbers_do_not_move_with_their_row(patch: Patch) -> None:
 def what_a_row_computed_beyond_a_stop_token_counts(patch: Patch) -> None:
     original = loop.moved_step
     patch.setattr(loop, "moved_step", lambda step, ledger: replace(original(step, ledger), void=frozenset()))
-
-
-class Unseen(DraftsAhead):
-    """Drafts that are counted, and whose tokens are not seen."""
-
-    def __init__(self, ahead: DraftsAhead) -> None:
-        super().__init__(ahead.before, ahead.before, {})
-
-    def __bool__(self) -> bool:
-        return len(self.before) > 0
-
-
-@plant(random_workloads)
-def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
-    original = SeatSampling.gather
-
-    def blind(self, seats, sequences, starts, boarded, ahead, *late):
-        return original(self, seats, sequences, starts, boarded, Unseen(ahead), *late)
-
-    patch.setattr(SeatSampling, "gather", blind)
-
-
-@plant(test_drafts_of_models.check_every_parameter)
-def min_tokens_do_not_count_the_drafts_before_a_sample(patch: Patch) -> None:
-    original = SeatSampling.biases
-
-    def uncounted(self, seats, sequences, index, boarded, ahead):
-        return original(self, seats, sequences, index - ahead.before if ahead else index, boarded, ahead)
-
-    patch.setattr(SeatSampling, "biases", uncounted)
-
-
-@plant(test_drafts_of_models.check_every_parameter)
-def penalties_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
-    original = SeatSampling.token_history
-
-    def blind(self, seats, sequences, starts, boarded, ahead):
-        return original(self, seats, sequences, starts, boarded, Unseen(ahead))
-
-    patch.setattr(SeatSampling, "token_history", blind)
-
-
-@plant(test_sampling_after_drafts.check_every_field)
-def tokens_are_biased_only_before_drafts(patch: Patch) -> None:
-    original = SeatSampling.biases
-
-    def first(self, seats, sequences, index, boarded, ahead):
-        rows, tokens, values = original(self, seats, sequences, index, boarded, ahead)
-        kept = ahead.before[rows] == 0 if ahead else slice(None)
-        return rows[kept], tokens[kept], values[kept]
-
-    patch.setattr(SeatSampling, "biases", first)
-
-
-@plant(test_sampling_after_drafts.check_every_field)
-def tokens_are_allowed_only_before_drafts(patch: Patch) -> None:
-    original = SeatSampling.masks
-
-    def first(self, seats, sequences, ahead, late):
-        rows, masks = original(self, seats, sequences, ahead, late)
-        kept = ahead.before[rows] == 0 if ahead else slice(None)
-        return rows[kept], masks[kept]
-
-    patch.setattr(SeatSampling, "masks", first)
-
-
-@plant(test_drafts_at_stops.check_counts)
-def drafts_are_accepted_past_a_stop_token(patch: Patch) -> None:
-    def eager(self, step, landing):
-        for sequence in step.sequences:
-            sequence.stop_tokens = frozenset()
-        found = original(self, step, landing)
-        for sequence in step.sequences:
-            sequence.stop_tokens = sequence.request.stop_tokens
-        return found
-
-    original = loop.Engine.verify
-    patch.setattr(loop.Engine, "verify", eager)
 
 
 @plant(test_drafts_of_models.check_every_parameter)

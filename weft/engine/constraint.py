@@ -37,6 +37,20 @@ class Constraint(Protocol):
         """Whether the answer is complete and nothing may follow."""
         ...
 
+    @property
+    def slow(self) -> bool:
+        """Whether masks of this grammar take so long that the engine's thread should not look for them."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that everything since the start of the answer took, looks ahead included."""
+        ...
+
+    def foresees(self, token: int) -> bool:
+        """Return whether a look ahead has already found what may follow this token."""
+        ...
+
     def take(self, token: int) -> None:
         """Advance by a token that the mask allowed. Raises `RequestError` if the grammar then has no continuation."""
 

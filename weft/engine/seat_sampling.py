@@ -101,6 +101,9 @@ class SeatSampling:
         self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
+        # Seats whose masks take long, and seats whose mask is not found yet: no step has them.
+        self.slow = np.zeros(seats, np.bool_)
+        self.waiting = np.zeros(seats, np.bool_)
         # Seats whose samples depend on tokens before them, or on their number, in ways that only the host computes.
         self.looks_back = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
@@ -124,6 +127,7 @@ class SeatSampling:
         if params.allowed_token_ids is not None:
             self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
+        self.note_mask(sequence)
         self.looks_back[seat] = bool(
             not neutral or params.bad_words or params.min_tokens > 0 or sequence.constraint is not None
         )
@@ -187,6 +191,11 @@ class SeatSampling:
             ban_input=bans[:, 2].copy(),
             early_uniform=self.early_numbers(seats, index, behind if draws else 0),
         )
+
+    def note_mask(self, sequence: Sequence) -> None:
+        """Note of the sequence on a seat whether its mask is found, and how long it takes."""
+        self.waiting[sequence.seat] = sequence.awaits_mask
+        self.slow[sequence.seat] = sequence.constraint is not None and sequence.constraint.slow
 
     def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], behind: int) -> Floats:
         """Return the random numbers of samples that turn out to be 1, 2, ... earlier."""

@@ -13,6 +13,7 @@ from functools import lru_cache, partial
 from threading import Lock, local
 from time import thread_time
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
+from weft.base.tenants import KEY_SALT_BYTES
 from weft.text.grammar_source import FIELDS, MAX_PROPERTIES, first_words, source_of
 from weft.text.tokenizer import Tokenizer
 
@@ -28,10 +30,13 @@ MAX_COMPILED, MOST_SPELLED, LONGEST_SPELLED = 32, 4096, 64
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
 # longer, and all other answers wait for them.
 LOOK_AHEAD_SECONDS = 0.01
-# Processor time for the masks of an answer: at first, and more with each token. Those of `a: a a | "x"` take time that
-# grows with the square of the answer's length, and all other answers wait for them. Schemas take 0.1 ms on average.
-ANSWER_SECONDS = 1.0
+# Processor time for the masks of all answers of a grammar, and of all of a tenant: what may be spent at first and kept
+# for later, and what each token adds. Masks of `a: a a | "x"` take time that grows with the square of the answer's
+# length. Schemas take 0.1 ms on average.
+GRAMMAR_SECONDS, TENANT_SECONDS = 2.0, 8.0
 TOKEN_SECONDS = 0.005
+# Masks that take longer on average are not found between two steps; the weight of a new mask in the average.
+SLOW_SECONDS, NEW_WEIGHT = 0.002, 0.25
 
 # A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
@@ -44,27 +49,61 @@ _LIMITS = LLParserLimits(
 )
 
 
+Clock = Callable[[], float]
+
+
+class Budget:
+    """Processor time for the masks of several answers, which any thread may spend.
+
+    It is kept while one of them runs, and full again when all have ended.
+    """
+
+    def __init__(self, most_seconds: float) -> None:
+        self._most = self._left = most_seconds
+        self._average = 0.0
+        self._lock = Lock()
+
+    @property
+    def slow(self) -> bool:
+        """Whether the last masks took long, whichever answer they were for."""
+        return self._average > SLOW_SECONDS
+
+    def spend(self, seconds: float) -> bool:
+        """Pay for a mask; return whether its answer may go on. One that spends less than a token adds always may."""
+        with self._lock:
+            self._left = min(self._most, self._left + TOKEN_SECONDS - seconds)
+            self._average += NEW_WEIGHT * (seconds - self._average)
+            return self._left >= 0 or seconds <= TOKEN_SECONDS
+
+
 class Grammars:
     """Compiles grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed.
+    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed. `clock` measures the processor time of
+    the thread that reads it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, clock: Clock | None = None) -> None:
         self._vocab_size = vocab_size
         self._words = Words(tokenizer, vocab_size)
+        self._clock = clock or thread_time
         self._trie: LLTokenizer | None = None
         # By salt: how long compiling takes must not tell one tenant what another one uses.
         self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
+        # By tenant and grammar, and by tenant: a `cache_salt` is the client's own choice, and gives it no more time.
+        self._budgets: WeakValueDictionary[tuple[bytes, Grammar | None], Budget] = WeakValueDictionary()
         self._lock = Lock()
         self._trie_lock = Lock()
 
     def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset(), salt: bytes = b"") -> Guide:
         """Return the start of an answer that follows the grammar. Raises `RequestError` if no answer can."""
         matcher = self.compile(grammar, salt).deep_copy()
-        guide = Guide(
-            matcher, self._vocab_size, stop_tokens, FIELDS[grammar.kind], partial(self._words.spell_for, salt)
-        )
+        tenant, field = salt[:KEY_SALT_BYTES], FIELDS[grammar.kind]
+        with self._lock:
+            own = self._budgets.setdefault((tenant, grammar), Budget(GRAMMAR_SECONDS))
+            all_of_tenant = self._budgets.setdefault((tenant, None), Budget(TENANT_SECONDS))
+        enter = partial(self._words.spell_for, salt)
+        guide = Guide(matcher, self._vocab_size, stop_tokens, field, enter, (own, all_of_tenant), self._clock)
         if guide.ended:
             raise InvalidField(FIELDS[grammar.kind], "allows only an empty answer")
         return guide
@@ -119,6 +158,8 @@ class Guide:
     """One answer that follows a grammar: `mask` has one bit per token, set if it may come next.
 
     Stop tokens are allowed only where the answer may end, whatever their text. `ended`: only stop tokens may follow.
+    `enter` is called before the library is, in the thread that calls it. All `budgets` pay for the answer's masks; the
+    first is that of its grammar.
     """
 
     def __init__(
@@ -128,41 +169,67 @@ class Guide:
         stop_tokens: frozenset[int],
         field: str,
         enter: Callable[[], None],
+        budgets: tuple[Budget, ...],
+        clock: Clock,
     ) -> None:
-        """`enter` is called before the library is, in the thread that calls it."""
         self._matcher = matcher
-        self._enter = enter
         self._vocab_size = vocab_size
         self._field = field
+        self._enter = enter
+        self._budgets = budgets
+        self._clock = clock
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
         self._not_stops = ~self._stops
         self.ended = False
         # The last look ahead: tokens, and what may come after each of them.
         self._ahead: tuple[list[int], list[_Look]] = ([], [])
         self._look_seconds = 0.0
-        self._seconds_left = ANSWER_SECONDS
+        self.seconds = 0.0
         self.mask = self._look()
+
+    @property
+    def slow(self) -> bool:
+        return self._budgets[0].slow
+
+    def foresees(self, token: int) -> bool:
+        """Return whether a look ahead has already found what may follow this token."""
+        return bool(self._ahead[0]) and self._ahead[0][0] == token
 
     def take(self, token: int) -> None:
         """Advance by a token. Raises `RequestError` at a dead end."""
-        began = thread_time()
         tokens, looks = self._ahead
+        foreseen = self.foresees(token)
         self._ahead = ([], [])
         if _has(self._stops, token):
             self.ended = True
-            return
+        elif foreseen:
+            # A draft that was accepted: what may come next was found when it was proposed.
+            self._consume(token)
+            self._ahead = tokens[1:], looks[1:]
+            self.mask, self.ended, self._look_seconds = looks[0]
+            self._pay()
+        else:
+            self.advance(token)
+            self._pay()
+
+    def advance(self, token: int) -> None:
+        """Advance by a token that does not end the answer, and find what may follow it; no budget pays for it."""
+        began = self._clock()
+        try:
+            self._consume(token)
+            self.mask = self._look()
+        finally:
+            self._look_seconds = self._clock() - began
+            self.seconds += self._look_seconds
+
+    def _consume(self, token: int) -> None:
         self._enter()
         if not self._matcher.consume_token(token):
             raise InvalidField(self._field, f"has failed on the answer: {first_words(self._matcher.get_error())}")
-        if looks and tokens[0] == token:
-            # A draft that was accepted: what may come next was found when it was proposed.
-            self._ahead = tokens[1:], looks[1:]
-            self.mask, self.ended, self._look_seconds = looks[0]
-        else:
-            self.mask = self._look()
-            self._look_seconds = thread_time() - began
-        self._seconds_left += TOKEN_SECONDS - self._look_seconds
-        if self._seconds_left < 0 and not self.ended:
+
+    def _pay(self) -> None:
+        paid = [budget.spend(self._look_seconds) for budget in self._budgets]
+        if not all(paid) and not self.ended:
             raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
 
     def look_ahead(self) -> Ahead:
@@ -211,7 +278,7 @@ class Ahead:
         # What the last look ahead found. The copy of the guide is made where more is needed.
         self._known = guide._ahead
         self._copy: Guide | None = None
-        self._end = thread_time() + LOOK_AHEAD_SECONDS
+        self._end = guide._clock() + LOOK_AHEAD_SECONDS
         self._tokens: list[int] = []
         self._looks: list[_Look] = []
         self._at = _Look(guide.mask, guide.ended, guide._look_seconds)
@@ -246,19 +313,22 @@ class Ahead:
         if self._copy is None and place < len(tokens) and tokens[place] == token:
             return looks[place]
         # The next mask takes about as long as the last one did.
-        if thread_time() + self._at.seconds > self._end:
+        if self._guide._clock() + self._at.seconds > self._end:
             return None
         if self._copy is None:
-            # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
+            # A copy: its errors are not the answer's.
             self._copy = copy(self._guide)
             self._copy._matcher = self._guide._matcher.deep_copy()
             self._guide._enter()
             self._copy._matcher.consume_tokens(self._tokens)
             self._copy._ahead = ([], [])
+        before = self._copy.seconds
         try:
-            self._copy.take(token)
+            self._copy.advance(token)
         except InvalidField:
             return None
+        finally:
+            self._guide.seconds += self._copy.seconds - before
         return _Look(self._copy.mask, self._copy.ended, self._copy._look_seconds)
 
 
