@@ -161,13 +161,17 @@ def wish(random: Random, number: int, exact: bool, long: bool) -> Wish:
     chosen = some(0.2, ("repetition_penalty", random.choice([0.8, 1.3])))
     chosen |= some(0.2, ("frequency_penalty", random.choice([-0.5, 1.5]))) | some(0.2, ("presence_penalty", 1.0))
     chosen |= some(0.2, ("logit_bias", {token: random.choice([-100.0, 3.0]) for token in several(4)}))
-    chosen |= some(0.3, ("stop_token_ids", several(12))) | some(0.2, ("min_tokens", min(count, 9)))
+    chosen |= some(0.3, ("stop_token_ids", several(12))) | some(0.3, ("min_tokens", min(count, random.choice([3, 9]))))
     chosen |= some(0.2, ("draft", random.choice([0, 2]))) | some(0.2, ("prompt_logprobs", random.choice([0, 2])))
     if not greedy:
         chosen |= some(0.3, ("top_k", 20)) | some(0.3, ("top_p", 0.9)) | some(0.2, ("min_p", 0.02))
     if grammar is None:
         chosen |= some(0.2, ("bad_words", tuple(several(random.choice([1, 2])) for _ in range(30))))
         chosen |= some(0.1, ("allowed_token_ids", several(60)))
+        if "min_tokens" in chosen:
+            # Half of the tokens that may come are stop tokens: the answer ends as soon as it may, or shortly after.
+            likely = several(24)
+            chosen |= {"allowed_token_ids": likely, "stop_token_ids": likely[:12]}
     params = SamplingParams(
         max_tokens=count, temperature=0.0 if greedy else 1.0, seed=number, logprobs=2, logits_digest=exact, **chosen
     )

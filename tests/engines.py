@@ -90,6 +90,10 @@ class Ask:
     snapshots: tuple[int, ...] = ()
     salt: bytes = b""
 
+    def request(self) -> Request:
+        prompt, stops = np.array(self.prompt, np.int32), frozenset(self.params.stop_token_ids)
+        return Request(prompt, self.params, stops, self.salt, snapshots=self.snapshots)
+
 
 def greedy(count: int, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=count, temperature=0.0, logprobs=0, **more)
@@ -115,8 +119,7 @@ def serve(engine: Engine, asks: list[Ask], max_steps: int = 4000) -> list[Answer
     for step in range(max_steps):
         for index, ask in enumerate(asks):
             if ask.step == step:
-                request = Request(np.array(ask.prompt, np.int32), ask.params, snapshots=ask.snapshots, salt=ask.salt)
-                numbers[engine.add(request)] = index
+                numbers[engine.add(ask.request())] = index
         for number, index in numbers.items():
             after = asks[index].abort_after
             if after is not None and step == asks[index].step + after:

@@ -17,7 +17,9 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
+from weft.engine.masks import Masks
 from weft.engine.request import Request
+from weft.engine.sequence import Sequence
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
 from weft.text import grammar as grammar_module
@@ -47,12 +49,14 @@ def grammars() -> Grammars:
     return Grammars(tiny_model.tokenizer(), model_of(FAMILY).vocab_size)
 
 
-def answer(engine: Engine, grammar: Grammar, seed: int | None) -> tuple[list[int], FinishReason | None]:
+def answer(
+    engine: Engine, grammar: Grammar, seed: int | None, made: Grammars | None = None
+) -> tuple[list[int], FinishReason | None]:
     params = SamplingParams(max_tokens=90, temperature=0.0 if seed is None else 1.0, seed=seed)
     # A prompt with the words of the answers, so that there are suffixes too.
     prompt = [*tokens(8, 1), *tiny_model.tokenizer().encode('abcabcabcabd "quantity": 12, "available": true')]
     request = Request(np.array(prompt, np.int32) % 256, params, grammar=grammar)
-    engine.add(request, grammars()(grammar, request.stop_tokens))
+    engine.add(request, (made or grammars())(grammar, request.stop_tokens))
     found: list[int] = []
     finish = None
     while not engine.idle:
@@ -79,6 +83,39 @@ def test_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps(grammar: Gr
     habits = sum(count for (drafter, _), count in drafting.counts.accepted.items() if drafter == "habit")
     assert habits > 0 or grammar.kind == "choice", "choices are made once in an answer"
     assert drafted.planner.number < plain.planner.number
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: grammar.kind)
+def test_slow_masks_change_no_answer_with_drafts_or_without(grammar: Grammar, depth: int) -> None:
+    """Masks take from nothing to longer than all of a step, at random, so that some are found beside the steps."""
+    random, now = Random(f"{grammar.kind} {depth}"), [0.0]
+
+    def clock() -> float:
+        now[0] += random.choice([0.0] * 20 + [0.001, 0.01, 0.1])
+        return now[0]
+
+    made = Grammars(tiny_model.tokenizer(), model_of(FAMILY).vocab_size, clock)
+    drafting = Drafting(7, costs=FreeDrafts())
+    plain, drafted = make_engine(FAMILY, depth=depth), make_engine(FAMILY, drafting=drafting, depth=depth)
+    late = [0]
+    take = Masks.take
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_module, "GRAMMAR_SECONDS", 1e6)
+        patch.setattr(grammar_module, "TENANT_SECONDS", 1e6)
+
+        def counted(self: Masks, sequence: Sequence, token: int) -> bool:
+            found = take(self, sequence, token)
+            late[0] += not found
+            return found
+
+        patch.setattr(Masks, "take", counted)
+        for seed in (None, 1, 1, 2):
+            wanted = answer(make_engine(FAMILY), grammar, seed)
+            assert answer(plain, grammar, seed, made) == wanted
+            assert answer(drafted, grammar, seed, made) == wanted
+    assert late[0] > 0
+    assert drafting.counts.accepted.total() > 0
 
 
 def test_what_is_forced_is_what_the_library_forces() -> None:
@@ -108,7 +145,7 @@ def test_looking_ahead_leaves_a_grammar_where_it_is() -> None:
     assert forced(guide) == list(b"d")
 
 
-def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_ahead_stops_where_masks_become_slow() -> None:
     seconds = [0.0]
 
     class SlowLook(Guide):
@@ -116,8 +153,9 @@ def test_looking_ahead_stops_where_masks_become_slow(monkeypatch: pytest.MonkeyP
             seconds[0] += 0.004
             return super()._look()
 
-    monkeypatch.setattr(grammar_module, "thread_time", lambda: seconds[0])
-    guide = SlowLook(grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy(), 256, frozenset(), "regex")
+    matcher = grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy()
+    budgets = (grammar_module.Budget(1.0),)
+    guide = SlowLook(matcher, 256, frozenset(), "regex", lambda: None, budgets, lambda: seconds[0])
     began = seconds[0]
     masks = guide.masks_along(list(b"abcdefghijklmno"))
     assert len(masks) == 2
@@ -170,9 +208,9 @@ def allowed(mask: np.ndarray) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
-def test_a_grammar_whose_own_masks_are_slow_is_not_looked_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_whose_own_masks_are_slow_is_not_looked_ahead_of() -> None:
     clock = iter(range(1000))
-    guide = grammars()(Grammar("regex", "[a-z]{40}"), frozenset())
-    monkeypatch.setattr(grammar_module, "thread_time", lambda: float(next(clock)))
+    made = Grammars(tiny_model.tokenizer(), 256, lambda: float(next(clock)))
+    guide = made(Grammar("regex", "[a-z]{40}"), frozenset())
     guide.take(ord("a"))
     assert guide.masks_along(list(b"bcd")) == []

@@ -15,6 +15,8 @@ from tests.http_server import serving
 from weft import LLM, SamplingParams
 from weft.cli.exact_test import ExactTest, exact_complaints
 from weft.cli.main import main
+from weft.engine.request import Request
+from weft.engine.sequence import Sequence
 from weft.kernels.plain.sampling import digest
 from weft.memory.keys import chain, root_key
 from weft.memory.spec import MemorySpec
@@ -85,6 +87,27 @@ def test_exact_engines_of_different_forms_share_no_key() -> None:
     tokens = np.arange(8, dtype=np.int32)
     roots = [root_key(b"salt", 4, form) for form in (None, "", "2 threads", "4 threads")]
     assert len({key for root in roots for key in chain(root, tokens, 4)}) == 8
+
+
+def named(prompt: int, total: int, form: str | None) -> list[bytes]:
+    """Return the keys of a sequence of this many tokens, of which the first ones are its prompt."""
+    tokens = np.arange(total, dtype=np.int32)
+    sequence = Sequence(0, Request(tokens[:prompt], SamplingParams(max_tokens=total)), total, 0, 4, form=form)
+    sequence.generated = tokens[prompt:].tolist()
+    sequence.name_cells(total // 4)
+    return sequence.keys
+
+
+def test_a_cell_that_an_answer_ends_has_another_key_than_one_of_a_prompt() -> None:
+    """Also if it begins with a part of the prompt: its last tokens were computed one at a time."""
+    whole = named(12, 12, "exact")
+    for prompt in range(1, 12):
+        found, full = named(prompt, 12, "exact"), prompt // 4
+        assert found[:full] == whole[:full]
+        assert not set(found[full:]) & set(whole), f"a prompt of {prompt} tokens"
+    # Where decoding began changes the bits of a cell, too.
+    assert len({named(prompt, 12, "exact")[1] for prompt in range(4, 9)}) == 5
+    assert named(5, 12, None) == named(12, 12, None), "without exact mode, all that counts is the text"
 
 
 # digests --------------------------------------------------------------------------------------------------------------

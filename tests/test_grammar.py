@@ -325,6 +325,11 @@ def test_a_model_without_a_tokenizer_takes_no_grammar(tmp_path):
 class Riddle:
     """Allows two tokens, which ones depends on the whole answer so far. Ends or breaks at a length."""
 
+    slow, seconds = False, 0.0
+
+    def foresees(self, token: int) -> bool:
+        return False
+
     def __init__(self, ends: int, breaks: int) -> None:
         self.taken: list[int] = []
         self.ends, self.breaks = ends, breaks
@@ -376,7 +381,7 @@ def test_in_any_traffic_masks_belong_to_the_answer_so_far(seed):
     workload = random_workload(seed, count=6)
     random, config = Random(seed), workload.config
     device = RollingDevice(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
-    engine = Engine(workload.spec, device, config, lambda grammar, stops: riddle_of(grammar))
+    engine = Engine(workload.spec, device, config, lambda grammar, stops, salt: riddle_of(grammar))
     wanted, answers, ends = {}, {}, {}
     for arrival in workload.arrivals:
         text = json.dumps([random.randint(1, 14), random.choice([3, 99, 99])])

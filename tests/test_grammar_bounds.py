@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import thread_time
@@ -18,7 +17,8 @@ from tests.test_grammar import SCHEMA, allowed
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits
-from weft.text.grammar import Grammars
+from weft.text import grammar_source as bounds
+from weft.text.grammar import Grammars, Guide
 
 
 def deep(levels: int) -> str:
@@ -33,19 +33,26 @@ def deep(levels: int) -> str:
         (Grammar("json_schema", '{"type": "strin"}'), "json_schema cannot be used: Invalid type: strin"),
         (Grammar("json_schema", '{"uniqueItems": true}'), "json_schema cannot be used: .*uniqueItems"),
         (Grammar("json_schema", '{"$ref": "http://127.0.0.1/x"}'), "json_schema cannot be used"),
+        (Grammar("json_schema", '{"const": NaN}'), "json_schema is not valid JSON: NaN is not a JSON number"),
+        (Grammar("json_schema", '{"const": -Infinity}'), "json_schema is not valid JSON: -Infinity"),
+        (Grammar("json_schema", '{"const": 1e999}'), "json_schema cannot be used: number out of range"),
+        (Grammar("json_schema", '{"const": "\\ud800"}'), "json_schema cannot be used: unexpected end of hex escape"),
+        (Grammar("json_schema", f'{{"const": {10**400}}}'), "json_schema cannot be used: number out of range"),
+        (Grammar("json_schema", '{"const": ' + "9" * 5000 + "}"), "json_schema is not valid JSON: .*4300 digits"),
+        (Grammar("json_schema", '{"const": "\ud800"}'), "json_schema cannot be used"),
         (Grammar("json_schema", '{"$ref": "#"}'), "json_schema has no valid continuation"),
         (Grammar("json_schema", "false"), "json_schema cannot be used: Unsatisfiable"),
-        (Grammar("json_schema", deep(limits.MAX_SCHEMA_DEPTH + 1)), "json_schema is nested more than"),
+        (Grammar("json_schema", deep(bounds.MAX_SCHEMA_DEPTH + 1)), "json_schema is nested more than"),
         (Grammar("json_schema", '{"a":' * 50_000), "json_schema has 250000 characters"),
         (Grammar("json_schema", "[" * 60_000), "json_schema is nested more than"),
         (
-            Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(limits.MAX_PROPERTIES + 1)}})),
+            Grammar("json_schema", json.dumps({"properties": {str(i): {} for i in range(bounds.MAX_PROPERTIES + 1)}})),
             "json_schema has an object with 513 members",
         ),
         (Grammar("json_schema", json.dumps({"enum": ["x" * 2049]})), "json_schema has a string of 2049 characters"),
         (Grammar("regex", "("), "regex cannot be used: .*unclosed group"),
         (Grammar("regex", "(?=a)b"), "regex cannot be used: .*look-around"),
-        (Grammar("regex", "a" * (limits.MAX_REGEX_CHARACTERS + 1)), "regex has 4097 characters"),
+        (Grammar("regex", "a" * (bounds.MAX_REGEX_CHARACTERS + 1)), "regex has 4097 characters"),
         (Grammar("regex", ""), "regex allows only an empty answer"),
         (Grammar("choice", "[]"), "choice must be a list of at least one string"),
         (Grammar("choice", '["a", 1]'), "choice must be a list"),
@@ -54,8 +61,11 @@ def deep(levels: int) -> str:
         (Grammar("choice", json.dumps(["a" * (64 << 10)])), "choice has .* characters"),
         (Grammar("choice", json.dumps(["a" * 2049])), "choice has a string of 2049 characters"),
         (Grammar("lark", 'start: "' + "a" * 2049 + '"'), "grammar has a string of"),
+        (Grammar("regex", "\ud800"), "regex cannot be used"),
+        (Grammar("choice", '["\\ud800"]'), "choice cannot be used"),
+        (Grammar("lark", 'start: "\ud800"'), "grammar cannot be used"),
         (Grammar("lark", "start: nowhere"), "grammar cannot be used"),
-        (Grammar("lark", "a" * (limits.MAX_LARK_CHARACTERS + 1)), "grammar has .* characters"),
+        (Grammar("lark", "a" * (bounds.MAX_LARK_CHARACTERS + 1)), "grammar has .* characters"),
     ],
 )
 def test_what_is_no_grammar_is_refused_by_name(grammar, message):
@@ -71,7 +81,7 @@ def test_what_is_no_grammar_is_refused_by_name(grammar, message):
         Grammar("regex", "(.*a.{20}|.*b.{20})"),
         Grammar("regex", "(?:" * 600 + "a" + ")" * 600),
         Grammar("json_schema", json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(512)}})),
-        Grammar("json_schema", json.dumps({"const": "x" * limits.MAX_TEXT_CHARACTERS})),
+        Grammar("json_schema", json.dumps({"const": "x" * bounds.MAX_TEXT_CHARACTERS})),
         Grammar("lark", "start: a\n" + "\n".join(f"a{'a' * i}: a{'a' * (i + 1)} a{'a' * (i + 1)}" for i in range(30))),
     ],
 )
@@ -86,28 +96,97 @@ def test_a_costly_grammar_is_served_or_refused_but_never_blocks(grammar):
     assert thread_time() - began < 5
 
 
-def test_an_answer_whose_masks_take_too_long_ends_with_an_error(monkeypatch):
-    """`a: a a` has ever more ways to read what was written. Every look takes longer than the budget of a token here."""
-    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("lark", 'start: a\na: a a | "x"'))
-    seconds = itertools.count(0, 1.5 * limits.TOKEN_SECONDS)
-    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
-    # Half of a token's budget is taken from the answer's with each token.
-    for _ in range(round(limits.ANSWER_SECONDS / (0.5 * limits.TOKEN_SECONDS)) - 2):
-        guide.take(ord("x"))
-    with pytest.raises(RequestError, match="grammar is too ambiguous"):
-        deque(map(guide.take, b"xxxx"))
+class ScriptedClock:
+    """A clock that stands still while nothing is looked for. Each look ends `look_seconds` after it began."""
+
+    def __init__(self, look_seconds: float = 0.0) -> None:
+        self.look_seconds = look_seconds
+        self._readings = itertools.count()
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        # A look reads the clock when it begins and when it ends.
+        self._now += self.look_seconds * (next(self._readings) % 2)
+        return self._now
 
 
-def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that(monkeypatch):
-    guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("regex", "x*"))
-    seconds = itertools.count(0, limits.TOKEN_SECONDS / 2)
-    monkeypatch.setattr(limits, "thread_time", lambda: next(seconds))
-    for _ in range(2000):
+AMBIGUOUS = Grammar("lark", 'start: a\na: a a | "x"')
+TOO_AMBIGUOUS = "grammar is too ambiguous"
+
+
+def tokens_until_refused(guides: list[Guide], most: int = 10_000) -> int:
+    """Let answers take turns; return how many tokens they have in all when the first is refused."""
+    for count in range(most):
+        try:
+            guides[count % len(guides)].take(ord("x"))
+        except RequestError:
+            return count + 1
+    return most
+
+
+@pytest.mark.parametrize("answers", [1, 2, 31])
+def test_answers_whose_masks_take_too_long_end_with_an_error_however_many_share_the_request(answers):
+    """`a: a a` has ever more ways to read what was written. Every look takes twice the time of a token here."""
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(2 * limits.TOKEN_SECONDS))
+    guides = [grammars(AMBIGUOUS, frozenset(), b"tenant") for _ in range(answers)]
+    assert tokens_until_refused(guides) == round(limits.GRAMMAR_SECONDS / limits.TOKEN_SECONDS) + 1
+
+
+def test_all_grammars_of_a_tenant_share_its_time_whatever_their_cache_salts():
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(2 * limits.TOKEN_SECONDS))
+    tenant = bytes(range(32))
+    guides = [grammars(Grammar("lark", f'start: a\na: a a | "x" | "{n}"'), salt=tenant + bytes([n])) for n in range(40)]
+    assert tokens_until_refused(guides) == round(limits.TENANT_SECONDS / limits.TOKEN_SECONDS) + 1
+
+
+def test_an_answer_of_another_tenant_has_time_of_its_own_and_so_has_one_after_all_others():
+    clock = ScriptedClock(2 * limits.TOKEN_SECONDS)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    first, other = grammars(AMBIGUOUS, salt=b"a" * 32), grammars(AMBIGUOUS, salt=b"b" * 32)
+    used = tokens_until_refused([first])
+    assert tokens_until_refused([other]) == used
+    del first
+    assert tokens_until_refused([grammars(AMBIGUOUS, salt=b"a" * 32)]) == used, "what ended long ago still counts"
+
+
+def test_an_answer_whose_masks_are_cheap_goes_on_after_others_spent_all_the_time():
+    clock = ScriptedClock(2 * limits.TOKEN_SECONDS)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    guides = [grammars(AMBIGUOUS) for _ in range(3)]
+    tokens_until_refused(guides[:1])
+    clock.look_seconds = limits.TOKEN_SECONDS
+    for _ in range(100):
+        guides[1].take(ord("x"))
+    clock.look_seconds = 2 * limits.TOKEN_SECONDS
+    with pytest.raises(RequestError, match=TOO_AMBIGUOUS):
+        guides[2].take(ord("x"))
+
+
+def test_an_answer_whose_masks_take_a_tokens_budget_never_ends_for_that():
+    grammars = Grammars(tiny_model.tokenizer(), 259, ScriptedClock(limits.TOKEN_SECONDS))
+    assert tokens_until_refused([grammars(Grammar("regex", "x*"))], 2000) == 2000
+
+
+def test_a_grammar_is_slow_while_its_masks_take_long_on_average():
+    clock = ScriptedClock(limits.SLOW_SECONDS / 2)
+    grammars = Grammars(tiny_model.tokenizer(), 259, clock)
+    guide, sibling, stranger = grammars(AMBIGUOUS), grammars(AMBIGUOUS), grammars(Grammar("regex", "x*"))
+    for _ in range(20):
         guide.take(ord("x"))
+    assert not guide.slow
+    clock.look_seconds = 20 * limits.SLOW_SECONDS
+    guide.take(ord("x"))
+    assert guide.slow
+    assert sibling.slow
+    assert not stranger.slow
+    clock.look_seconds = 0.0
+    for _ in range(20):
+        guide.take(ord("x"))
+    assert not guide.slow
 
 
 def test_as_many_optional_properties_as_are_accepted_can_be_answered():
-    names = [f"p{number}" for number in range(limits.MAX_PROPERTIES)]
+    names = [f"p{number}" for number in range(bounds.MAX_PROPERTIES)]
     schema = {"properties": {name: {"type": "integer"} for name in names}, "additionalProperties": False}
     guide = Grammars(tiny_model.tokenizer(), 259)(Grammar("json_schema", json.dumps({"type": "object", **schema})))
     for byte in json.dumps(dict.fromkeys(names[::50], 1)).encode():
@@ -165,7 +244,7 @@ def test_compiling_leaves_the_interpreter_lock_to_others():
     grammars.warm()
     members = {f"q{j}": {"properties": {f"p{i}": {} for i in range(500)}} for j in range(8)}
     grammar = Grammar("json_schema", json.dumps({"properties": members}))
-    ready = Grammar("json_schema", source=limits.source_of(grammar))
+    ready = Grammar("json_schema", source=bounds.source_of(grammar))
     assert share_beside(lambda: grammars.compile(ready)) > 0.1
 
 

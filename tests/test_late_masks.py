@@ -36,7 +36,8 @@ from weft.speculate.drafting import Drafting
 class HashedConstraint:
     """Allows about half of the tokens, which ones depends on all tokens before."""
 
-    ended = False
+    ended = slow = False
+    seconds = 0.0
 
     def __init__(self, state: int, vocabulary: int = VOCABULARY) -> None:
         self.state = state
@@ -62,6 +63,9 @@ class HashedConstraint:
             ahead.take(token)
             found.append(ahead.mask)
         return found
+
+    def foresees(self, token: int) -> bool:
+        return False
 
     def take(self, token: int) -> None:
         assert self.allows(token), "the mask of another position was used"

@@ -35,7 +35,7 @@ from weft.server.native import GenerateRequest, NativeSampling
 from weft.server.openai_responses import ResponsesRequest, messages_of
 from weft.server.settings import Limits
 from weft.text.answer_parts import AnswerPart, joined
-from weft.text.grammar import as_lark, source_of, terminal_depth
+from weft.text.grammar_source import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting
 from weft.text.parsing import TextParser
 from weft.text.patterns import LINEAR

@@ -30,7 +30,7 @@ from tests import (
 from weft.engine import draft_head, draft_rows, loop, planner
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.engine.seat_sampling import DraftsAhead, SeatSampling, uniform
+from weft.engine.seat_sampling import SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
@@ -213,26 +213,6 @@ def random_numbers_do_not_move_with_their_row(patch: Patch) -> None:
 def what_a_row_computed_beyond_a_stop_token_counts(patch: Patch) -> None:
     original = loop.moved_step
     patch.setattr(loop, "moved_step", lambda step, ledger: replace(original(step, ledger), void=frozenset()))
-
-
-class Unseen(DraftsAhead):
-    """Drafts that are counted, and whose tokens are not seen."""
-
-    def __init__(self, ahead: DraftsAhead) -> None:
-        super().__init__(ahead.before, ahead.before, {})
-
-    def __bool__(self) -> bool:
-        return len(self.before) > 0
-
-
-@plant(random_workloads)
-def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
-    original = SeatSampling.gather
-
-    def blind(self, seats, sequences, starts, boarded, ahead, *late):
-        return original(self, seats, sequences, starts, boarded, Unseen(ahead), *late)
-
-    patch.setattr(SeatSampling, "gather", blind)
 
 
 @plant(test_drafts_of_models.check_every_parameter)

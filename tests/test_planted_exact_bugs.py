@@ -61,6 +61,15 @@ def decoded_cells_are_named_like_prompts(patch: Patch) -> None:
     patch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
 
 
+@plant
+def cells_of_prompt_and_answer_are_named_like_prompts(patch: Patch) -> None:
+    def unmarked(parent, tokens, cell, decoded_from=None):
+        mixed = decoded_from is not None and 0 < decoded_from < cell
+        return chain(parent, tokens, cell, cell if mixed else decoded_from)
+
+    patch.setattr(sequence, "chain", unmarked)
+
+
 def harvest() -> str:
     """Run random workloads until one of them notices; what it said."""
     for seed in range(SEEDS):

@@ -246,7 +246,7 @@ def test_grammars_are_translated_elsewhere_if_they_are_long(server: Served, monk
         raise AssertionError("translated here")
 
     monkeypatch.setattr(front_module, "with_source", broken)
-    monkeypatch.setattr("weft.text.grammar.source_of", broken)
+    monkeypatch.setattr("weft.text.grammar_source.source_of", broken)
     choices = [f"answer {number}" for number in range(200)]
     assert server.say(structured_outputs={"choice": choices}, max_tokens=20) in choices
     wrong = {"structured_outputs": {"grammar": "start: (" + " " * 3000}}

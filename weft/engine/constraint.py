@@ -37,11 +37,28 @@ class Constraint(Protocol):
         """Whether the answer is complete and nothing may follow."""
         ...
 
+    @property
+    def slow(self) -> bool:
+        """Whether masks of this grammar take so long that the engine's thread should not look for them."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Processor time that everything since the start of the answer took, looks ahead included."""
+        ...
+
+    def foresees(self, token: int) -> bool:
+        """Return whether a look ahead has already found what may follow this token."""
+        ...
+
     def take(self, token: int) -> None:
         """Advance by a token that the mask allowed. Raises `RequestError` if the grammar then has no continuation."""
 
 
 class Constraints(Protocol):
-    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int]) -> Constraint:
-        """Return the start of an answer. Raises `RequestError` if the grammar is invalid."""
+    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int], salt: bytes) -> Constraint:
+        """Return the start of an answer. Raises `RequestError` if the grammar is invalid.
+
+        Nothing that was compiled for another salt is used, because that would take less time.
+        """
         ...

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.engine.draft_model import DraftModel, Guesses
+from weft.engine.masks import Masks
+from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
-from weft.speculate.drafting import Drafting, Proposal
+from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 
 # Share of the decoding rows that must have drafted for the next step to wait for their results.
 LAND_FIRST_SHARE = 0.25
@@ -60,10 +62,16 @@ class DraftRows:
     """Drafting of the planner's seats. Without `drafting`, no seat ever drafts. `model` drafts by decoding."""
 
     def __init__(
-        self, drafting: Drafting | None, sampling: SeatSampling, seats: int, model: DraftModel | None = None
+        self,
+        drafting: Drafting | None,
+        sampling: SeatSampling,
+        seats: int,
+        model: DraftModel | None = None,
+        masks: Masks | None = None,
     ) -> None:
         self.drafting = drafting
         self.model = model
+        self.masks = masks or Masks()
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
@@ -85,6 +93,15 @@ class DraftRows:
         # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right against
         # expectation.
         self._waiting: set[int] = set()
+
+    def begin(self, request: Request) -> SequenceDrafts | None:
+        """Return the drafts of a new sequence, if it may have any."""
+        drafting, most = self.drafting, request.params.draft
+        assert drafting is not None
+        if most == 0:
+            drafting.counts.not_drafted["request"] += 1
+            return None
+        return drafting.begin(request.prompt, request.salt, most, request.prediction, request.grammar)
 
     def sit(self, seat: int, sequence: Sequence) -> None:
         self._wake(seat, NEVER if sequence.drafting is None else 0)
@@ -301,8 +318,12 @@ class DraftRows:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
-        shared, habits = self.drafting.shared, self.drafting.habits
-        return sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, guesses, shared, habits)
+        if not self.masks.affords(constraint):
+            return None
+        shared, habits, before = self.drafting.shared, self.drafting.habits, constraint.seconds
+        found = sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, guesses, shared, habits)
+        self.masks.spend(constraint.seconds - before)
+        return found
 
     def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 from weft.base.errors import InvalidField
 from weft.base.grid import first_window_cell
@@ -23,7 +23,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.engine.assembly import PlannedStep
-from weft.engine.device import CopyingDevice, LayeredDevice
+from weft.engine.device import CopyingDevice, Device, LayeredDevice
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.arena import Arena
@@ -315,3 +315,10 @@ class Exchange:
                 "refused": self.arrivals.refused,
             }
         return found
+
+
+def join(transport: Transport, device: Device, ledger: Ledger, staging_bytes: int) -> Exchange:
+    """Send and receive prefixes over a transport, as far as there is memory for it."""
+    if staging_bytes:
+        ledger.departures = staging(ledger, staging_bytes, 0 if ledger.tiers is None else len(ledger.tiers.links))
+    return Exchange(transport, cast(CopyingDevice, device), ledger)

@@ -10,9 +10,10 @@ import numpy as np
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Scores
 from weft.engine.assembly import PlannedStep
-from weft.engine.events import Top
+from weft.engine.events import Output, Top
 from weft.engine.planner import Planner
 from weft.engine.seat_sampling import stacked
+from weft.engine.sequence import Sequence
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Drafting, Proposal
 
@@ -97,9 +98,17 @@ def late_masks(step: PlannedStep) -> Ints:
     for row in rows[step.plan.sampling.late].tolist():
         sequence = step.sequences[row]
         assert sequence.constraint is not None
-        # The token of a sequence that has ended is dropped.
-        masks.append(sequence.constraint.mask if sequence.reason is None else ANYTHING)
+        # The token of a sequence that has ended is dropped, and so is one that is sampled without its mask.
+        dropped = sequence.reason is not None or sequence.awaits_mask
+        masks.append(ANYTHING if dropped else sequence.constraint.mask)
     return stacked(masks)
+
+
+def without_masks(step: PlannedStep) -> list[Sequence]:
+    """Return the sequences of a step in flight whose masks are not found in time."""
+    rows, _ = step.plan.samples
+    late = (step.sequences[row] for row in rows[step.plan.sampling.late].tolist())
+    return [sequence for sequence in late if sequence.awaits_mask and sequence.reason is None]
 
 
 def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:
@@ -115,6 +124,23 @@ def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int
         found += [(each, row, tokens[each]) for each in range(sample, sample + accepted + 1)]
         sample += len(step.drafts[row].tokens) + 1
     return found
+
+
+def take_scores(step: PlannedStep, landing: Landing) -> None:
+    """Add the scores of prompt tokens to the reports of their sequences."""
+    scores, index = landing.prompt_scores, 0
+    for sequence, count in step.scored:
+        assert scores is not None
+        wanted = sequence.request.params.prompt_logprobs or 0
+        # A copy: a view would keep the whole step's scores alive as long as this sequence.
+        sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
+        index += count
+
+
+def add_scores(output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
+    wanted = sequence.request.params.logprobs
+    if wanted is not None:
+        output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)
 
 
 def likeliest(scores: Scores, index: int, count: int) -> Top:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -109,3 +110,17 @@ def load_of(
         token_bytes=spec.page_bytes / spec.cell,
         point_bytes=planner.ledger.cache.point_bytes,
     )
+
+
+def planner_stats(planner: Planner) -> dict[str, Any]:
+    """Return counters and gauges of the planner by name."""
+    found: dict[str, Any] = {
+        "running": planner.running + len(planner.leaving),
+        "waiting": len(planner.queue),
+        "preemptions": planner.preemptions,
+        "steps": planner.number,
+        "shortened_steps": planner.pacing.shortened,
+    }
+    if planner.drafting is not None:
+        found["drafts"] = planner.drafting.counts.stats()
+    return found

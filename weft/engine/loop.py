@@ -11,34 +11,36 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
-from weft.base.plan import Landing, Scores
+from weft.base.plan import Landing
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, CopyingDevice, Device, MaskingDevice, PaddingDevice, following_device
+from weft.engine.device import ClosableDevice, Device, MaskingDevice, PaddingDevice, following_device
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import Exchange, check_departure, staging
+from weft.engine.exchange import check_departure, join
 from weft.engine.landed import (
     accepted_tokens,
+    add_scores,
     late_masks,
     learn,
-    likeliest,
     moved_step,
     note_verified,
+    take_scores,
     undo_refused,
     verified_drafts,
+    without_masks,
 )
-from weft.engine.load import ReplicaLoad, StepClock, load_of
+from weft.engine.load import ReplicaLoad, StepClock, load_of, planner_stats
 from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
@@ -47,7 +49,7 @@ from weft.memory.journal import Journal
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
-from weft.speculate.drafting import Drafting, SequenceDrafts
+from weft.speculate.drafting import Drafting
 
 
 class Engine:
@@ -80,7 +82,7 @@ class Engine:
         below = config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes
         self.copier = Copier.attach(self.ledger, device, config) if config.cache and below else None
         self.dropping = Dropping(self.ledger, self.copier, self._flush_drafts)
-        self.exchange = None if transport is None else self._join(transport, device)
+        self.exchange = None if transport is None else join(transport, device, self.ledger, config.departures_bytes)
         self.clock = StepClock(self.ledger.tiers)
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -103,18 +105,13 @@ class Engine:
         # Steps with drafts that have landed, and how many drafts of each row were right.
         self._unlearned: list[tuple[PlannedStep, dict[int, int]]] = []
         self._outputs: list[Output] = []
+        # Sequences whose samples in flight are dropped, because they have no mask.
+        self._maskless: set[int] = set()
         # Requests that are computed and whose prefix is still being sent.
         self._departing: set[int] = set()
         self._next_id = 0
         self._planning_seconds = 0.0
         self._seeds = np.random.default_rng(config.seed)
-
-    def _join(self, transport: Transport, device: Device) -> Exchange:
-        """Send and receive prefixes over a transport, as far as there is memory for it."""
-        copying, ledger, size = cast(CopyingDevice, device), self.ledger, self.config.departures_bytes
-        if size:
-            ledger.departures = staging(ledger, size, 0 if ledger.tiers is None else len(ledger.tiers.links))
-        return Exchange(transport, copying, ledger)
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -124,7 +121,7 @@ class Engine:
             return None
         if self._constraints is None:
             raise RequestError("grammar: constrained decoding needs a tokenizer, and this model has none")
-        return self._constraints(request.grammar, request.stop_tokens)
+        return self._constraints(request.grammar, request.stop_tokens, request.salt)
 
     def add(self, request: Request, constraint: Constraint | None = None) -> int:
         """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
@@ -149,21 +146,13 @@ class Engine:
         cell, form = self.ledger.spec.cell, self.config.form if self.config.exact else None
         sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, form)
         if self.planner.drafting is not None:
-            sequence.drafting = self._begin_drafting(sequence)
+            sequence.drafting = self.planner.drafts.begin(request)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
         if request.send_to is not None and self.exchange is not None:
             self.exchange.begin(sequence, tenant_digest(request.salt))
         return sequence.id
-
-    def _begin_drafting(self, sequence: Sequence) -> SequenceDrafts | None:
-        drafting, request = self.planner.drafting, sequence.request
-        assert drafting is not None
-        if request.params.draft == 0:
-            drafting.counts.not_drafted["request"] += 1
-            return None
-        return drafting.begin(request.prompt, request.salt, request.params.draft, request.prediction, request.grammar)
 
     def abort(self, number: int) -> None:
         """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
@@ -277,17 +266,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
-        planner = self.planner
-        own: dict[str, Any] = {
-            "running": planner.running + len(planner.leaving),
-            "waiting": len(planner.queue),
-            "preemptions": planner.preemptions,
-            "steps": planner.number,
-            "shortened_steps": planner.pacing.shortened,
-            "planning_seconds": self._planning_seconds,
-        }
-        if planner.drafting is not None:
-            own["drafts"] = planner.drafting.counts.stats()
+        own = planner_stats(self.planner) | {"planning_seconds": self._planning_seconds}
         if self.exchange is not None:
             own["transfers"] = self.exchange.stats()
         return own | memory_stats(self.ledger)
@@ -321,6 +300,8 @@ class Engine:
             # Before the plan, which may evict what ended in the last step.
             self.copier.launch()
         self.take_transfers()
+        self.planner.masks.begin_step()
+        self._take_masks()
         step = self.planner.plan()
         self._planning_seconds += perf_counter() - began
         self._fail_hopeless()
@@ -341,6 +322,8 @@ class Engine:
             self._settle(*self._flights.popleft())
         if step is not None and len(step.plan.sampling.late):
             self._supply_masks(step)
+        if step is None and not self._outputs:
+            self.planner.masks.wait()
         if self._unlearned:
             learn(self._unlearned, self.planner.drafting)
             self._unlearned.clear()
@@ -352,9 +335,32 @@ class Engine:
         return outputs
 
     def _supply_masks(self, step: PlannedStep) -> None:
-        """Send the masks that depend on the step before, which has landed by now, to the step in flight."""
+        """Send the masks that depend on the step before, which has landed by now, to the step in flight.
+
+        A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
+        """
         assert self._masking is not None
         self._masking.supply_masks(self._flights[-1][1], late_masks(step))
+        for sequence in without_masks(step):
+            self._maskless.add(sequence.id)
+            self.planner.leave(sequence)
+
+    def _take_masks(self) -> None:
+        """Continue with the sequences whose masks were found beside the steps, or end them."""
+        for sequence, error in self.planner.masks.take_found():
+            if sequence.reason is not None:
+                continue
+            if self.planner.by_seat[sequence.seat] is sequence:
+                self.planner.sampling.note_mask(sequence)
+            output, constraint = Output(sequence.id, None), sequence.constraint
+            assert constraint is not None
+            if error is not None:
+                self._fail(sequence, output, error)
+            elif constraint.ended or len(sequence.generated) >= sequence.max_tokens:
+                output.finish = FinishReason.STOP if constraint.ended else FinishReason.LENGTH
+                self._finish(sequence, output.finish)
+            if output.finish is not None:
+                self._outputs.append(output)
 
     def take_transfers(self, wait: bool = False) -> None:
         """Handle what has happened to transfers of prefixes. Call it between steps."""
@@ -414,7 +420,7 @@ class Engine:
         if verified:
             note_verified(step, verified, planner)
             self._unlearned.append((step, verified))
-        self._take_scores(step, landing)
+        take_scores(step, landing)
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
@@ -443,6 +449,9 @@ class Engine:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
         for index, row, token in accepted_tokens(step, landing, verified):
             sequence = step.sequences[row]
+            if sequence.id in self._maskless:
+                self._maskless.discard(sequence.id)
+                continue
             if sequence.reason is not None:
                 continue  # a token beyond its end
             generated = sequence.generated
@@ -450,13 +459,13 @@ class Engine:
             output = Output(sequence.id, token)
             tell(output)
             if scores is not None:
-                self._add_scores(output, sequence, scores, index)
+                add_scores(output, sequence, scores, index)
             if landing.digests is not None and sequence.request.params.logits_digest:
                 output.digest = int(landing.digests[index])
             if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):
                 output.finish = FinishReason.STOP
                 self._finish(sequence, FinishReason.STOP)
-            elif output.finish is None and len(generated) >= sequence.max_tokens:
+            elif output.finish is None and not sequence.awaits_mask and len(generated) >= sequence.max_tokens:
                 output.finish = FinishReason.LENGTH
                 self._finish(sequence, FinishReason.LENGTH)
         if len(rows) < len(step.sequences):
@@ -468,17 +477,16 @@ class Engine:
         assert constraint is not None
         assert token is not None
         try:
-            constraint.take(token)
+            found = self.planner.masks.take(sequence, token)
         except RequestError as error:
-            output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
-            self._finish(sequence, FinishReason.ERROR)
+            self._fail(sequence, output, error)
             return False
-        return constraint.ended
+        self.planner.sampling.note_mask(sequence)
+        return found and constraint.ended
 
-    def _add_scores(self, output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
-        wanted = sequence.request.params.logprobs
-        if wanted is not None:
-            output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)
+    def _fail(self, sequence: Sequence, output: Output, error: RequestError) -> None:
+        output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
+        self._finish(sequence, FinishReason.ERROR)
 
     def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
@@ -490,12 +498,3 @@ class Engine:
                     self._departing.add(sequence.id)
                 else:
                     self._outputs.append(Output(sequence.id, None, finish=FinishReason.LENGTH))
-
-    def _take_scores(self, step: PlannedStep, landing: Landing) -> None:
-        scores, index = landing.prompt_scores, 0
-        for sequence, count in step.scored:
-            assert scores is not None
-            wanted = sequence.request.params.prompt_logprobs or 0
-            # A copy: a view would keep the whole step's scores alive as long as this sequence.
-            sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
-            index += count

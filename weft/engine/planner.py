@@ -21,6 +21,7 @@ from weft.engine.chunks import canonical_end, even_chunk
 from weft.engine.device import FollowingDevice, PaddingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
+from weft.engine.masks import Masks
 from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -53,6 +54,7 @@ class Planner:
         self.config = config
         self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, self._reuse_limit(s)).cached)
         self.sampling = SeatSampling(config.max_sequences)
+        self.masks = Masks()
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
@@ -75,7 +77,7 @@ class Planner:
         self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
-        self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model)
+        self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model, self.masks)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
 
     def use_sizes(self, device: PaddingDevice) -> None:
@@ -127,10 +129,10 @@ class Planner:
     def _plan_decodes(self, rows: StepBuilder) -> None:
         if self._decode_seats is None:
             self._decode_seats = np.array([s.seat for s in self.decoding], np.int64)
-        seats = self._decode_seats[self._left[self._decode_seats] > 0]
+        seats = self._decode_seats[(self._left > 0)[self._decode_seats] & ~self.sampling.waiting[self._decode_seats]]
         followers = self._followers(seats)
         constrained = self.sampling.constrained[seats]
-        dependent = self.drafts.off_board[seats] if self.late_masks else constrained | self.drafts.off_board[seats]
+        dependent = self.drafts.off_board[seats] | (self.sampling.slow[seats] if self.late_masks else constrained)
         if dependent.any():
             # Where drafts in flight will end is unknown until they have landed, and so is what may follow a token in
             # flight; the other rows need not wait.
@@ -324,6 +326,8 @@ class Planner:
         for sequence in self.queue.head(self.number):
             if budget < least or not self._free_seats:
                 return
+            if sequence.awaits_mask:
+                continue
             reusable = self._reuse_limit(sequence)
             match = self.ledger.match(sequence.keys, reusable)
             if self.ledger.expects(sequence.keys, match, reusable):

@@ -101,6 +101,9 @@ class SeatSampling:
         self._special = np.zeros(seats, np.bool_)
         # Seats whose next token depends on the last one, through a grammar.
         self.constrained = np.zeros(seats, np.bool_)
+        # Seats whose masks take long, and seats whose mask is not found yet: no step has them.
+        self.slow = np.zeros(seats, np.bool_)
+        self.waiting = np.zeros(seats, np.bool_)
         # Seats whose samples depend on tokens before them, or on their number, in ways that only the host computes.
         self.looks_back = np.zeros(seats, np.bool_)
         # Number of samples planned so far, including those in flight: the index of the next one.
@@ -124,6 +127,7 @@ class SeatSampling:
         if params.allowed_token_ids is not None:
             self._allowed[seat] = _bits(params.allowed_token_ids)
         self.constrained[seat] = sequence.constraint is not None
+        self.note_mask(sequence)
         self.looks_back[seat] = bool(
             not neutral or params.bad_words or params.min_tokens > 0 or sequence.constraint is not None
         )
@@ -160,9 +164,9 @@ class SeatSampling:
         if self._adjusted[seats].any():
             waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late], np.int32)
             history = self.token_history(seats, sequences, starts, boarded, ahead)
-            biases = self._biases(seats, sequences, index, boarded, ahead)
+            biases = self.biases(seats, sequences, index, boarded, ahead)
             bans = self.bans_by_input(seats, sequences, starts, boarded)
-            masks = self._masks(seats, sequences, ahead, frozenset(waiting.tolist()))
+            masks = self.masks(seats, sequences, ahead, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -187,6 +191,11 @@ class SeatSampling:
             ban_input=bans[:, 2].copy(),
             early_uniform=self.early_numbers(seats, index, behind if draws else 0),
         )
+
+    def note_mask(self, sequence: Sequence) -> None:
+        """Note of the sequence on a seat whether its mask is found, and how long it takes."""
+        self.waiting[sequence.seat] = sequence.awaits_mask
+        self.slow[sequence.seat] = sequence.constraint is not None and sequence.constraint.slow
 
     def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], behind: int) -> Floats:
         """Return the random numbers of samples that turn out to be 1, 2, ... earlier."""
@@ -225,7 +234,7 @@ class SeatSampling:
             generated.append((np.arange(len(seen)) >= len(sequence.request.prompt)).astype(np.int32))
         return _join(rows), _join(tokens), _join(generated)
 
-    def _biases(
+    def biases(
         self,
         seats: NDArray[np.int64],
         sequences: list[Sequence],
@@ -233,6 +242,7 @@ class SeatSampling:
         boarded: NDArray[np.bool_],
         ahead: DraftsAhead,
     ) -> tuple[Ints, Ints, Floats]:
+        """Return what is added to logits: (row, token, value). `index` is the place of each sample in its answer."""
         rows: list[int] = []
         tokens: list[int] = []
         values: list[float] = []
@@ -252,7 +262,7 @@ class SeatSampling:
             values.extend(entries.values())
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
-    def _masks(
+    def masks(
         self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead, late: frozenset[int]
     ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""

@@ -22,12 +22,14 @@ from weft.speculate.drafting import SequenceDrafts
 class Sequence:
     """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before a
     preemption. `leaving` is set once no more steps are planned for it; with None as its reason, the sequence will
-    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. In an exact
-    engine there is a `form`, and the keys of cells with generated tokens differ from those of prompts."""
+    return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. While the sequence
+    `awaits_mask`, a thread advances the constraint by the last token, and no step may sample. In an exact engine there
+    is a `form`, and the keys of cells with generated tokens differ from those of prompts."""
 
     __slots__ = (
         "arrival",
         "arrived_seconds",
+        "awaits_mask",
         "cell",
         "constraint",
         "drafting",
@@ -68,6 +70,7 @@ class Sequence:
         self.stop_tokens = request.stop_tokens
         self.seed = seed
         self.constraint = constraint
+        self.awaits_mask = False
         self.drafting: SequenceDrafts | None = None
         self.cell = cell
         self.form = form

@@ -79,8 +79,9 @@ class BodyReader(Generic[B]):
     def packed(self, builder: PromptBuilder, data: bytes) -> bytes:
         """Read a body in a worker process, for `unpacked` in the front."""
         body, prompts, unknown = self.read(builder, data)
-        rest = msgspec.msgpack.encode(body)
-        texts = sum(len((getattr(body, name) or "").encode()) for name in self.kept)
+        # As JSON, like the client's: other formats have no room for its largest integers.
+        rest = msgspec.json.encode(body)
+        texts = sum(len(msgspec.json.encode(getattr(body, name) or "")) for name in self.kept)
         if len(rest) - texts > builder.limits.beside_bytes:
             most = builder.limits.beside_bytes
             raise RequestError(f"the body has {len(rest) - texts} bytes besides its prompts; the limit is {most}", 413)
@@ -89,4 +90,4 @@ class BodyReader(Generic[B]):
     def unpacked(self, data: bytes) -> tuple[B, list[Prompt], list[str]]:
         found = msgspec.msgpack.decode(data, type=Packed)
         prompts = [each.unpacked() for each in found.prompts]
-        return msgspec.msgpack.decode(found.body, type=self.kind), prompts, found.unknown
+        return msgspec.json.decode(found.body, type=self.kind), prompts, found.unknown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.base.errors import InvalidField
+from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.server.auth import Tenant
 from weft.server.front import AskedPrompt, Front
@@ -93,7 +93,10 @@ class ChatTurn:
             return Form(self._auto_grammar(self.front.tool_parser), "tools")
         if self._form is None or reasoning is None:
             return self._form
-        return self._form.within(after_reasoning(self._form.grammar, reasoning, self._prompt_end, token_of))
+        try:
+            return self._form.within(after_reasoning(self._form.grammar, reasoning, self._prompt_end, token_of))
+        except RequestError as error:
+            raise self._form.named(error) from None
 
     def _tool_grammar(self, reasoning: str | None) -> Grammar:
         return tool_grammar(

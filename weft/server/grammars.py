@@ -12,7 +12,7 @@ from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.server.bodies import check_items, check_regex, check_schema, read_json
 from weft.server.settings import Limits
-from weft.text.grammar import FIELDS, MAX_CHOICES, source_of
+from weft.text.grammar_source import FIELDS, MAX_CHOICES, source_of
 
 if TYPE_CHECKING:
     from weft.server.prompt_builder import PromptBuilder

@@ -17,7 +17,7 @@ from weft.base.sampling import (
 from weft.server.addresses import TrustedProxies
 from weft.server.hosts import host_of
 from weft.server.keys import Key, RateLimits, resolve_keys
-from weft.text.grammar import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
+from weft.text.grammar_source import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 
 # Bounds of the lower layers, which no setting here can exceed.

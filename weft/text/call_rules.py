@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.base.errors import InvalidField
 from weft.text.call_values import ANNOTATIONS, DEFINITIONS, any_pairs, any_parameters, python_value, tagged_value
-from weft.text.grammar import SPACES, without_explanations
+from weft.text.grammar_source import SPACES, without_explanations
 from weft.text.lark_rules import Rules, regex_of
 
 _JSON_KEYS = "(name|arguments|parameters|type|id|index|function)"

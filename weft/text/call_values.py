@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.base.errors import InvalidField
 from weft.text.formats.tagged import VALUE_ENDS
-from weft.text.grammar import EXPLANATIONS
+from weft.text.grammar_source import EXPLANATIONS
 from weft.text.lark_rules import Rules, regex_of
 from weft.text.schema_patterns import Translated, translate
 

@@ -1,53 +1,42 @@
 """Grammars for answers: JSON schemas, regular expressions, choices and Lark, compiled into masks over the vocabulary.
 
-Built on llguidance. All input is bounded before it is compiled, and compiling and matching have their own budgets: a
-grammar that is too large or too ambiguous is an error of its request only.
+Built on llguidance. `grammar_source.py` bounds all input, and compiling and matching have their own budgets: a grammar
+that is too large or too ambiguous is an error of its request only.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import lru_cache
-from threading import Lock
+from functools import lru_cache, partial
+from threading import Lock, local
 from time import thread_time
-from typing import Any, NamedTuple
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, gbnf_to_lark
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField
-from weft.base.grammar import Grammar, GrammarKind
-from weft.text.nesting import nesting
+from weft.base.grammar import Grammar
+from weft.base.tenants import KEY_SALT_BYTES
+from weft.text.grammar_source import FIELDS, MAX_PROPERTIES, first_words, source_of
 from weft.text.tokenizer import Tokenizer
 
-MAX_SCHEMA_CHARACTERS = 64 << 10
-MAX_SCHEMA_DEPTH = 64
-# Optional properties of one object cost the square of their number.
-MAX_PROPERTIES = 512
-# A literal costs a microsecond per character and token.
-MAX_TEXT_CHARACTERS = 2 << 10
-MAX_REGEX_CHARACTERS = 4 << 10
-MAX_CHOICES = 1024
-MAX_CHOICE_CHARACTERS = 64 << 10
-MAX_LARK_CHARACTERS = 128 << 10
-# Nested terminals: their maximum size doubles with each level, and so does the library's time to notice.
-MAX_TERMINAL_DEPTH = 32
-# Whitespace between two parts of JSON: enough to indent, and bounded for models that would write nothing else.
-MAX_INDENTATION = 32
 # Compiled grammars kept for later requests; forced texts whose tokens are kept, and the most characters of one.
 MAX_COMPILED, MOST_SPELLED, LONGEST_SPELLED = 32, 4096, 64
 # Processor time that looking ahead of an answer may take in a step. Masks of an ambiguous grammar take longer and
 # longer, and all other answers wait for them.
 LOOK_AHEAD_SECONDS = 0.01
-# Processor time for the masks of an answer: at first, and more with each token. Those of `a: a a | "x"` take time that
-# grows with the square of the answer's length, and all other answers wait for them. Schemas take 0.1 ms on average.
-ANSWER_SECONDS = 1.0
+# Processor time for the masks of all answers of a grammar, and of all of a tenant: what may be spent at first and kept
+# for later, and what each token adds. Masks of `a: a a | "x"` take time that grows with the square of the answer's
+# length. Schemas take 0.1 ms on average.
+GRAMMAR_SECONDS, TENANT_SECONDS = 2.0, 8.0
 TOKEN_SECONDS = 0.005
+# Masks that take longer on average are not found between two steps; the weight of a new mask in the average.
+SLOW_SECONDS, NEW_WEIGHT = 0.002, 0.25
 
 # A lexer state takes one or two kB; a step's budgets are tens of milliseconds at worst, compiling takes seconds.
 _LIMITS = LLParserLimits(
@@ -58,76 +47,102 @@ _LIMITS = LLParserLimits(
     max_items_in_row=8 * MAX_PROPERTIES,
     verbose_errors=False,
 )
-FIELDS: dict[GrammarKind, str] = {
-    "json_schema": "json_schema",
-    "json_object": "response_format",
-    "regex": "regex",
-    "choice": "choice",
-    "lark": "grammar",
-}
-# Schema keys that do not constrain the answer.
-EXPLANATIONS = ("description", "title", "$comment")
-# Schema keys whose values are data: what looks like an explanation in them is part of an answer.
-_DATA = frozenset({"enum", "const", "default", "examples"})
-# Schema keys whose values map names to schemas: no name in them is a key of a schema.
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-_ANY_OBJECT = '{"type": "object"}'
-# Whitespace in JSON, for the library: a line break with its indentation, or a few spaces. Small models that may write
-# unlimited whitespace between two words of JSON often do.
-SPACES: Any = {"whitespace_pattern": rf"(\r?\n[ \t]{{0,{MAX_INDENTATION}}}|[ \t]{{0,2}})"}
-# A definition at the start of a line. Linear: possessive throughout, and no part can match what the previous one left.
-_TERMINAL = re.compile(r"[^\S\n]*+([A-Z_][A-Z0-9_]*+)(?:\.-?\d++)?+[^\S\n]*+(?:\[[^\]\n]*+\][^\S\n]*+)?+:")
-_LARK_START = re.compile(r"[^\S\n]*+(?:%llguidance\b|start[^\S\n]*+:)")
-_TERMINAL_NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*+\b")
+
+
+Clock = Callable[[], float]
+
+
+class Budget:
+    """Processor time for the masks of several answers, which any thread may spend.
+
+    It is kept while one of them runs, and full again when all have ended.
+    """
+
+    def __init__(self, most_seconds: float) -> None:
+        self._most = self._left = most_seconds
+        self._average = 0.0
+        self._lock = Lock()
+
+    @property
+    def slow(self) -> bool:
+        """Whether the last masks took long, whichever answer they were for."""
+        return self._average > SLOW_SECONDS
+
+    def spend(self, seconds: float) -> bool:
+        """Pay for a mask; return whether its answer may go on. One that spends less than a token adds always may."""
+        with self._lock:
+            self._left = min(self._most, self._left + TOKEN_SECONDS - seconds)
+            self._average += NEW_WEIGHT * (seconds - self._average)
+            return self._left >= 0 or seconds <= TOKEN_SECONDS
 
 
 class Grammars:
     """Compiles grammars for one tokenizer. Thread-safe.
 
-    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed.
+    `vocab_size` is the model's: ids beyond the tokenizer's are never allowed. `clock` measures the processor time of
+    the thread that reads it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, clock: Clock | None = None) -> None:
         self._vocab_size = vocab_size
+        self._words = Words(tokenizer, vocab_size)
+        self._clock = clock or thread_time
         self._trie: LLTokenizer | None = None
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        # By salt: how long compiling takes must not tell one tenant what another one uses.
+        self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
+        # By tenant and grammar, and by tenant: a `cache_salt` is the client's own choice, and gives it no more time.
+        self._budgets: WeakValueDictionary[tuple[bytes, Grammar | None], Budget] = WeakValueDictionary()
         self._lock = Lock()
         self._trie_lock = Lock()
 
-    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset()) -> Guide:
+    def __call__(self, grammar: Grammar, stop_tokens: frozenset[int] = frozenset(), salt: bytes = b"") -> Guide:
         """Return the start of an answer that follows the grammar. Raises `RequestError` if no answer can."""
-        guide = Guide(self.compile(grammar).deep_copy(), self._vocab_size, stop_tokens, FIELDS[grammar.kind])
+        matcher = self.compile(grammar, salt).deep_copy()
+        tenant, field = salt[:KEY_SALT_BYTES], FIELDS[grammar.kind]
+        with self._lock:
+            own = self._budgets.setdefault((tenant, grammar), Budget(GRAMMAR_SECONDS))
+            all_of_tenant = self._budgets.setdefault((tenant, None), Budget(TENANT_SECONDS))
+        enter = partial(self._words.spell_for, salt)
+        guide = Guide(matcher, self._vocab_size, stop_tokens, field, enter, (own, all_of_tenant), self._clock)
         if guide.ended:
             raise InvalidField(FIELDS[grammar.kind], "allows only an empty answer")
         return guide
 
-    def compile(self, grammar: Grammar) -> LLMatcher:
+    def compile(self, grammar: Grammar, salt: bytes = b"") -> LLMatcher:
         """Compile a grammar ahead of a call. Raises `RequestError` if it is invalid."""
-        found = self._compiled.get(grammar)
+        key = salt, grammar
+        found = self._compiled.get(key)
         if found is None:
             # Outside the lock: a request with a compiled grammar does not wait for another one's compilation.
             source = source_of(grammar) if grammar.source is None else grammar.source
             # The library releases the interpreter lock, so the engine's steps continue.
-            found = LLMatcher(self._words(), source, log_level=0, limits=_LIMITS)
+            trie = self._trie_of_words()
+            self._words.spell_for(salt)
+            found = LLMatcher(trie, source, log_level=0, limits=_LIMITS)
             if found.is_error():
-                raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {_first_words(found.get_error())}")
+                raise InvalidField(FIELDS[grammar.kind], f"cannot be used: {first_words(found.get_error())}")
         with self._lock:
-            self._compiled[grammar] = found
-            self._compiled.move_to_end(grammar)
+            self._compiled[key] = found
+            self._compiled.move_to_end(key)
             if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+                self._forget_one()
         return found
+
+    def _forget_one(self) -> None:
+        """Forget the grammar that the salt with the most of them has not used for longest."""
+        held = Counter(salt for salt, _ in self._compiled)
+        most = max(held.values())
+        del self._compiled[next(key for key in self._compiled if held[key[0]] == most)]
 
     def warm(self) -> None:
         """Prepare everything that the first grammar would have to wait for."""
-        self._words()
+        self._trie_of_words()
 
-    def _words(self) -> LLTokenizer:
-        """Return the vocabulary as a trie."""
+    def _trie_of_words(self) -> LLTokenizer:
         with self._trie_lock:
             if self._trie is None:
-                self._trie = LLTokenizer(TokenizerWrapper(_Words(self._tokenizer, self._vocab_size)))
+                self._words.load()
+                self._trie = LLTokenizer(TokenizerWrapper(self._words))
             return self._trie
 
 
@@ -143,40 +158,78 @@ class Guide:
     """One answer that follows a grammar: `mask` has one bit per token, set if it may come next.
 
     Stop tokens are allowed only where the answer may end, whatever their text. `ended`: only stop tokens may follow.
+    `enter` is called before the library is, in the thread that calls it. All `budgets` pay for the answer's masks; the
+    first is that of its grammar.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_tokens: frozenset[int], field: str) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        stop_tokens: frozenset[int],
+        field: str,
+        enter: Callable[[], None],
+        budgets: tuple[Budget, ...],
+        clock: Clock,
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._field = field
+        self._enter = enter
+        self._budgets = budgets
+        self._clock = clock
         self._stops = _mask_of([token for token in stop_tokens if token < vocab_size], vocab_size)
         self._not_stops = ~self._stops
         self.ended = False
         # The last look ahead: tokens, and what may come after each of them.
         self._ahead: tuple[list[int], list[_Look]] = ([], [])
         self._look_seconds = 0.0
-        self._seconds_left = ANSWER_SECONDS
+        self.seconds = 0.0
         self.mask = self._look()
+
+    @property
+    def slow(self) -> bool:
+        return self._budgets[0].slow
+
+    def foresees(self, token: int) -> bool:
+        """Return whether a look ahead has already found what may follow this token."""
+        return bool(self._ahead[0]) and self._ahead[0][0] == token
 
     def take(self, token: int) -> None:
         """Advance by a token. Raises `RequestError` at a dead end."""
-        began = thread_time()
         tokens, looks = self._ahead
+        foreseen = self.foresees(token)
         self._ahead = ([], [])
         if _has(self._stops, token):
             self.ended = True
-            return
-        if not self._matcher.consume_token(token):
-            raise InvalidField(self._field, f"has failed on the answer: {_first_words(self._matcher.get_error())}")
-        if looks and tokens[0] == token:
+        elif foreseen:
             # A draft that was accepted: what may come next was found when it was proposed.
+            self._consume(token)
             self._ahead = tokens[1:], looks[1:]
             self.mask, self.ended, self._look_seconds = looks[0]
+            self._pay()
         else:
+            self.advance(token)
+            self._pay()
+
+    def advance(self, token: int) -> None:
+        """Advance by a token that does not end the answer, and find what may follow it; no budget pays for it."""
+        began = self._clock()
+        try:
+            self._consume(token)
             self.mask = self._look()
-            self._look_seconds = thread_time() - began
-        self._seconds_left += TOKEN_SECONDS - self._look_seconds
-        if self._seconds_left < 0 and not self.ended:
+        finally:
+            self._look_seconds = self._clock() - began
+            self.seconds += self._look_seconds
+
+    def _consume(self, token: int) -> None:
+        self._enter()
+        if not self._matcher.consume_token(token):
+            raise InvalidField(self._field, f"has failed on the answer: {first_words(self._matcher.get_error())}")
+
+    def _pay(self) -> None:
+        paid = [budget.spend(self._look_seconds) for budget in self._budgets]
+        if not all(paid) and not self.ended:
             raise InvalidField(self._field, "is too ambiguous: finding the next tokens of this answer takes too long")
 
     def look_ahead(self) -> Ahead:
@@ -198,11 +251,12 @@ class Guide:
         return [look.mask for look in looks[: len(tokens)]]
 
     def _look(self) -> NDArray[np.int32]:
+        self._enter()
         # The end is a token of its own, after the model's vocabulary.
         found = np.empty(self._vocab_size // 32 + 1, np.int32)
         self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
         if self._matcher.is_error():
-            raise InvalidField(self._field, f"has no valid continuation: {_first_words(self._matcher.get_error())}")
+            raise InvalidField(self._field, f"has no valid continuation: {first_words(self._matcher.get_error())}")
         mask = found[: len(self._stops)]
         if self._vocab_size % 32:
             mask[-1] &= np.int32((1 << self._vocab_size % 32) - 1)
@@ -224,7 +278,7 @@ class Ahead:
         # What the last look ahead found. The copy of the guide is made where more is needed.
         self._known = guide._ahead
         self._copy: Guide | None = None
-        self._end = thread_time() + LOOK_AHEAD_SECONDS
+        self._end = guide._clock() + LOOK_AHEAD_SECONDS
         self._tokens: list[int] = []
         self._looks: list[_Look] = []
         self._at = _Look(guide.mask, guide.ended, guide._look_seconds)
@@ -259,18 +313,22 @@ class Ahead:
         if self._copy is None and place < len(tokens) and tokens[place] == token:
             return looks[place]
         # The next mask takes about as long as the last one did.
-        if thread_time() + self._at.seconds > self._end:
+        if self._guide._clock() + self._at.seconds > self._end:
             return None
         if self._copy is None:
-            # A copy: budgets that looking ahead spends, and its errors, are not the answer's.
+            # A copy: its errors are not the answer's.
             self._copy = copy(self._guide)
             self._copy._matcher = self._guide._matcher.deep_copy()
+            self._guide._enter()
             self._copy._matcher.consume_tokens(self._tokens)
             self._copy._ahead = ([], [])
+        before = self._copy.seconds
         try:
-            self._copy.take(token)
+            self._copy.advance(token)
         except InvalidField:
             return None
+        finally:
+            self._guide.seconds += self._copy.seconds - before
         return _Look(self._copy.mask, self._copy.ended, self._copy._look_seconds)
 
 
@@ -284,217 +342,45 @@ def _has(mask: NDArray[np.int32], token: int) -> bool:
     return bool(mask[token // 32] >> (token % 32) & 1)
 
 
-def _first_words(error: str) -> str:
-    """Return the library's message, without the state that it may append or the mark that it omitted it."""
-    return " ".join(error.partition("<state>")[0].replace("<non-verbose/>", "").split())[:300]
-
-
 # the vocabulary -------------------------------------------------------------------------------------------------------
 
 
-class _Words:
+class Words:
     """A tokenizer in llguidance's interface. The last token stands for the end and is unknown to the model."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self.eos_token_id = vocab_size
+        self.bos_token_id = None
+        self._speaker = _Speaker()
+        # The library asks for the tokens of what is forced at each of its positions, in every answer.
+        self._known = lru_cache(MOST_SPELLED)(self._spell)
+
+    def load(self) -> None:
+        """Read the vocabulary, which takes a while if it is large."""
+        tokenizer, vocab_size = self._tokenizer, self._vocab_size
         known, special = min(tokenizer.size, vocab_size), tokenizer.vocabulary.special
         self.tokens = [tokenizer.bytes_of(token) for token in range(known)]
         self.tokens += [b""] * (vocab_size - known) + [b"<|weft end|>"]
         self.special_token_ids = [*sorted(token for token in special if token < vocab_size), vocab_size]
-        self.eos_token_id = vocab_size
-        self.bos_token_id = None
-        self._encode: Callable[[str], list[int]] = lambda text: tokenizer.encode(text, special=False)
-        # The library asks for the tokens of what is forced at each of its positions, in every answer.
-        self._known = lru_cache(MOST_SPELLED)(self._encode)
+
+    def spell_for(self, salt: bytes) -> None:
+        """Let this thread use only the texts that answers of this salt have spelled.
+
+        A text that is known takes less time, which must not tell one tenant what another one's grammars force.
+        """
+        self._speaker.salt = salt
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text if isinstance(text, str) else text.decode(errors="replace")
-        return (self._known if len(text) <= LONGEST_SPELLED else self._encode)(text)
+        return self._known(self._speaker.salt, text) if len(text) <= LONGEST_SPELLED else self._spell(b"", text)
+
+    def _spell(self, salt: bytes, text: str) -> list[int]:
+        return self._tokenizer.encode(text, special=False)
 
 
-# input ----------------------------------------------------------------------------------------------------------------
+class _Speaker(local):
+    """The salt of the answer for which a thread asks the library."""
 
-
-def source_of(grammar: Grammar) -> str:
-    """Return a grammar in llguidance's format, after checking its bounds."""
-    text, field = grammar.text, FIELDS[grammar.kind]
-    match grammar.kind:
-        case "json_schema":
-            schema = checked_schema(text, field)
-            # `true` and `false` are schemas too, without room for options.
-            return LLMatcher.grammar_from_json_schema(schema, defaults=SPACES if "{" in schema else None)
-        case "json_object":
-            return LLMatcher.grammar_from_json_schema(_ANY_OBJECT, defaults=SPACES)
-        case "regex":
-            _check_size(field, text, MAX_REGEX_CHARACTERS)
-            return LLMatcher.grammar_from_regex(text)
-        case "choice":
-            return LLMatcher.grammar_from_regex("|".join(map(re.escape, checked_choices(text))))
-        case "lark":
-            _check_size(field, text, MAX_LARK_CHARACTERS)
-            _check_texts(field, max((len(each) for each in re.findall(r'"[^"]*"', text)), default=0))
-            return LLMatcher.grammar_from_lark(checked_lark(as_lark(text, field), field))
-
-
-def as_lark(text: str, field: str) -> str:
-    """Return a grammar as Lark; GBNF (rules of the form `name ::= ...`) is translated.
-
-    >>> as_lark('root ::= "a" | "b"', "grammar").split()[-4:]
-    ['start:', '"a"', '|', '"b"']
-    """
-    if "::=" not in text or any(at_lines(_LARK_START, text)):
-        return text
-    try:
-        return _lark_of_gbnf(text)
-    except Exception as error:  # the library raises plain Exception for some errors
-        raise InvalidField(field, f"cannot be used: {_first_words(str(error))}") from None
-
-
-def _lark_of_gbnf(text: str) -> str:
-    rules = _callees_first(gbnf_to_lark.GrammarParser().parse(text))
-    gbnf_to_lark.resolve(rules)
-    return "\n".join(["%llguidance {}", *map(str, rules.values())])
-
-
-def _callees_first(rules: dict[str, gbnf_to_lark.RuleNode]) -> dict[str, gbnf_to_lark.RuleNode]:
-    """Return rules in an order in which each follows those that it names, except for cycles.
-
-    The library finds the terminals in as many passes over all rules as their order requires: two with this order, and
-    one for every rule with the opposite.
-    """
-    order: dict[str, gbnf_to_lark.RuleNode] = {}
-    seen: set[str] = set()
-    for name in rules:
-        waiting = [(name, False)]
-        while waiting:
-            each, done = waiting.pop()
-            if done:
-                order[each] = rules[each]
-            elif each not in seen and each in rules:
-                seen.add(each)
-                waiting.append((each, True))
-                waiting += [(named, False) for named in _named_by(rules[each])]
-    return order
-
-
-def _named_by(rule: gbnf_to_lark.RuleNode) -> list[str]:
-    found: list[str] = []
-    nodes: list[Any] = [rule]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, gbnf_to_lark.RuleRefNode):
-            found.append(node.name)
-        nodes += node.children()
-    return found
-
-
-def checked_lark(text: str, field: str) -> str:
-    """Check that a grammar's terminals are not nested too deeply, and return it."""
-    if terminal_depth(text) > MAX_TERMINAL_DEPTH:
-        raise InvalidField(field, f"has terminals nested more than {MAX_TERMINAL_DEPTH} levels deep")
-    return text
-
-
-def terminal_depth(text: str) -> int:
-    """Return the nesting depth of the terminals of a Lark text; the compiler rejects recursive ones.
-
-    >>> terminal_depth('start: A\\nA: B "x"\\n  | C\\nB: C\\nC: /c/')
-    3
-    """
-    begins = [(found[1], found.start(), found.end()) for found in at_lines(_TERMINAL, text)]
-    ends = [start for _, start, _ in begins[1:]] + [len(text)]
-    bodies = {name: text[begin:end] for (name, _, begin), end in zip(begins, ends)}
-    named = {name: set(_TERMINAL_NAME.findall(body)) & bodies.keys() for name, body in bodies.items()}
-    depths = dict.fromkeys(bodies, 1)
-    # One more pass than the allowed levels shows whether there are more.
-    for _ in range(MAX_TERMINAL_DEPTH + 1):
-        deeper = {name: 1 + max((depths[each] for each in held), default=0) for name, held in named.items()}
-        if deeper == depths:
-            break
-        depths = deeper
-    return max(depths.values(), default=0)
-
-
-def at_lines(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of a pattern that begin at the start of a line."""
-    start = 0
-    while True:
-        if (found := pattern.match(text, start)) is not None:
-            yield found
-        start = text.find("\n", start) + 1
-        if not start:
-            return
-
-
-def _check_size(field: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise InvalidField(field, f"has {len(text)} characters; the limit is {most}")
-
-
-def checked_schema(text: str, field: str) -> str:
-    """Check that a JSON schema is not too large, deep or wide, and return it."""
-    _check_size(field, text, MAX_SCHEMA_CHARACTERS)
-    if nesting(text.encode(errors="surrogatepass")) > MAX_SCHEMA_DEPTH:
-        raise InvalidField(field, f"is nested more than {MAX_SCHEMA_DEPTH} levels deep")
-    try:
-        schema = json.loads(text)
-    except ValueError as error:
-        raise InvalidField(field, f"is not valid JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise InvalidField(field, f"must be a JSON object, got {text[:80]}")
-    if widest(schema) > MAX_PROPERTIES:
-        raise InvalidField(field, f"has an object with {widest(schema)} members; the limit is {MAX_PROPERTIES}")
-    _check_texts(field, longest_text(without_explanations(schema)))
-    return text
-
-
-def _check_texts(field: str, longest: int) -> None:
-    if longest > MAX_TEXT_CHARACTERS:
-        raise InvalidField(field, f"has a string of {longest} characters; the limit is {MAX_TEXT_CHARACTERS}")
-
-
-def checked_choices(text: str) -> list[str]:
-    _check_size("choice", text, MAX_CHOICE_CHARACTERS)
-    try:
-        choices = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField("choice", f"is not valid JSON: {error}") from None
-    if not isinstance(choices, list) or not choices or not all(isinstance(each, str) for each in choices):
-        raise InvalidField("choice", "must be a list of at least one string")
-    if len(choices) > MAX_CHOICES:
-        raise InvalidField("choice", f"has {len(choices)} strings; the limit is {MAX_CHOICES}")
-    _check_texts("choice", max(map(len, choices)))
-    return choices
-
-
-def widest(value: Any) -> int:
-    """Return the number of members of the largest object anywhere in a JSON value."""
-    if isinstance(value, dict):
-        return max([len(value), *map(widest, value.values())])
-    return max(map(widest, value), default=0) if isinstance(value, list) else 0
-
-
-def without_explanations(schema: Any) -> Any:
-    """Return a schema without its explanations: only the model needs them."""
-    if isinstance(schema, list):
-        return [without_explanations(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: each for key, each in schema.items() if not (key in EXPLANATIONS and isinstance(each, str))}
-    return {key: _without_explanations(key, each) for key, each in kept.items()}
-
-
-def _without_explanations(key: str, value: Any) -> Any:
-    if key in _DATA:
-        return value
-    if key in _NAMED and isinstance(value, dict):
-        return {name: without_explanations(each) for name, each in value.items()}
-    return without_explanations(value)
-
-
-def longest_text(value: Any) -> int:
-    """Return the length of the longest key or string anywhere in a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return max([*map(len, value), *map(longest_text, value.values())], default=0)
-    return max(map(longest_text, value), default=0) if isinstance(value, list) else 0
+    salt = b""

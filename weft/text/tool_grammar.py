@@ -14,7 +14,7 @@ from llguidance import regex_to_lark
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.text.call_rules import CallableTool, CallBlock, any_call, calls, notation
-from weft.text.grammar import SPACES, checked_choices, checked_schema
+from weft.text.grammar_source import SPACES, checked_choices, checked_schema
 from weft.text.lark_rules import Rules, TokenOf, no_specials, regex_of
 from weft.text.reasoning import STYLES, opens
 from weft.text.tools import FORMATS, Tool, function_of, parameters_of
