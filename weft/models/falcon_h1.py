@@ -31,6 +31,7 @@ from weft.models.model import Layer, Source, sources
 
 
 class FalconH1(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.final_layernorm\.", "model.norm."),)
     ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"\.mup_vector$")
 

@@ -24,6 +24,7 @@ KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 class Gemma3(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^model\.language_model\.", "model."),
         (r"^language_model\.", ""),

@@ -36,6 +36,7 @@ BLOCK = 32
 
 
 class GptOss(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.mlp\.router\.", ".mlp.gate."),)
     quantisations: ClassVar[tuple[str, ...]] = ("mxfp4",)
 

@@ -29,6 +29,7 @@ LAYER_TYPES = {
 
 
 class GraniteMoeHybrid(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"\.mamba\.", ".self_attn."),
         (r"\.block_sparse_moe\.router(\.layer)?\.", ".mlp.router."),

@@ -31,6 +31,7 @@ FIXED = {"q_lora_rank": None, "mla_use_nope": True, "attention_bias": False, "mo
 
 
 class KimiLinear(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.block_sparse_moe\.", ".mlp."),)
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:

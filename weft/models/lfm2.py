@@ -21,6 +21,7 @@ LAYER_TYPES = {"conv": "conv", "short_conv": "conv", "full_attention": "attentio
 
 
 class Lfm2(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^model\.embedding_norm\.", "model.norm."),
         (r"\.operator_norm\.", ".input_layernorm."),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,6 +14,8 @@ from weft.models.layers.rotary import Rotary
 
 
 class Mistral(DecoderModel):
+    revision: ClassVar[int] = 1
+
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields, sliding_window=4096)
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)

@@ -38,6 +38,7 @@ WORDS = {
 
 
 class NemotronH(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^backbone\.", "model."),
         (r"^model\.embeddings\.", "model.embed_tokens."),

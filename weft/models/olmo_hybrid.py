@@ -29,6 +29,7 @@ DELTA_NORM_EPS = 1e-5
 
 
 class OlmoHybrid(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"\.linear_attn\.o_norm\.", ".self_attn.norm."),
         (r"\.linear_attn\.o_proj\.", ".self_attn.out_proj."),

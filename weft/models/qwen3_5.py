@@ -10,6 +10,7 @@ from weft.models.qwen3_next import Qwen3Next
 
 
 class Qwen3_5(Qwen3Next):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.language_model\.", "model."), *Qwen3Next.renames)
     ignored: ClassVar[tuple[str, ...]] = (*Qwen3Next.ignored, r"^(model\.)?visual\.")
 

@@ -33,6 +33,7 @@ EXPERT_NAMES = SharedNames(
 
 
 class Qwen3Next(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.linear_attn\.", ".self_attn."),)
     ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"^mtp\.")
 
