@@ -95,8 +95,16 @@ def rotated(family: str, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
             yield f"rotary, old spelling: {name}", base | THETA | {"rope_scaling": settings}
         if family.startswith("qwen3_5"):
             yield f"rotary, sections: {name}", base | {"rope_parameters": new | SECTIONS}
+    scaled = {"rope_type": "linear", "factor": 3.0}
     if family == "gemma3":
         yield "rotary: other local base", base | {"rope_local_base_freq": 7000.0}
+        keyed = {"full_attention": scaled, "sliding_attention": {"rope_type": "default"}}
+        yield "rotary: thetas outside", base | THETA | {"rope_local_base_freq": 70.0, "rope_parameters": keyed}
+        yield "rotary: theta of one type outside", base | THETA | {"rope_parameters": keyed}
+    else:
+        yield "rotary: no theta", base | {"rope_parameters": scaled}
+        yield "rotary: theta outside", base | THETA | {"rope_parameters": scaled}
+        yield "rotary: null", base | {"rope_parameters": None}
 
 
 Reading = tuple[str, tuple[str, ...], Any]

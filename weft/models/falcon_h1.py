@@ -38,6 +38,7 @@ class FalconH1(DecoderModel):
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields)
         config.choice("hidden_act", among=("silu",), default="silu")
+        config.only(attn_layer_indices=None)
         blocks = [ParallelBlock(config, dtype) for _ in range(config.integer("num_hidden_layers"))]
         rotary = Rotary(config.rotary(), dtype)
         decoder = frame(config, blocks, rotary, scale=multiplier(config, "embedding"), eps=1e-5)

@@ -21,6 +21,7 @@ class Llama(DecoderModel):
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
         bias, mlp_bias = (config.flag(name, default=False) for name in ("attention_bias", "mlp_bias"))
         shape = attention_shape(config, dtype, bias=bias, output_bias=bias)
+        config.check_layer_types(["full_attention"] * config.integer("num_hidden_layers"), "the architecture")
         blocks = [
             Block(Attention(shape), gated_mlp(config, mlp_bias), hidden, eps)
             for _ in range(config.integer("num_hidden_layers"))

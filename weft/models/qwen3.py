@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from weft.models.config import Config
+from weft.base.errors import ModelError
+from weft.models.config import WINDOWED, Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.rotary import Rotary
-
-WINDOWED = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 class Qwen3(DecoderModel):
@@ -32,12 +31,14 @@ class Qwen3(DecoderModel):
 
 def windows(config: Config) -> list[int | None]:
     """Return the window of each layer; without `layer_types`, all from `max_window_layers` on have one."""
-    window = (
-        config.integer("sliding_window", default=None) if config.flag("use_sliding_window", default=False) else None
-    )
-    first = config.integer("max_window_layers", default=28, minimum=0)
+    windowed = config.flag("use_sliding_window", default=False)
+    window = config.integer("sliding_window", default=None) if windowed else None
+    first = config.integer("max_window_layers", default=28, minimum=0) if window else _layers(config)
     names = ["full_attention" if index < first else "sliding_attention" for index in range(_layers(config))]
-    return [window if kind == "sliding" else None for kind in config.layer_types(WINDOWED, default=names)]
+    kinds = config.layer_types(WINDOWED, default=names)
+    if window is None and "sliding" in kinds:
+        raise ModelError("config.json: layer_types has sliding_attention, which needs use_sliding_window and a window")
+    return [window if kind == "sliding" else None for kind in kinds]
 
 
 def _layers(config: Config) -> int:

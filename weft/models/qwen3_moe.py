@@ -26,6 +26,8 @@ class Qwen3Moe(DecoderModel):
         bias = config.flag("attention_bias", default=False)
         windowed = config.flag("use_sliding_window", default=False)
         window = config.integer("sliding_window", default=None) if windowed else None
+        kind = "full_attention" if window is None else "sliding_attention"
+        config.check_layer_types([kind] * config.integer("num_hidden_layers"), "use_sliding_window")
         shape = attention_shape(config, dtype, bias=bias, output_bias=bias, norm_eps=eps, window=window)
         blocks = [
             Block(Attention(shape), sparse_mlp(config) if sparse else gated_mlp(config), hidden, eps)
