@@ -67,6 +67,18 @@ EXPERTS = {
 QWEN3_NEXT = Tiny("Qwen3NextConfig", "Qwen3NextForCausalLM", DELTA | EXPERTS | {"intermediate_size": 96})
 QWEN3_5 = Tiny("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA | {"intermediate_size": 96})
 QWEN3_5_MOE = Tiny("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", DELTA | EXPERTS)
+# As model cards describe it for long texts; here the trained context is short.
+QWEN3_5_YARN = QWEN3_5.variant(
+    rope_parameters={
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    }
+)
 VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -99,7 +111,8 @@ OLMO_HYBRID = Tiny(
         "linear_num_value_heads": 4,
         "linear_conv_kernel_dim": 4,
         "layer_types": DELTA_AND_ATTENTION,
-        "rope_parameters": None,
+        # As published: without positions.
+        "rope_parameters": {"rope_type": "default", "rope_theta": None},
     },
 )
 KIMI_LINEAR = Tiny(
@@ -254,6 +267,10 @@ ODD_HYBRIDS: dict[str, Tiny] = {
     "qwen3_5, multimodal": QWEN3_5_MULTIMODAL,
     "qwen3_5, attention bias, tied": QWEN3_5.variant(attention_bias=True, tie_word_embeddings=True),
     "qwen3_5_moe, multimodal": QWEN3_5_MOE_MULTIMODAL,
+    "qwen3_5, yarn beside sections": QWEN3_5_YARN,
+    "qwen3_5_moe, linear beside sections": QWEN3_5_MOE.variant(
+        rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    ),
     "olmo_hybrid, rotated, correction of one at most, default sizes, tied": OLMO_HYBRID.variant(
         linear_allow_neg_eigval=False,
         linear_key_head_dim=None,

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.hybrid_models import HYBRIDS
+from tests.hybrid_models import HYBRIDS, QWEN3_5_YARN
 from tests.oracle import Oracle, scatter
 
 NEMOTRON = HYBRIDS["nemotron_h"].variant({"num_nextn_predict_layers": 1, "mtp_layers_block_type": ["attention", "moe"]})
 TINY = HYBRIDS | {
     "nemotron_h": NEMOTRON,
+    "qwen3_5, yarn beside sections": QWEN3_5_YARN,
     "qwen3_5, one layer": HYBRIDS["qwen3_5"].variant(num_hidden_layers=1, layer_types=["full_attention"]),
     "nemotron_h, latent experts in groups": NEMOTRON.variant(
         {"mtp_layers_block_type": None, "mtp_hybrid_override_pattern": "*E"},
@@ -78,12 +79,12 @@ class Checkpoint:
         return (mixed * gate.sigmoid()).reshape(n, -1) @ self.head["mtp.layers.0.self_attn.o_proj.weight"].T
 
     def rotate(self, x: Tensor, config: object) -> Tensor:
-        rope = config.rope_parameters
-        size = int(config.head_dim * rope["partial_rotary_factor"])
-        frequency = rope["rope_theta"] ** (-torch.arange(0, size, 2) / size)
-        angle = torch.arange(len(x))[:, None, None] * frequency
+        rotary = self.oracle.model.model.rotary_emb
+        size = 2 * len(rotary.inv_freq)
+        angle = torch.arange(len(x))[:, None, None] * rotary.inv_freq
+        cosine, sine = angle.cos() * rotary.attention_scaling, angle.sin() * rotary.attention_scaling
         one, two = x[..., : size // 2], x[..., size // 2 : size]
-        turned = [one * angle.cos() - two * angle.sin(), two * angle.cos() + one * angle.sin()]
+        turned = [one * cosine - two * sine, two * cosine + one * sine]
         return torch.cat([*turned, x[..., size:]], -1)
 
     def gated(self, x: Tensor, name: str) -> Tensor:

@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.operations import CPU
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan, Sampling
+from weft.kernels.interface import Operations
 from weft.memory.device.store import Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
@@ -151,9 +152,12 @@ class Running:
 class DirectRunner:
     """Runs a model by plans made here. `poison=False` leaves what was left behind as it is."""
 
-    def __init__(self, model: CausalModel, budget_bytes: int = 8 << 20, poison: bool = True) -> None:
+    def __init__(
+        self, model: CausalModel, budget_bytes: int = 8 << 20, poison: bool = True, operations: Operations = CPU
+    ) -> None:
         self.model = model
-        self.spec = MemorySpec(model.memories(CPU))
+        self.operations = operations
+        self.spec = MemorySpec(model.memories(operations))
         self.store = Store(self.spec, budget_bytes)
         self.store.buffer.fill_(0xFF)
         self.unit_bytes = unit_bytes(self.spec)
@@ -172,7 +176,7 @@ class DirectRunner:
         ordered = sorted(work, key=lambda item: item[1] != 1)
         plan = self._plan(ordered)
         with torch.inference_mode():
-            batch = build_batch(plan, self.spec, torch.zeros(self.seats, dtype=torch.int64), "cpu", CPU)
+            batch = build_batch(plan, self.spec, torch.zeros(self.seats, dtype=torch.int64), "cpu", self.operations)
             logits = self.model.logits(self.model(batch, self.store.views), batch).float()
         for (sequence, count), part in zip(ordered, logits.split([count for _, count in ordered])):
             sequence.logits.append(part)

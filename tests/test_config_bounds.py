@@ -24,7 +24,7 @@ from tests.test_hostile_configs import fields_of
 from weft.base.errors import ModelError
 from weft.base.grid import CELL
 from weft.models.bounds import INTEGERS, NUMBERS
-from weft.models.config import Config
+from weft.models.config import ROTARY_FIELDS, VARIANT_FIELDS, Config
 from weft.models.weights import load_model
 
 READERS = {"integer": INTEGERS, "number": NUMBERS, "numbers": NUMBERS}
@@ -124,10 +124,13 @@ def test_no_bound_is_larger_than_its_kind_allows():
 def with_field(fields: dict[str, Any], names: tuple[str, ...], name: str, value: Any) -> dict[str, Any]:
     """Return a configuration whose field has this value under this of its spellings, wherever it may be read from."""
     changed = {key: with_field(each, names, name, value) if key in SCOPES else each for key, each in fields.items()}
+    if ("rope_type" in fields and name not in ROTARY) or fields.keys() & {"full_attention", "sliding_attention"}:
+        return changed
     return changed | dict.fromkeys(names) | {name: value}
 
 
 SCOPES = ("text_config", "rope_parameters", "full_attention", "sliding_attention")
+ROTARY = {*ROTARY_FIELDS, *VARIANT_FIELDS["llama3"], *VARIANT_FIELDS["yarn"]}
 
 
 def small_only(empty: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

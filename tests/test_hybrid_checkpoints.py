@@ -141,9 +141,9 @@ def test_a_missing_tensor_is_named(name, tensor, tmp_path):
         ("nemotron_h", {"n_groups": 3}, "8 heads must be a multiple of the 3 groups"),
         ("granite_moe_hybrid", {"time_step_limit": [0.0, "low"]}, "time_step_limit must be two numbers"),
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act must be one of silu, got 'gelu'"),
-        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be True for this architecture, got False"),
-        ("kimi_linear", {"q_lora_rank": 8}, "q_lora_rank must be None for this architecture, got 8"),
-        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func must be sigmoid"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be true for this architecture, got False"),
+        ("kimi_linear", {"q_lora_rank": 8}, "q_lora_rank must be null for this architecture, got 8"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, 'moe_router_activation_func must be "sigmoid"'),
         ("kimi_linear", {"layer_types": None}, "must have full_attn_layers"),
         ("kimi_linear", {"layer_types": None, "linear_attn_config": [1]}, "linear_attn_config must be an object"),
         *(

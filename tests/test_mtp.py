@@ -41,7 +41,7 @@ from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, SequenceDrafts
 
-FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h")
+FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h", "qwen3_5, yarn beside sections")
 LARGER = ("qwen3_5_moe", "nemotron_h, latent experts in groups")
 ROOM = 3
 MEMORY = 32 << 20

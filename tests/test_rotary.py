@@ -56,15 +56,32 @@ def test_old_and_new_spellings_mean_the_same(name):
 
 
 def test_scaling_of_null_is_no_scaling():
-    assert Config(SIZES | {"rope_theta": 1e6, "rope_scaling": None}).rotary() == RotaryKind(
-        32, 1e6, factor=1.0, original_context=4096
-    )
+    assert Config(SIZES | {"rope_theta": 1e6, "rope_scaling": None}).rotary() == RotaryKind(32, 1e6)
 
 
 def test_sections_for_several_axes_are_plain_rotation_for_text():
     settings = {"rope_type": "mrope", "rope_theta": 1e7, "mrope_section": [4, 2, 2], "partial_rotary_factor": 0.25}
-    kind = Config(SIZES | {"rope_parameters": settings}).rotary()
+    kind = Config(SIZES | {"rope_parameters": settings}).rotary(partial=0.25, axes=True)
     assert (kind.variant, kind.theta, kind.size) == ("default", 1e7, 8)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("kind", ["", "Moe"])
+def test_scales_apply_beside_sections_as_in_the_public_implementation(name, kind):
+    transformers = pytest.importorskip("transformers")
+    settings = SPELLINGS[name] | {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+    sizes = SIZES | {"head_dim": 32}
+    config = getattr(transformers, f"Qwen3_5{kind}TextConfig")(**sizes, rope_parameters=dict(settings))
+    package = getattr(transformers.models, f"qwen3_5{'_moe' if kind else ''}")
+    module = getattr(package, f"modeling_qwen3_5{'_moe' if kind else ''}")
+    reference = getattr(module, f"Qwen3_5{kind}TextRotaryEmbedding")(config)
+    found = Config(sizes | {"rope_parameters": settings}).rotary(partial=0.25, axes=True)
+    torch.testing.assert_close(frequencies(found), reference.inv_freq, rtol=1e-6, atol=0)
+    assert amplitude(found) == pytest.approx(reference.attention_scaling)
+    cosine, sine = reference(torch.zeros(1), torch.arange(50)[None])
+    turned = make_rotation(torch.arange(50), frequencies(found), amplitude(found), torch.float32)
+    torch.testing.assert_close(turned.cosine[:, 0], cosine[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(turned.sine[:, 0, 8:], sine[0, :, 8:], rtol=0, atol=1e-5)
 
 
 def test_layer_types_have_their_own_rotation():

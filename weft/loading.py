@@ -33,6 +33,7 @@ from weft.models.config import Config, read_config, text_part
 from weft.models.dtypes import choose_dtype
 from weft.models.fingerprint import fingerprint
 from weft.models.layers.moe import ExpertLayer
+from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import build, find_checkpoint, has_head, load_model
@@ -243,9 +244,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         engine_config = replace(engine_config, form=form_of(options, device, chosen))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
-    if facts.model_length is not None and engine_config.max_length > facts.model_length:
-        asked = f"max_length is {engine_config.max_length}"
-        warn_once(f"{asked} but the model was trained for {facts.model_length} tokens; lower it, or quality may drop")
+    check_length(model, engine_config.max_length, facts.model_length)
     beside = folder if folder.is_dir() else folder.parent
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
@@ -307,6 +306,17 @@ def form_of(options: Options, device: str, chosen: Chosen) -> str:
     room = f"room for {draft_tokens(options, device)} drafts"
     parts = (__version__, torch.__version__, device_name(device), threads, room, *chosen.summary())
     return "; ".join(map(str, parts))
+
+
+def check_length(model: CausalModel, length: int, trained: int | None) -> None:
+    """Warn if sequences may be longer than those that a model was trained for, or raise if that changes its answers."""
+    if trained is None or length <= trained:
+        return
+    asked = f"max_length is {length} but the model was trained for {trained} tokens"
+    if any(isinstance(each, Rotary) and each.kind.variant == "dynamic" for each in model.modules()):
+        # Then every new token would turn the keys of all tokens before it.
+        raise OptionError(f"{asked}, and rope type dynamic is not supported beyond; pass at most {trained}")
+    warn_once(f"{asked}; lower it, or quality may drop")
 
 
 def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:

@@ -21,8 +21,8 @@ VARIANTS = ("default", "linear", "dynamic", "llama3", "yarn")
 class RotaryKind:
     """Everything that angles depend on, besides the position.
 
-    `dynamic` scaling changes nothing within the trained context, which Weft's sequences never exceed, so it equals
-    `default`. Fields that a variant does not use keep their defaults.
+    `dynamic` scaling changes nothing within the trained context, which sequences of such a model must not exceed, so
+    it equals `default`. Fields that a variant does not use keep their defaults.
     """
 
     size: int  # number of rotated dimensions per head

@@ -22,7 +22,17 @@ class Required:
 
 REQUIRED = Required()
 # Facts of the whole checkpoint that multimodal configurations keep outside their text part.
-OUTER = ("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "quantization_config")
+OUTER = (
+    "architectures",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "quantization_config",
+    "compression_config",
+)
+# Types of layers without recurrence, and Weft's names of them.
+WINDOWED = {"full_attention": "full", "sliding_attention": "sliding"}
 
 
 def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
@@ -43,11 +53,14 @@ def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the language model's own configuration; multimodal checkpoints nest it in `text_config`."""
+    """Return the language model's own configuration; multimodal checkpoints nest it in `text_config`.
+
+    Whether the embedding is also the head is said outside of it; the public implementation ignores it inside.
+    """
     if not isinstance(config.get("text_config"), Mapping):
         return dict(config)
-    outer = {name: config[name] for name in OUTER if config.get(name) is not None}
-    return {**config["text_config"], **outer}
+    inner = {name: value for name, value in config["text_config"].items() if name != "tie_word_embeddings"}
+    return {**inner, **{name: config[name] for name in OUTER if config.get(name) is not None}}
 
 
 class Config:
@@ -61,9 +74,15 @@ class Config:
 
     def _find(self, names: tuple[str, ...], default: object) -> tuple[str, Any]:
         """Return the spelling that exists and its value, or the first spelling and the default."""
-        for name in names:
-            if self.fields.get(name) is not None:
-                return name, self.fields[name]
+        given = [name for name in names if self.fields.get(name) is not None]
+        for name in given[1:]:
+            if self.fields[name] != self.fields[given[0]]:
+                raise ModelError(
+                    f"config.json: {given[0]} is {shown(self.fields[given[0]])}, but {name}, which means the same, is "
+                    f"{shown(self.fields[name])}; remove one of them"
+                )
+        if given:
+            return given[0], self.fields[given[0]]
         if default is REQUIRED:
             raise ModelError(f"config.json must have {' or '.join(names)} for this architecture, but has none")
         return names[0], default
@@ -107,6 +126,15 @@ class Config:
             raise ModelError(f"config.json: {name} must have at most {MOST_ENTRIES} entries, got {len(value)}")
         return list(value)
 
+    def only(self, **values: Any) -> None:
+        """Raise if a field that would change the computation has another value than the only supported one."""
+        for name, value in values.items():
+            given = self.integer(name, default=None) if name in INTEGERS else self.fields.get(name)
+            if given is not None and (type(given) is not type(value) or given != value):
+                raise ModelError(
+                    f"config.json: {name} must be {json.dumps(value)} for this architecture, got {shown(given)}"
+                )
+
     def kinds(self, name: str, given: Sequence[Any], known: Mapping[str, str]) -> list[str]:
         """Return the kinds of layers that a field lists, in Weft's names: `known` maps the file's names to them."""
         if len(given) > LAYERS:
@@ -135,7 +163,9 @@ class Config:
     @property
     def context(self) -> int | None:
         """Return how many tokens the model was trained for, if the configuration has it."""
-        length: int | None = self.integer("max_position_embeddings", "model_max_length", default=None)
+        length: int | None = self.integer("max_position_embeddings", default=None)
+        if length is None:
+            length = self.integer("model_max_length", default=None)
         return length
 
     @property
@@ -148,54 +178,177 @@ class Config:
             )
         return kv_heads
 
+    def window(self, is_windowed: bool) -> int | None:
+        """Return the sliding window of a layer that has one."""
+        window: int | None = self.integer("sliding_window") if is_windowed else None
+        return window
+
+    def check_layer_types(self, expected: Sequence[str], why: str, known: Mapping[str, str] = WINDOWED) -> None:
+        """Raise if `layer_types` are given, and are not those that other fields or the architecture say."""
+        if self.fields.get("layer_types") is None:
+            return
+        given = self.layer_types(known)
+        if given != self.kinds("layer_types", expected, known):
+            raise ModelError(f"config.json: layer_types must agree with {why}, got {shown(given)}")
+
     def layer_types(self, known: Mapping[str, str], default: list[str] | None = None) -> list[str]:
         """Return `layer_types` in Weft's names: `known` maps the file's names to them."""
         count = self.integer("num_hidden_layers")
         types = self.listing("layer_types", length=count, default=default if default is not None else REQUIRED)
         return self.kinds("layer_types", types, known)
 
-    def rotary(self, layer_type: str | None = None, theta: float = 10000.0, partial: float = 1.0) -> RotaryKind:
-        """Return the rotary embedding of (a type of) layers; `theta` and `partial` are the family's defaults."""
-        settings = self._rotary_settings(layer_type)
-        scope = Config(settings)
-        variant = settings.get("rope_type", settings.get("type")) or "default"
-        if variant == "mrope" or "mrope_section" in settings:
-            # Three axes of positions; all equal for text, which is plain rotation.
-            variant = "default"
+    def rotary(
+        self,
+        layer_type: str | None = None,
+        theta: float = 10000.0,
+        theta_field: str = "rope_theta",
+        partial: float | None = None,
+        axes: bool = False,
+    ) -> RotaryKind:
+        """Return the rotary embedding of (a type of) layers, as the public implementation reads it.
+
+        `theta` and `partial` are the family's defaults; without `partial`, it rotates whole heads. `theta_field` is the
+        name of theta outside of the parameters. `axes`: positions may have several axes. All are equal for text, so
+        their sections change nothing.
+        """
+        settings = self._rotary_settings(layer_type, theta_field)
+        scope, variant = Config(settings), settings.get("rope_type", "default")
         if variant not in VARIANTS:
             raise ModelError(
                 f"config.json: rope type {shown(variant)} is not supported; supported are {', '.join(VARIANTS)}"
             )
-        share = scope.number("partial_rotary_factor", default=partial)
-        needs_original = variant in ("llama3", "yarn")
-        context = self.context
-        original = scope.integer("original_max_position_embeddings", default=context)
-        if needs_original and original is None:
-            raise ModelError(f"config.json: rope type {variant} needs original_max_position_embeddings")
-        return RotaryKind(
-            size=turned_dimensions(self.head_dim, share),
-            theta=scope.number("rope_theta", default=theta),
-            variant=variant,
-            factor=scope.number("factor", default=(context or 1) / (original or 1)),
-            original_context=original or 0,
-            low_frequency=scope.number("low_freq_factor", default=1.0),
-            high_frequency=scope.number("high_freq_factor", default=4.0),
-            fast=scope.number("beta_fast", default=32.0),
-            slow=scope.number("beta_slow", default=1.0),
-            truncate=scope.flag("truncate", default=True),
-            attention_factor=_attention_factor(scope),
-        )
+        known = {*ROTARY_FIELDS, *VARIANT_FIELDS[variant], *(AXES_FIELDS if axes else ())}
+        # The public implementation does not read it where layers have parameters of their own.
+        known -= {"truncate"} if layer_type is not None else set()
+        for name in settings:
+            if name not in known:
+                raise ModelError(
+                    f"config.json: rope type {variant} of this architecture has no {shown(name)}; remove it"
+                )
+        share = scope.number("partial_rotary_factor", default=1.0 if partial is None else partial)
+        if partial is None and share != 1:
+            raise ModelError(f"config.json: partial_rotary_factor must be 1 for this architecture, got {share:g}")
+        size, theta = turned_dimensions(self.head_dim, share), scope.number("rope_theta", default=theta)
+        if axes:
+            check_axes(scope)
+        return scaled_rotary(variant, scope, size, theta, self.context)
 
-    def _rotary_settings(self, layer_type: str | None) -> dict[str, Any]:
-        """Return one dictionary from the new spelling (`rope_parameters`) or the old one (`rope_scaling` etc.)."""
-        new, scaling = (self.fields.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
-        if not isinstance(scaling, Mapping) or not isinstance(new, Mapping):
-            raise ModelError("config.json: rope_parameters and rope_scaling must be objects")
-        if layer_type is not None and isinstance(new.get(layer_type), Mapping):
-            new = new[layer_type]
-        old = {name: self.fields[name] for name in ("rope_theta", "partial_rotary_factor") if name in self.fields}
-        settings = {**old, **scaling, **new}
-        return {name: value for name, value in settings.items() if value is not None}
+    def _rotary_settings(self, layer_type: str | None, theta_field: str) -> dict[str, Any]:
+        """Return the parameters of the new spelling (`rope_parameters`) or the old one (`rope_scaling` etc.).
+
+        A parameter may be given at several places if it has one value.
+        """
+        new, old = (self._mapping(name) for name in ("rope_parameters", "rope_scaling"))
+        outer = _given(
+            {
+                "rope_theta": self.number(theta_field, default=None),
+                "partial_rotary_factor": self.number("partial_rotary_factor", default=None),
+                "original_max_position_embeddings": self.integer("original_max_position_embeddings", default=None),
+            }
+        )
+        nested = [name for name, value in new.items() if isinstance(value, Mapping)]
+        if layer_type is None and nested:
+            raise ModelError(f"config.json: rope_parameters must not have {shown(nested[0])} for this architecture")
+        if layer_type is not None:
+            if len(nested) != len(new):
+                raise ModelError(
+                    "config.json: rope_parameters must have an object for each type of layers, and no more"
+                )
+            if "original_max_position_embeddings" in outer:
+                raise ModelError("config.json: original_max_position_embeddings must be in rope_parameters")
+            new = new.get(layer_type, {})
+            # The old spelling has no scale for layers with a window.
+            old = old if layer_type == "full_attention" else {}
+        places = [{**outer, **_spelled(place)} for place in (new, old) if place] or [outer]
+        if len(places) > 1 and places[0] != places[1]:
+            raise ModelError("config.json: rope_parameters and rope_scaling must be the same, or one of them absent")
+        for name, value in outer.items():
+            if places[0][name] != value:
+                raise ModelError(
+                    f"config.json: {theta_field if name == 'rope_theta' else name} is {shown(value)}, but the rotary "
+                    f"parameters have {shown(places[0][name])}; remove one of them"
+                )
+        return places[0]
+
+    def _mapping(self, name: str) -> dict[str, Any]:
+        value = self.fields.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"config.json: {name} must be an object, got {shown(value)}")
+        return _given(value)
+
+
+# Parameters of rotary embeddings: of all types, of each type, and of positions with several axes.
+ROTARY_FIELDS = (
+    "rope_type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "finetuned",
+)
+VARIANT_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+}
+AXES_FIELDS = ("mrope_section", "mrope_interleaved")
+
+
+def scaled_rotary(variant: str, scope: Config, size: int, theta: float, context: int | None) -> RotaryKind:
+    """Return a type of rotary embedding with the parameters that it has."""
+    if variant == "default":
+        return RotaryKind(size, theta)
+    if context is None:
+        raise ModelError(f"config.json: rope type {variant} needs max_position_embeddings")
+    if variant in ("linear", "dynamic"):
+        return RotaryKind(size, theta, variant, scope.number("factor"))
+    original = scope.integer("original_max_position_embeddings", default=context)
+    if variant == "llama3":
+        low, high = scope.number("low_freq_factor"), scope.number("high_freq_factor")
+        if low >= high:
+            raise ModelError(f"config.json: high_freq_factor must be larger than low_freq_factor {low:g}, got {high:g}")
+        return RotaryKind(size, theta, variant, scope.number("factor"), original, low, high)
+    factor = scope.number("factor", default=REQUIRED if context == original else context / original)
+    return RotaryKind(
+        size,
+        theta,
+        variant,
+        factor,
+        original,
+        fast=scope.number("beta_fast", default=32.0),
+        slow=scope.number("beta_slow", default=1.0),
+        truncate=scope.flag("truncate", default=True),
+        attention_factor=_attention_factor(scope, factor),
+    )
+
+
+def check_axes(scope: Config) -> None:
+    """Raise if the sections of positions with three axes are none."""
+    sections = scope.listing("mrope_section", length=3, default=[0, 0, 0])
+    if not all(type(size) is int and size >= 0 for size in sections):
+        raise ModelError(f"config.json: mrope_section must have three sizes, got {shown(sections)}")
+    scope.flag("mrope_interleaved", default=True)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _spelled(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters with the type under its new name."""
+    settings = _given(settings)
+    # For text, positions with several axes are plain rotation.
+    kinds = ["default" if settings[name] == "mrope" else settings[name] for name in _TYPES if name in settings]
+    if kinds[1:] and kinds[0] != kinds[1]:
+        raise ModelError(
+            f"config.json: rope_type is {shown(kinds[0])}, but type is {shown(kinds[1])}; remove one of them"
+        )
+    kind = kinds[0] if kinds else "default"
+    return {name: value for name, value in settings.items() if name not in _TYPES} | {"rope_type": kind}
+
+
+_TYPES = ("rope_type", "type")
 
 
 def turned_dimensions(head_dim: int, share: float = 1.0) -> int:
@@ -226,10 +379,9 @@ _short = reprlib.Repr()
 _short.maxlevel, _short.maxstring, _short.maxlong = 3, MOST_SHOWN, MOST_SHOWN
 
 
-def _attention_factor(scope: Config) -> float | None:
+def _attention_factor(scope: Config, factor: float) -> float | None:
     given: float | None = scope.number("attention_factor", default=None)
     weights = [scope.number(name, default=0.0) for name in ("mscale", "mscale_all_dim")]
     if given is not None or not all(weights):
         return given
-    factor = scope.number("factor", default=1.0)
     return yarn_scale(factor, weights[0]) / yarn_scale(factor, weights[1])

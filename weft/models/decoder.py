@@ -17,7 +17,7 @@ from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
-from weft.models.config import Config
+from weft.models.config import Config, shown
 from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding, VocabularyHead
 from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_step_limit
@@ -135,10 +135,16 @@ def attention_shape(config: Config, dtype: torch.dtype, **more: Any) -> Attentio
 def mamba2_shape(config: Config, dtype: torch.dtype, inner: int, out_bias: bool) -> Mamba2Shape:
     """Return the sizes of a Mamba2 layer by the names of Falcon-H1 and Granite; `inner` is the scan's channels."""
     heads = config.integer("mamba_n_heads")
+    head_dim = head_dim_of(inner, heads)
+    if config.fields.get("mamba_d_head") not in (None, "auto", head_dim):
+        raise ModelError(
+            f"config.json: mamba_d_head must be {head_dim}, the inner size {inner} over mamba_n_heads {heads}, got "
+            f"{shown(config.fields['mamba_d_head'])}"
+        )
     return Mamba2Shape(
         hidden=config.integer("hidden_size"),
         heads=heads,
-        head_dim=head_dim_of(inner, heads),
+        head_dim=head_dim,
         groups=config.integer("mamba_n_groups", default=1),
         state=config.integer("mamba_d_state"),
         conv_width=config.integer("mamba_d_conv", default=4, minimum=2),
@@ -155,8 +161,11 @@ def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
     return GatedMLP(config.integer("hidden_size"), config.integer("intermediate_size"), activation, bias)
 
 
-def grouped_route(config: Config, count: int) -> Route:
-    """Return the choice among `count` experts by independent scores, of which only some groups may be chosen."""
+def grouped_route(config: Config, count: int, scaling: float = 1.0) -> Route:
+    """Return the choice among `count` experts by independent scores, of which only some groups may be chosen.
+
+    `scaling` is the family's default of the factor of their weights.
+    """
     groups = config.integer("n_group", "num_expert_group", default=1)
     kept = config.integer("topk_group", default=1)
     if count % groups or kept > groups:
@@ -169,7 +178,7 @@ def grouped_route(config: Config, count: int) -> Route:
         groups=groups,
         kept_groups=kept,
         renormalise=config.flag("norm_topk_prob", "moe_renormalize", default=True),
-        scaling=config.number("routed_scaling_factor", default=1.0),
+        scaling=config.number("routed_scaling_factor", default=scaling),
     )
 
 

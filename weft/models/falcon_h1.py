@@ -31,12 +31,14 @@ from weft.models.model import Layer, Source, sources
 
 
 class FalconH1(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"^model\.final_layernorm\.", "model.norm."),)
     ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"\.mup_vector$")
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields)
         config.choice("hidden_act", among=("silu",), default="silu")
+        config.only(attn_layer_indices=None)
         blocks = [ParallelBlock(config, dtype) for _ in range(config.integer("num_hidden_layers"))]
         rotary = Rotary(config.rotary(), dtype)
         decoder = frame(config, blocks, rotary, scale=multiplier(config, "embedding"), eps=1e-5)

@@ -10,20 +10,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.kernels.interface import Batch
-from weft.kernels.rotary import RotaryKind, Rotation
+from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
 from weft.memory.device.store import View
-from weft.models.config import Config, turned_dimensions
+from weft.models.config import WINDOWED, Config
 from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Layer
 
-KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
-
 
 class Gemma3(DecoderModel):
+    revision: ClassVar[int] = 2
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^model\.language_model\.", "model."),
         (r"^language_model\.", ""),
@@ -44,18 +43,15 @@ class Gemma3(DecoderModel):
             vocab_size=262208,
             hidden_activation="gelu_pytorch_tanh",
         )
-        pattern = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-        names = [
-            "sliding_attention" if (index + 1) % pattern else "full_attention"
-            for index in range(config.integer("num_hidden_layers"))
-        ]
-        blocks = [SandwichBlock(config, dtype, kind) for kind in config.layer_types(KINDS, default=names)]
+        config.only(use_bidirectional_attention=False, attn_logit_softcapping=None)
+        names = None if config.fields.get("layer_types") is not None else default_layer_types(config)
+        blocks = [SandwichBlock(config, dtype, kind) for kind in config.layer_types(WINDOWED, default=names)]
         decoder = frame(config, blocks, None, scale=config.integer("hidden_size") ** 0.5, zero_centred=True)
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=True))
         self.rotary = nn.ModuleDict(
             {
                 "full": Rotary(config.rotary("full_attention", theta=1e6), dtype),
-                "sliding": Rotary(local_rotary(config), dtype),
+                "sliding": Rotary(config.rotary("sliding_attention", theta_field="rope_local_base_freq"), dtype),
             }
         )
         self.softcap = config.number("final_logit_softcapping", default=None)
@@ -72,11 +68,10 @@ class Gemma3(DecoderModel):
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
 
-def local_rotary(config: Config) -> RotaryKind:
-    """Return the rotation of windowed layers: in the old spelling a separate base, never scaled."""
-    if isinstance(config.fields.get("rope_parameters"), Mapping):
-        return config.rotary("sliding_attention")
-    return RotaryKind(turned_dimensions(config.head_dim), config.number("rope_local_base_freq", default=10000.0))
+def default_layer_types(config: Config) -> list[str]:
+    pattern = config.integer("sliding_window_pattern", default=6)
+    count = config.integer("num_hidden_layers")
+    return ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
 
 
 class SandwichBlock(Layer):
@@ -94,7 +89,7 @@ class SandwichBlock(Layer):
                 bias=bias,
                 output_bias=bias,
                 scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
-                window=config.integer("sliding_window", default=None) if kind == "sliding" else None,
+                window=config.window(kind == "sliding"),
                 norm_eps=eps,
                 norm_zero_centred=True,
             )

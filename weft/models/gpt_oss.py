@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from weft.base.errors import ModelError
 from weft.kernels.experts import clamped
 from weft.models import mxfp4
-from weft.models.config import Config
+from weft.models.config import WINDOWED, Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
 from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear, only_once
@@ -20,7 +20,6 @@ from weft.models.layers.rotary import Rotary
 from weft.models.model import Source
 from weft.models.sharding import RankCut, current_shard
 
-KINDS = {"full_attention": "full", "sliding_attention": "sliding"}
 YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -36,24 +35,26 @@ BLOCK = 32
 
 
 class GptOss(DecoderModel):
+    revision: ClassVar[int] = 2
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.mlp\.router\.", ".mlp.gate."),)
     quantisations: ClassVar[tuple[str, ...]] = ("mxfp4",)
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
-        scaling = {} if fields.get("rope_scaling") else {"rope_parameters": YARN}
-        config = Config(fields, head_dim=64, sliding_window=128, **scaling)
+        scaled = fields.get("rope_parameters") is not None or fields.get("rope_scaling")
+        config = Config({**fields, **({} if scaled else {"rope_parameters": YARN})}, head_dim=64, sliding_window=128)
+        config.only(hidden_act="silu")
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
         bias = config.flag("attention_bias", default=True)
         layers, count = config.integer("num_hidden_layers"), config.integer("num_local_experts", "num_experts")
         names = ["full_attention" if index % 2 else "sliding_attention" for index in range(layers)]
         blocks = []
-        for kind in config.layer_types(KINDS, default=names):
-            window = config.integer("sliding_window", default=None) if kind == "sliding" else None
+        for kind in config.layer_types(WINDOWED, default=names):
+            window = config.window(kind == "sliding")
             shape = attention_shape(config, dtype, bias=bias, output_bias=bias, window=window, sinks=True)
             route = Route("route_top", k=config.experts_per_token(count))
             mlp = SparseMLP(Linear(hidden, count, bias=True), ClampedExperts(config, count), route)
             blocks.append(Block(Attention(shape), mlp, hidden, eps))
-        decoder = frame(config, blocks, Rotary(config.rotary(theta=150000.0), dtype))
+        decoder = frame(config, blocks, Rotary(config.rotary(theta=150000.0), dtype), eps=1e-5)
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
 
 

@@ -29,6 +29,7 @@ LAYER_TYPES = {
 
 
 class GraniteMoeHybrid(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"\.mamba\.", ".self_attn."),
         (r"\.block_sparse_moe\.router(\.layer)?\.", ".mlp.router."),
@@ -49,7 +50,8 @@ class GraniteMoeHybrid(DecoderModel):
             Block(builders[kind](config, dtype), mlp(config), hidden, eps, factor=factor)
             for kind in block_types(config)
         ]
-        rotates = config.fields.get("position_embedding_type") == "rope"
+        config.only(normalization_function="rmsnorm")
+        rotates = config.choice("position_embedding_type", among=("nope", "rope"), default="nope") == "rope"
         rotary = Rotary(config.rotary(), dtype) if rotates else None
         decoder = frame(config, blocks, rotary, scale=config.number("embedding_multiplier", default=1.0))
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))

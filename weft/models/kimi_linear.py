@@ -27,21 +27,24 @@ MLP_TYPES = {"dense": "dense", "sparse": "sparse"}
 # Epsilon of the latent's norm, independent of the configuration's other norms.
 LATENT_NORM_EPS = 1e-6
 # Fields that change the computation, with the only value that is supported: no published checkpoint has another.
-FIXED = {"q_lora_rank": None, "mla_use_nope": True, "attention_bias": False, "moe_router_activation_func": "sigmoid"}
+FIXED = {
+    "q_lora_rank": None,
+    "mla_use_nope": True,
+    "attention_bias": False,
+    "moe_router_activation_func": "sigmoid",
+    "use_grouped_topk": True,
+}
 
 
 class KimiLinear(DecoderModel):
+    revision: ClassVar[int] = 2
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.block_sparse_moe\.", ".mlp."),)
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields)
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-5)
         config.choice("hidden_act", among=("silu",), default="silu")
-        for name, value in FIXED.items():
-            if fields.get(name, value) != value:
-                raise ModelError(
-                    f"config.json: {name} must be {value} for this architecture, got {shown(fields[name])}"
-                )
+        config.only(**FIXED)
         kinds, mlps = config.kinds("layer_types", layer_types(config), LAYER_TYPES), mlp_types(config)
         mixers: list[Mixer] = [
             attention(config, dtype) if kind == "attention" else delta(config, dtype) for kind in kinds
@@ -66,9 +69,15 @@ def linear_config(config: Config) -> Config:
 def layer_types(config: Config) -> list[str]:
     """Return the layer types. Published checkpoints list the numbers of the layers of each type, from one on."""
     count: int = config.integer("num_hidden_layers")
-    if config.fields.get("layer_types") is not None:
-        return config.listing("layer_types", length=count)
     linear = linear_config(config)
+    if config.fields.get("layer_types") is not None:
+        if linear.fields.get("full_attn_layers") is not None:
+            config.check_layer_types(listed_types(linear, count), "full_attn_layers and kda_layers", LAYER_TYPES)
+        return config.listing("layer_types", length=count)
+    return listed_types(linear, count)
+
+
+def listed_types(linear: Config, count: int) -> list[str]:
     full, delta = (linear.listing(name) for name in ("full_attn_layers", "kda_layers"))
     listed = [*full, *delta]
     if not all(type(number) is int for number in listed) or sorted(listed) != list(range(1, count + 1)):
@@ -126,8 +135,9 @@ class SharedExpertMLP(Layer):
         count = config.integer("num_experts", "num_local_experts")
         self.gate = Router(hidden, count)
         self.experts = Experts(count, hidden, inner, names=("w1", "w3", "w2"))
-        self.route = grouped_route(config, count)
-        cut = current_shard().cut(inner * config.integer("num_shared_experts", default=1), "channels of shared experts")
+        self.route = grouped_route(config, count, scaling=2.446)
+        shared = config.integer("num_shared_experts", "n_shared_experts", default=1)
+        cut = current_shard().cut(inner * shared, "channels of shared experts")
         self.first = PackedLinear(hidden, dict.fromkeys(("shared_experts.gate_proj", "shared_experts.up_proj"), cut))
         self.second = PackedLinear(cut, {"shared_experts.down_proj": hidden})
 

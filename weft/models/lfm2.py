@@ -21,6 +21,7 @@ LAYER_TYPES = {"conv": "conv", "short_conv": "conv", "full_attention": "attentio
 
 
 class Lfm2(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^model\.embedding_norm\.", "model.norm."),
         (r"\.operator_norm\.", ".input_layernorm."),
@@ -69,12 +70,16 @@ def default_layer_types(config: Config) -> list[str]:
     """Return the layer types. Older configurations list the layers with attention; without a list, all have it."""
     count = config.integer("num_hidden_layers")
     chosen = config.listing("full_attn_idxs", default=list(range(count)))
-    return ["full_attention" if number in chosen else "conv" for number in range(count)]
+    found = ["full_attention" if number in chosen else "conv" for number in range(count)]
+    if config.fields.get("full_attn_idxs") is not None:
+        config.check_layer_types(found, "full_attn_idxs", LAYER_TYPES)
+    return found
 
 
 def feed_forward_size(config: Config) -> int:
     """Return the given MLP size or, if the configuration adjusts it, two thirds of it, scaled and rounded up."""
-    size: int = config.integer("block_ff_dim", "intermediate_size")
+    # The older name counts if both are there.
+    size: int = config.integer("block_ff_dim", default=None) or config.integer("intermediate_size")
     if not config.flag("block_auto_adjust_ff_dim", default=True):
         return size
     multiple: int = config.integer("block_multiple_of", default=256)

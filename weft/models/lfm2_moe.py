@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,6 +19,8 @@ from weft.models.model import Layer
 
 
 class Lfm2Moe(Lfm2):
+    revision: ClassVar[int] = 1
+
     @staticmethod
     def mlp(config: Config, number: int) -> nn.Module:
         if number < config.integer("num_dense_layers", default=2, minimum=0):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,10 +14,15 @@ from weft.models.layers.rotary import Rotary
 
 
 class Mistral(DecoderModel):
+    revision: ClassVar[int] = 1
+
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields, sliding_window=4096)
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
-        shape = attention_shape(config, dtype, window=config.integer("sliding_window", default=None))
+        window = config.integer("sliding_window", default=None)
+        kind = "full_attention" if window is None else "sliding_attention"
+        config.check_layer_types([kind] * config.integer("num_hidden_layers"), "sliding_window")
+        shape = attention_shape(config, dtype, window=window)
         blocks = [
             Block(Attention(shape), gated_mlp(config), hidden, eps) for _ in range(config.integer("num_hidden_layers"))
         ]

@@ -109,6 +109,9 @@ class CausalModel(Layer):
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)
+    # Number of what the family computes. A change of the logits of any configuration raises it: then no engine reads
+    # states that were stored before (`identity.py`). `tests/test_goldens.py` checks it.
+    revision: ClassVar[int]
     # Encodings of weights that the family can read, by `quant_method`.
     quantisations: ClassVar[tuple[str, ...]] = ()
 

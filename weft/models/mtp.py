@@ -23,7 +23,7 @@ from weft.models.layers.linear import Linear
 from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel, Layer
-from weft.models.nemotron_h import LETTERS, WORDS, NemotronH, SingleBlock, SparseSquaredMLP
+from weft.models.nemotron_h import NemotronH, SingleBlock, SparseSquaredMLP, listed_blocks
 from weft.models.nemotron_h import attention as nemotron_attention
 from weft.models.qwen3_next import Qwen3Next, attention, mlp
 from weft.models.registry import family_of
@@ -87,9 +87,12 @@ class QwenHead(MtpHead):
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         super().__init__()
         config = Config(fields)
+        config.only(mtp_use_dedicated_embeddings=False)
         self.vocab_size = config.integer("vocab_size")
         self.mtp = Predictor(config, dtype)
-        self.rotary = Rotary(config.rotary(partial=0.25), dtype)
+        family = family_of(fields)
+        assert issubclass(family, Qwen3Next)
+        self.rotary = Rotary(config.rotary(partial=0.25, axes=family.axes), dtype)
         self.mixers()
 
     def predict(
@@ -170,13 +173,8 @@ HEADS: dict[type[CausalModel], type[MtpHead]] = {Qwen3Next: QwenHead, NemotronH:
 def nemotron_blocks(config: Config) -> list[str]:
     """Return the block types of a Nemotron head, which a configuration names as those of the model."""
     words = config.listing("mtp_layers_block_type", default=[])
-    letters = config.fields.get("mtp_hybrid_override_pattern") or "*E"
-    if not isinstance(letters, str):
-        raise ModelError(f"config.json: mtp_hybrid_override_pattern must be a string, got {shown(letters)}")
-    if words:
-        found = config.kinds("mtp_layers_block_type", words, WORDS)
-    else:
-        found = config.kinds("mtp_hybrid_override_pattern", letters, LETTERS)
+    found = listed_blocks(config, "mtp_layers_block_type", words, "mtp_hybrid_override_pattern")
+    found = found or ["attention", "moe"]
     if set(found) != {"attention", "moe"}:
         raise ModelError(
             f"draft: mtp needs an MTP head of attention and experts, but its blocks are {', '.join(found)}; pass "

@@ -38,6 +38,7 @@ WORDS = {
 
 
 class NemotronH(DecoderModel):
+    revision: ClassVar[int] = 1
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"^backbone\.", "model."),
         (r"^model\.embeddings\.", "model.embed_tokens."),
@@ -47,6 +48,7 @@ class NemotronH(DecoderModel):
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields)
+        config.only(attention_bias=False, sliding_window=None)
         hidden, eps = config.integer("hidden_size"), config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
         builders: dict[str, Callable[[Config, torch.dtype], nn.Module]] = {
             "mamba": mamba,
@@ -80,16 +82,28 @@ class SingleBlock(Layer):
 def block_types(config: Config) -> list[str]:
     """Return block types from a list of words or, in older configurations, a string with a letter per block."""
     words = config.listing("layers_block_type", "layer_types", default=[])
-    if words:
-        return config.kinds("layers_block_type", words, WORDS)
-    letters = config.fields.get("hybrid_override_pattern")
-    if not letters:
+    found = listed_blocks(config, "layers_block_type", words, "hybrid_override_pattern")
+    if not found:
         raise ModelError(
             "config.json must have layers_block_type or hybrid_override_pattern for this architecture, but has none"
         )
+    if config.integer("num_hidden_layers", default=len(found)) != len(found):
+        raise ModelError(
+            f"config.json: num_hidden_layers must be {len(found)}, the number of listed blocks, got "
+            f"{config.fields['num_hidden_layers']}"
+        )
+    return found
+
+
+def listed_blocks(config: Config, field: str, words: list[Any], pattern: str) -> list[str]:
+    """Return the block types that a list of words or a string of letters names, and both if they agree."""
+    letters = config.fields.get(pattern) or ""
     if not isinstance(letters, str):
-        raise ModelError(f"config.json: hybrid_override_pattern must be a string, got {shown(letters)}")
-    return config.kinds("hybrid_override_pattern", letters, LETTERS)
+        raise ModelError(f"config.json: {pattern} must be a string, got {shown(letters)}")
+    by_word, by_letter = config.kinds(field, words, WORDS), config.kinds(pattern, letters, LETTERS)
+    if by_word and by_letter and by_word != by_letter:
+        raise ModelError(f"config.json: {field} and {pattern} must name the same blocks; remove one of them")
+    return by_word or by_letter
 
 
 def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
@@ -117,7 +131,6 @@ def mamba(config: Config, dtype: torch.dtype) -> Mamba2:
 
 def attention(config: Config, dtype: torch.dtype) -> Attention:
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    bias = config.flag("attention_bias", default=False)
     return Attention(
         AttentionShape(
             hidden=hidden,
@@ -125,8 +138,6 @@ def attention(config: Config, dtype: torch.dtype) -> Attention:
             kv_heads=config.kv_heads,
             head_dim=config.integer("head_dim", "attention_head_dim", default=max(1, hidden // heads)),
             dtype=dtype,
-            bias=bias,
-            output_bias=bias,
         )
     )
 

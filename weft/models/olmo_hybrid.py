@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from weft.base.errors import ModelError
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
@@ -29,6 +30,7 @@ DELTA_NORM_EPS = 1e-5
 
 
 class OlmoHybrid(DecoderModel):
+    revision: ClassVar[int] = 2
     renames: ClassVar[tuple[tuple[str, str], ...]] = (
         (r"\.linear_attn\.o_norm\.", ".self_attn.norm."),
         (r"\.linear_attn\.o_proj\.", ".self_attn.out_proj."),
@@ -43,6 +45,8 @@ class OlmoHybrid(DecoderModel):
         config.choice("hidden_act", among=("silu",), default="silu")
         count = config.integer("num_hidden_layers")
         default = ["full_attention" if number % 4 == 3 else "linear_attention" for number in range(count)]
+        if count < 4:
+            default[-1] = "full_attention"
 
         def block(kind: str) -> Layer:
             if kind == "delta":
@@ -93,7 +97,16 @@ def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:
 
 
 def rotates(config: Config) -> bool:
-    """Return whether queries and keys are rotated by position: published checkpoints set no `rope_theta`."""
-    parameters = config.fields.get("rope_parameters")
-    given = parameters.get("rope_theta") if isinstance(parameters, Mapping) else config.fields.get("rope_theta")
-    return given is not None
+    """Return whether queries and keys are rotated by position. Published checkpoints say so with a theta of null."""
+    fields = config.fields
+    parameters = fields.get("rope_parameters")
+    places = [fields, *([parameters] if isinstance(parameters, Mapping) else [])]
+    nulls = [name for place in places for name in ("rope_theta", "rope_type") if name in place and place[name] is None]
+    if nulls and not fields.get("rope_scaling") and all(place.get("rope_theta") is None for place in places):
+        return False
+    if not parameters and not fields.get("rope_scaling") and fields.get("rope_theta") is None:
+        raise ModelError(
+            "config.json must have rope_theta in rope_parameters for this architecture: a number, or null for "
+            "attention without positions"
+        )
+    return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,12 +18,16 @@ from weft.models.layers.rotary import Rotary
 
 
 class Qwen3Moe(DecoderModel):
+    revision: ClassVar[int] = 1
+
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields, sliding_window=4096)
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
         bias = config.flag("attention_bias", default=False)
         windowed = config.flag("use_sliding_window", default=False)
         window = config.integer("sliding_window", default=None) if windowed else None
+        kind = "full_attention" if window is None else "sliding_attention"
+        config.check_layer_types([kind] * config.integer("num_hidden_layers"), "use_sliding_window")
         shape = attention_shape(config, dtype, bias=bias, output_bias=bias, norm_eps=eps, window=window)
         blocks = [
             Block(Attention(shape), sparse_mlp(config) if sparse else gated_mlp(config), hidden, eps)

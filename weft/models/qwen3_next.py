@@ -33,6 +33,11 @@ EXPERT_NAMES = SharedNames(
 
 
 class Qwen3Next(DecoderModel):
+    revision: ClassVar[int] = 1
+    # Whether positions have several axes, for images.
+    axes: ClassVar[bool] = False
+    # Fields with one supported value.
+    fixed: ClassVar[dict[str, Any]] = {}
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.linear_attn\.", ".self_attn."),)
     ignored: ClassVar[tuple[str, ...]] = (*DecoderModel.ignored, r"^mtp\.")
 
@@ -42,7 +47,10 @@ class Qwen3Next(DecoderModel):
         interval = config.integer("full_attention_interval", default=4)
         count = config.integer("num_hidden_layers")
         default = ["linear_attention" if (number + 1) % interval else "full_attention" for number in range(count)]
+        if config.fields.get("full_attention_interval") is not None:
+            config.check_layer_types(default, "full_attention_interval", LAYER_TYPES)
         kinds = config.layer_types(LAYER_TYPES, default=default)
+        config.only(attn_output_gate=True, **self.fixed)
 
         def block(number: int) -> Block:
             mixer = attention(config, dtype) if kinds[number] == "attention" else self.delta(config, dtype)
@@ -52,7 +60,7 @@ class Qwen3Next(DecoderModel):
             Embedding(config.integer("vocab_size"), hidden),
             [block(number) for number in range(count)],
             RMSNorm(hidden, eps, zero_centred=True),
-            Rotary(config.rotary(partial=0.25), dtype),
+            Rotary(config.rotary(partial=0.25, axes=self.axes), dtype),
         )
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
 

@@ -287,11 +287,11 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
 
 def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Source], dict[str, Stored]]:
     """Return what to fill a model from, and all that is stored for it; every name and shape is checked."""
-    stated = config.get("quantization_config") or {}
+    stated = config.get("quantization_config") or config.get("compression_config") or {}
     if not isinstance(stated, Mapping):
         raise ModelError(f"config.json: quantization_config must be an object, got {shown(stated)}")
     quantisation = stated.get("quant_method")
-    if quantisation is not None and quantisation not in model.quantisations:
+    if stated and quantisation not in model.quantisations:
         raise ModelError(
             f"{folder} is quantised ({shown(quantisation)}), which is not supported; use unquantised weights"
         )

@@ -15,6 +15,7 @@ class Rotary(Layer):
 
     def __init__(self, kind: RotaryKind, dtype: torch.dtype) -> None:
         super().__init__()
+        self.kind = kind
         self.register_buffer("frequency", frequencies(kind), persistent=False)
         self.scale = amplitude(kind)
         self.dtype = dtype
