@@ -45,8 +45,8 @@ class Valuation:
         # Candidates that go next, because a tier below has them or they are not worth a copy, and their bytes.
         self._staged: deque[tuple[Candidate, int]] = deque()
         self.staged_bytes = 0
-        # When points reach an age with another probability. Nobody asks while memory is free, so they are ranked again
-        # when something must be evicted, a bounded number of them for each lookup since the last time.
+        # When points reach an age with another probability. While memory is free, their rank does not matter, so they
+        # are ranked again when something must be evicted: a bounded number of them after each lookup.
         self._aging: TidyHeap[tuple[int, int, ResumePoint]] = TidyHeap(_aging)
         self._ages_noted = 0
         self._aged_at = 0
