@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
 
 from tests.asgi import Exchange, application
 from tests.held_steps import SECONDS, wait_until
@@ -19,6 +20,7 @@ from tests.wire_server import LOOPS, json_of, post, receive_until, wire_server
 from weft.base.errors import RequestError
 from weft.server.app import ROUTES
 from weft.server.auth import Tenant
+from weft.server.http_exchange import HttpExchange
 from weft.server.receiving import FREE_BYTES, NO_ROOM, PATIENCE_SECONDS, WINDOW_SECONDS, Receiving
 from weft.server.settings import Limits
 
@@ -269,6 +271,28 @@ def is_answered(wire: Any) -> bool:
         return False
     finally:
         wire.settimeout(SECONDS)
+
+
+class Silent:
+    """A connection that takes everything."""
+
+    write_paused = False
+    default_headers = ()
+
+    def write(self, data: bytes) -> None: ...
+
+    def answered(self) -> None: ...
+
+
+@pytest.mark.parametrize("end", ["left", "answered"])
+@in_loop
+async def test_what_was_not_read_of_a_body_goes_with_the_end_of_its_request(end):
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/"}
+    exchange = HttpExchange(Silent(), scope, PlainTextResponse("early", 401), True, False)
+    exchange.feed(PART)
+    assert len(exchange.body) == len(PART)
+    await exchange.run() if end == "answered" else exchange.leave()
+    assert exchange.body == b""
 
 
 # memory ---------------------------------------------------------------------------------------------------------------

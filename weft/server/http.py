@@ -26,6 +26,7 @@ from weft.server.access_log import REFUSED, AccessLog
 from weft.server.addresses import TrustedProxies, share_of
 from weft.server.connections import Connections
 from weft.server.errors import response
+from weft.server.half_closed import HalfClosed
 from weft.server.http_exchange import HttpExchange, status_line
 from weft.server.http_reader import Event, Head, Header, HttpReader, Mark
 from weft.server.settings import Limits
@@ -98,7 +99,7 @@ class HttpConnection(asyncio.Protocol):
         # None once further input is ignored.
         self._reader: HttpReader | None = HttpReader(self._limits.header_bytes)
         self._discarded_bytes = 0
-        self._head_begun = self._body_open = False
+        self._head_begun = self._body_open = self._input_ended = False
         # The running request, and the last one whose headers have arrived.
         self._current: HttpExchange | None = None
         self._newest: Any = None
@@ -129,9 +130,21 @@ class HttpConnection(asyncio.Protocol):
         self._shared.connections.leave(self)
         self._client_left()
 
-    def eof_received(self) -> None:
-        self._client_left()
-        self._close()
+    def eof_received(self) -> bool:
+        """Go on with a complete request if it can be found out whether its client has left; return whether it can."""
+        self._reader, self._input_ended = None, True
+        exchange = self._current
+        if exchange is None or self._body_open or self._scheme == "https" or not exchange.can_probe:
+            self._client_left()
+            self._close()
+            return False
+        exchange.keep_alive = bool(self._queue)
+        HalfClosed(self._transport, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        if self._current is not None:
+            self._current.probe()
 
     def shutdown(self) -> None:
         """Close as soon as no request is in progress; uvicorn's server calls this when it ends."""
@@ -363,6 +376,8 @@ class HttpConnection(asyncio.Protocol):
             self._start(self._queue.popleft())
         elif self._refusal is not None:
             self._send_refusal()
+        elif self._input_ended:
+            self._close()
         elif self._body_open:
             self._discard()
         else:
@@ -373,7 +388,7 @@ class HttpConnection(asyncio.Protocol):
         newest = self._newest
         wanted = newest is not None and not newest.answered and not newest.gone
         pause = bool(self._queue) or (wanted and len(newest.body) > BODY_BUFFER_BYTES)
-        if pause != self._reading_paused and not self._transport.is_closing():
+        if pause != self._reading_paused and not self._input_ended and not self._transport.is_closing():
             self._reading_paused = pause
             (self._transport.pause_reading if pause else self._transport.resume_reading)()
 

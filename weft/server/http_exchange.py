@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from weft.server.errors import INTERNAL, answer, json_response
 from weft.server.http_reader import Header
-from weft.server.sse import WRITE
+from weft.server.sse import KEEP_ALIVE, WRITE
 
 log = logging.getLogger("weft")
 
@@ -72,6 +72,7 @@ class HttpExchange:
         self._changed = asyncio.Event()
         self._answer_begun = False
         self._chunked = False
+        self._is_event_stream = False
         self._bodiless = False
         self._remaining_bytes: int | None = None
         scope[WRITE] = self.write_now
@@ -103,7 +104,24 @@ class HttpExchange:
     def leave(self) -> None:
         """Notify the application that the client has gone, or that its request will never be complete."""
         self.gone = True
+        self.body = bytearray()
         self._changed.set()
+
+    @property
+    def can_probe(self) -> bool:
+        """Whether the client can be sent bytes that it ignores: before its response, or in a stream of events."""
+        if self._answer_begun:
+            return self._is_event_stream
+        return bool(self.scope["http_version"] == "1.1")
+
+    def probe(self) -> None:
+        """Send bytes that the client ignores. Its machine refuses them if it has left."""
+        if self.gone or self.answered or self._wire.write_paused or not self.can_probe:
+            return
+        if self._answer_begun:
+            self._wire.write(self._part(KEEP_ALIVE))
+        else:
+            self._wire.write(CONTINUE)
 
     # the application's side -------------------------------------------------------------------------------------------
 
@@ -159,6 +177,8 @@ class HttpExchange:
                 continue
             if name == b"content-length":
                 self._remaining_bytes = int(value)
+            if name == b"content-type":
+                self._is_event_stream = value.startswith(b"text/event-stream")
             lines.append(name + b": " + value + b"\r\n")
         self._bodiless = self.scope["method"] == "HEAD" or status in BODILESS
         if self._remaining_bytes is None and not self._bodiless:
@@ -183,8 +203,13 @@ class HttpExchange:
             self._wire.write(body)
         if not more:
             self.answered = True
+            # The application will not ask for it, and an exchange may live until the next garbage collection.
+            self.body = bytearray()
             self._changed.set()
             self._wire.answered()
+
+    def _part(self, body: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(body), body) if self._chunked else body
 
     def _count(self, size: int, more: bool) -> None:
         if self._remaining_bytes is None:
