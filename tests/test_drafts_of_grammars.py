@@ -17,7 +17,7 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
-from weft.engine.masks import Masks
+from weft.engine.masks import MaskFinder
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.speculate.costs import FreeDrafts
@@ -99,17 +99,17 @@ def test_slow_masks_change_no_answer_with_drafts_or_without(grammar: Grammar, de
     drafting = Drafting(7, costs=FreeDrafts())
     plain, drafted = make_engine(FAMILY, depth=depth), make_engine(FAMILY, drafting=drafting, depth=depth)
     late = [0]
-    take = Masks.take
+    take = MaskFinder.take
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grammar_module, "GRAMMAR_SECONDS", 1e6)
         patch.setattr(grammar_module, "TENANT_SECONDS", 1e6)
 
-        def counted(self: Masks, sequence: Sequence, token: int) -> bool:
+        def counted(self: MaskFinder, sequence: Sequence, token: int) -> bool:
             found = take(self, sequence, token)
             late[0] += not found
             return found
 
-        patch.setattr(Masks, "take", counted)
+        patch.setattr(MaskFinder, "take", counted)
         for seed in (None, 1, 1, 2):
             wanted = answer(make_engine(FAMILY), grammar, seed)
             assert answer(plain, grammar, seed, made) == wanted
@@ -154,7 +154,7 @@ def test_looking_ahead_stops_where_masks_become_slow() -> None:
             return super()._look()
 
     matcher = grammars().compile(Grammar("regex", "[a-z]{40}")).deep_copy()
-    budgets = (grammar_module.Budget(1.0),)
+    budgets = (grammar_module.MaskBudget(1.0),)
     guide = SlowLook(matcher, 256, frozenset(), "regex", lambda: None, budgets, lambda: seconds[0])
     began = seconds[0]
     masks = guide.masks_along(list(b"abcdefghijklmno"))

@@ -13,7 +13,7 @@ import pytest
 
 from tests import test_drafts, test_drafts_at_stops, test_drafts_of_models, test_sampling_after_drafts, test_slow_masks
 from weft.engine import loop
-from weft.engine.masks import LateMask, Masks
+from weft.engine.masks import LateMask, MaskFinder
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling
 
 SEEDS = 100
@@ -140,18 +140,18 @@ def a_row_goes_on_before_its_mask_is_found(patch: Patch) -> None:
 
 @plant(test_slow_masks.check_that_others_go_on)
 def a_slow_mask_is_looked_for_between_two_steps(patch: Patch) -> None:
-    patch.setattr(Masks, "affords", lambda self, constraint: True)
+    patch.setattr(MaskFinder, "affords", lambda self, constraint: True)
 
 
 @plant(test_slow_masks.check_the_bound_of_a_step)
 def the_time_of_masks_is_counted_for_each_row(patch: Patch) -> None:
-    original = Masks.affords
+    original = MaskFinder.affords
 
     def renewed(self, constraint):
         self.begin_step()
         return original(self, constraint)
 
-    patch.setattr(Masks, "affords", renewed)
+    patch.setattr(MaskFinder, "affords", renewed)
 
 
 @plant(test_slow_masks.test_tenants_take_turns_in_the_thread)

@@ -25,7 +25,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
-from weft.engine.masks import STEP_SECONDS, Masks
+from weft.engine.masks import STEP_SECONDS, MaskFinder
 from weft.engine.request import Request
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting
@@ -257,7 +257,7 @@ def test_cheap_masks_are_found_between_two_steps_and_every_step_has_their_rows()
 
 
 def test_looking_ahead_counts_and_a_slow_grammar_has_no_drafts() -> None:
-    counted = Masks(step_seconds=1.0)
+    counted = MaskFinder(step_seconds=1.0)
     quick, slow = HashedConstraint(0), HeldConstraint(0)
     assert counted.affords(quick)
     assert not counted.affords(slow)

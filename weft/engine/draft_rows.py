@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.engine.draft_model import DraftModel, Guesses
-from weft.engine.masks import Masks
+from weft.engine.masks import MaskFinder
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -67,11 +67,11 @@ class DraftRows:
         sampling: SeatSampling,
         seats: int,
         model: DraftModel | None = None,
-        masks: Masks | None = None,
+        masks: MaskFinder | None = None,
     ) -> None:
         self.drafting = drafting
         self.model = model
-        self.masks = masks or Masks()
+        self.masks = masks or MaskFinder()
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.

@@ -21,7 +21,7 @@ from weft.engine.chunks import canonical_end, even_chunk
 from weft.engine.device import FollowingDevice, PaddingDevice
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
-from weft.engine.masks import Masks
+from weft.engine.masks import MaskFinder
 from weft.engine.pacing import Pacing
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
@@ -54,7 +54,7 @@ class Planner:
         self.config = config
         self.queue = WaitingQueue(config.order, lambda s: ledger.match(s.keys, self._reuse_limit(s)).cached)
         self.sampling = SeatSampling(config.max_sequences)
-        self.masks = Masks()
+        self.masks = MaskFinder()
         self.by_seat: list[Sequence | None] = [None] * config.max_sequences
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []

@@ -51,6 +51,7 @@ class Simulated:
         "arrival",
         "arrived_seconds",
         "ask",
+        "awaits_mask",
         "constraint",
         "drafting",
         "first_seconds",
@@ -85,6 +86,7 @@ class Simulated:
         self.generated = range(0)
         self.max_tokens = ask.answer
         self.constraint = None
+        self.awaits_mask = False
         self.drafting = None
         self.lease: Lease | None = None
         self.miss: Miss | None = None

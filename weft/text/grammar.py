@@ -52,7 +52,7 @@ _LIMITS = LLParserLimits(
 Clock = Callable[[], float]
 
 
-class Budget:
+class MaskBudget:
     """Processor time for the masks of several answers, which any thread may spend.
 
     It is kept while one of them runs, and full again when all have ended.
@@ -91,7 +91,7 @@ class Grammars:
         # By salt: how long compiling takes must not tell one tenant what another one uses.
         self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
         # By tenant and grammar, and by tenant: a `cache_salt` is the client's own choice, and gives it no more time.
-        self._budgets: WeakValueDictionary[tuple[bytes, Grammar | None], Budget] = WeakValueDictionary()
+        self._budgets: WeakValueDictionary[tuple[bytes, Grammar | None], MaskBudget] = WeakValueDictionary()
         self._lock = Lock()
         self._trie_lock = Lock()
 
@@ -100,8 +100,8 @@ class Grammars:
         matcher = self.compile(grammar, salt).deep_copy()
         tenant, field = salt[:KEY_SALT_BYTES], FIELDS[grammar.kind]
         with self._lock:
-            own = self._budgets.setdefault((tenant, grammar), Budget(GRAMMAR_SECONDS))
-            all_of_tenant = self._budgets.setdefault((tenant, None), Budget(TENANT_SECONDS))
+            own = self._budgets.setdefault((tenant, grammar), MaskBudget(GRAMMAR_SECONDS))
+            all_of_tenant = self._budgets.setdefault((tenant, None), MaskBudget(TENANT_SECONDS))
         enter = partial(self._words.spell_for, salt)
         guide = Guide(matcher, self._vocab_size, stop_tokens, field, enter, (own, all_of_tenant), self._clock)
         if guide.ended:
@@ -169,7 +169,7 @@ class Guide:
         stop_tokens: frozenset[int],
         field: str,
         enter: Callable[[], None],
-        budgets: tuple[Budget, ...],
+        budgets: tuple[MaskBudget, ...],
         clock: Clock,
     ) -> None:
         self._matcher = matcher
