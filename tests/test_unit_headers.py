@@ -33,7 +33,8 @@ AS_WINDOW = {"kind": Kind.WINDOW, "unit": 2 * UNIT, "size": UNIT_BYTES[Kind.WIND
 WRONG: dict[str, dict[str, Any]] = {
     "key": {"key": OTHER},
     "one bit of the key": {"key": KEY[:-1] + b"\x6a"},
-    "kind": AS_WINDOW,
+    "kind": {"kind": Kind.WINDOW},
+    "kind and what follows from it": AS_WINDOW,
     "position": {"position": 128},
     "bytes": {"checksum": RIGHT.checksum ^ 1},
     "size": {"size": RIGHT.size - 1},
@@ -114,6 +115,14 @@ def test_an_object_of_a_store_is_read_only_under_its_own_header() -> None:
     check_store()
 
 
+@pytest.mark.parametrize("payload", [PAYLOAD + b"!", PAYLOAD[:-1], b""])
+def test_an_object_of_another_length_is_no_unit_whatever_its_checksum(payload: bytes) -> None:
+    label = UnitLabel(KEY, None, RIGHT.position, Origin.PROMPT_END.value, RIGHT.tenant)
+    entry = replace(RIGHT, checksum=checksum(payload)).encode()
+    with pytest.raises(DamagedUnit):
+        remote_tier.decode_unit(entry + payload, Kind.PAGE, label, len(PAYLOAD))
+
+
 def test_a_unit_is_received_only_where_its_header_was_granted() -> None:
     check_transfer()
 
@@ -133,7 +142,7 @@ def test_a_unit_of_another_key_is_a_miss_among_units_that_are_read_at_once(swapp
     assert file.damaged == 1
 
 
-@pytest.mark.parametrize("name", ["kind", "bytes", "size"])
+@pytest.mark.parametrize("name", ["kind", "kind and what follows from it", "bytes", "size"])
 def test_a_unit_of_a_prefix_file_is_imported_only_if_it_is_what_its_header_says(name: str, tmp_path: Path) -> None:
     in_prefix_file(RIGHT, tmp_path)
     with pytest.raises(InvalidOption, match="is damaged at unit 0"):
