@@ -26,6 +26,14 @@ class BlockFile(Protocol):
     @property
     def failed_syncs(self) -> int: ...
 
+    def grow(self, size_bytes: int) -> None:
+        """Give a shorter file this size, with zeros at its end. A longer one stays as it is."""
+        ...
+
+    def empty(self) -> None:
+        """Drop all bytes, as if the file had been deleted and made again."""
+        ...
+
     def read(self, offset: int, into: memoryview) -> None: ...
 
     def write(self, offset: int, data: bytes | memoryview) -> None: ...
@@ -61,14 +69,22 @@ class FileBlocks:
             raise InvalidOption(
                 "disk", f"{path} is in use by another process; stop it, or pass another path"
             ) from error
-        if found.st_size < size_bytes:
-            try:
-                os.posix_fallocate(self._file, 0, size_bytes)
-            except OSError as error:
-                os.ftruncate(self._file, found.st_size)
-                raise InvalidOption(
-                    "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
-                ) from error
+        self.grow(size_bytes)
+
+    def grow(self, size_bytes: int) -> None:
+        found = os.fstat(self._file)
+        if found.st_size >= size_bytes:
+            return
+        try:
+            os.posix_fallocate(self._file, 0, size_bytes)
+        except OSError as error:
+            os.ftruncate(self._file, found.st_size)
+            raise InvalidOption(
+                "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
+            ) from error
+
+    def empty(self) -> None:
+        os.ftruncate(self._file, 0)
 
     def _open_direct(self) -> int | None:
         try:
