@@ -36,6 +36,7 @@ import numpy as np
 
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.grid import CELL
+from weft.memory.identity import PART_BYTES, Identity
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.tiers.block_file import BlockFile, FileBlocks
 from weft.memory.tiers.disk_file import DiskFile
@@ -173,7 +174,7 @@ class TierRate:
     def __init__(self, model: str, gib: float, open_blocks: Callable[[int], BlockFile]) -> None:
         sizes: dict[Kind, int] = dict(unit_bytes(cost_model(model).spec))
         sizes.pop(Kind.TAIL)
-        self.layout = DiskLayout.of(b"m" * 32, sizes, int(gib * (1 << 30)))
+        self.layout = DiskLayout.of(Identity(*[bytes(PART_BYTES)] * 3, "benchmark"), sizes, int(gib * (1 << 30)))
         self.cells = TOKENS // CELL
         self.points = self.layout.slabs * self.layout.slab_bytes // _span(self.layout, self.cells)
         assert self.points, f"--gib {gib} is too small for one resume point of {model}"

@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from weft.memory.identity import PART_BYTES, Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.memory.tenancy import Tenancy
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--folder", default=None)
     parser.add_argument("--gib", type=int, default=500)
     arguments = parser.parse_args()
-    layout = DiskLayout.of(b"m" * 32, {Kind.PAGE: PAGE}, arguments.gib << 30)
+    layout = DiskLayout.of(Identity(*[bytes(PART_BYTES)] * 3, "benchmark"), {Kind.PAGE: PAGE}, arguments.gib << 30)
     with TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "tier"
         paths = fill(path, layout)

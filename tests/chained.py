@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from tests.disk_blocks import FlakyBlocks
+from tests.disk_blocks import IDENTITY, FlakyBlocks
 from tests.rolling import RollingDevice
 from tests.tiered import TieredDevice, tiered_workload
 from tests.workloads import Run, Workload, check_answers, drive, tight_memory
@@ -78,7 +78,7 @@ def chained_workload(seed: int) -> Workload | None:
 def layout_of(workload: Workload, size: int) -> DiskLayout:
     device = RollingDevice(workload.spec, workload.config.memory_bytes, 1)
     rows = {kind: device.memory[kind][:1].nbytes for kind in Kind if kind is not Kind.TAIL and len(device.memory[kind])}
-    return DiskLayout.of(b"h" * 32, rows, size)
+    return DiskLayout.of(IDENTITY, rows, size)
 
 
 def run_chained(

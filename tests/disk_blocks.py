@@ -8,13 +8,15 @@ from threading import RLock
 
 from weft.base.tenants import tenant_digest
 from weft.memory.captures import Origin
+from weft.memory.identity import Identity
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
 
 SECTOR = 512
 UNIT_BYTES = {Kind.PAGE: 5000, Kind.WINDOW: 3000, Kind.STATE: 20_000}
-LAYOUT = DiskLayout.of(b"f" * 32, UNIT_BYTES, 1 << 20)
+IDENTITY = Identity(b"c" * 16, b"w" * 16, b"l" * 16, "Tiny 1, plain 1")
+LAYOUT = DiskLayout.of(IDENTITY, UNIT_BYTES, 1 << 20)
 
 
 class FlakyBlocks:
@@ -72,6 +74,12 @@ class FlakyBlocks:
             self.durable[offset : offset + len(data)] = data
         self.pending.clear()
         self.durable_bytes = self.size_bytes
+
+    def empty(self) -> None:
+        for content in (self.now, self.durable):
+            content[:] = bytes(len(content))
+        self.pending.clear()
+        self.size_bytes = self.durable_bytes = 0
 
     def close(self) -> None:
         pass

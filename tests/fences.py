@@ -24,7 +24,14 @@ MAY_IMPORT = {
     "weft.engine": ["weft.base", "weft.memory", "weft.speculate", "weft.engine"],
     "weft.text": ["weft.base", "weft.text"],
     "weft.kernels": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels"],
-    "weft.models": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels", "weft.models"],
+    "weft.models": [
+        "weft.base",
+        "weft.memory.identity",
+        "weft.memory.spec",
+        "weft.memory.device",
+        "weft.kernels",
+        "weft.models",
+    ],
     "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
     "weft.builtin": ["weft.builtin"],
     "weft.answers": ["weft.base", "weft.engine", "weft.text", "weft.answers"],
@@ -68,7 +75,7 @@ ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
 APART = ["weft.memory.device"]
 WITH_TENSORS = (
     "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.rank_loading",
-    "weft.drafters", "weft.offline.llm",
+    "weft.notices", "weft.drafters", "weft.offline.llm",
 )  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 

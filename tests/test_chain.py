@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from tests.chained import Chain, ChainedDevice, layout_of, run_chained
-from tests.disk_blocks import FlakyBlocks
+from tests.disk_blocks import IDENTITY, FlakyBlocks
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.test_tiers import finish, two_prompts
 from weft.base.config import EngineConfig
@@ -44,7 +44,7 @@ def chained_engine(family: str, path: Path, **settings: object) -> Engine:
     config = EngineConfig(memory_bytes=memory, host_bytes=2 * memory, disk_bytes=16 << 20, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
     runner.add_host_memory(config.host_bytes)
-    runner.add_disk(path, config.disk_bytes, b"m" * 32)
+    runner.add_disk(path, config.disk_bytes, IDENTITY)
     return Engine(spec, runner, config)
 
 

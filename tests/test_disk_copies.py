@@ -11,7 +11,7 @@ from threading import Event, Semaphore
 
 import pytest
 
-from tests.disk_blocks import LAYOUT, FlakyBlocks, content
+from tests.disk_blocks import IDENTITY, LAYOUT, FlakyBlocks, content
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
 from weft.memory.tiers import disk_file, disk_tier
@@ -126,7 +126,7 @@ def test_headers_are_written_when_the_payloads_of_their_plan_are_durable() -> No
 )
 def test_a_request_that_marks_units_is_bounded(kind: Kind, requests: float, largest: int, monkeypatch) -> None:
     monkeypatch.setattr(disk_file, "HEADERS_BYTES", 32 * ENTRY)
-    layout = DiskLayout.of(b"f" * 32, {Kind.PAGE: BLOCK, Kind.WINDOW: 3 * BLOCK, Kind.STATE: 17 * BLOCK}, 4 << 20)
+    layout = DiskLayout.of(IDENTITY, {Kind.PAGE: BLOCK, Kind.WINDOW: 3 * BLOCK, Kind.STATE: 17 * BLOCK}, 4 << 20)
     blocks, sizes = FlakyBlocks(layout.size_bytes), []
     file = DiskFile(blocks, layout)
     blocks.fail = lambda offset, size: sizes.append(size)

@@ -15,7 +15,7 @@ from time import sleep
 
 import pytest
 
-from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
+from tests.disk_blocks import IDENTITY, LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import CopyFailed, InvalidOption
 from weft.base.tenants import tenant_digest
@@ -143,12 +143,14 @@ def test_a_file_of_another_parallel_shape_is_refused_by_name(made, opened, messa
         DiskFile(blocks, replace(LAYOUT, part=opened))
 
 
-def test_a_damaged_shape_is_no_superblock():
-    block = bytearray(replace(LAYOUT, part=ModelPart(1, 2)).encode())
-    assert read_layout(block) == replace(LAYOUT, part=ModelPart(1, 2))
-    # The first byte behind the fields of a whole model.
-    block[len(LAYOUT.encode().rstrip(b"\0"))] ^= 4
-    assert read_layout(block) is None
+def test_a_superblock_with_a_damaged_byte_is_none():
+    layout = replace(LAYOUT, part=ModelPart(1, 2))
+    whole = layout.encode()
+    assert read_layout(whole) == layout
+    for place in range(len(whole.rstrip(b"\0"))):
+        damaged = bytearray(whole)
+        damaged[place] ^= 4
+        assert read_layout(damaged) is None
 
 
 class Writer:
@@ -398,10 +400,17 @@ def test_another_models_file_is_refused_by_name_and_not_changed(tmp_path: Path) 
     path = tmp_path / "tier"
     open_file(path, LAYOUT).close()
     before = path.read_bytes()
-    with pytest.raises(InvalidOption, match="belongs to another model"):
-        open_file(path, replace(LAYOUT, fingerprint=b"g" * 32))
+    for changes, named in (
+        ({"configuration": b"g" * 16}, "the configuration differs"),
+        ({"weights": b"g" * 16}, "the weights or their dtype differ"),
+        ({"layout": b"g" * 16}, "the layout of memory differs"),
+        ({"exact": True}, "it was written with --exact off, which is on here"),
+        ({"exact": True, "revisions": "Tiny 2"}, "it was computed by Tiny 1, plain 1, and this is Tiny 2"),
+    ):
+        with pytest.raises(InvalidOption, match=f"belongs to another model: .*{named}"):
+            open_file(path, replace(LAYOUT, identity=replace(IDENTITY, **changes)))
     with pytest.raises(InvalidOption, match="disk_size must be the one"):
-        open_file(path, DiskLayout.of(LAYOUT.fingerprint, UNIT_BYTES, LAYOUT.size_bytes // 2))
+        open_file(path, DiskLayout.of(IDENTITY, UNIT_BYTES, LAYOUT.size_bytes // 2))
     assert path.read_bytes() == before
 
 

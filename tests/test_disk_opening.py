@@ -20,8 +20,8 @@ from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
 from weft.memory.tiers.disk_format import BLOCK, VERSION, DiskLayout, ModelPart, checksum, read_layout
 
 SIZE = 100_000
-OTHER_MODEL = replace(LAYOUT, fingerprint=b"g" * 32)
-OTHER_SIZE = DiskLayout.of(LAYOUT.fingerprint, UNIT_BYTES, LAYOUT.size_bytes // 2)
+OTHER_MODEL = replace(LAYOUT, identity=replace(LAYOUT.identity, weights=b"g" * 16))
+OTHER_SIZE = DiskLayout.of(LAYOUT.identity, UNIT_BYTES, LAYOUT.size_bytes // 2)
 # With the right checksum.
 OTHER_VERSION = b"WEFTTIER" + struct.pack("<I", VERSION + 1) + LAYOUT.encode()[12:88]
 OTHER_VERSION += struct.pack("<Q", checksum(OTHER_VERSION))

@@ -13,7 +13,7 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from tests.disk_blocks import LAYOUT, FlakyBlocks, content, header
+from tests.disk_blocks import IDENTITY, LAYOUT, FlakyBlocks, content, header
 from tests.test_disk_file import saving
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
@@ -87,7 +87,7 @@ def test_units_side_by_side_move_in_one_request(direction: Direction, monkeypatc
     monkeypatch.setattr(disk_file, "PIECE_BYTES", 8 * BLOCK)
     # States are smaller than pages, so that headers of pages do not lie side by side.
     sizes = {Kind.PAGE: 2 * BLOCK, Kind.STATE: BLOCK}
-    layout = DiskLayout.of(b"f" * 32, sizes, 1 << 20)
+    layout = DiskLayout.of(IDENTITY, sizes, 1 << 20)
     blocks = CountedBlocks(layout.size_bytes)
     file, memory = DiskFile(blocks, layout), memoryview(mmap.mmap(-1, 40 * BLOCK))
     memory[:] = Random("memory").randbytes(len(memory))

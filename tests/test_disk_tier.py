@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests import tiny_model
-from tests.disk_blocks import FlakyBlocks
+from tests.disk_blocks import IDENTITY, FlakyBlocks
 from tests.disk_llm import PROMPTS
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.http_server import serving
@@ -37,6 +37,7 @@ from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.audit import audit
+from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
 from weft.memory.tiers.disk_file import DiskFile
@@ -50,13 +51,13 @@ SMALL_ON_DISK = [*tiny_model.ARGUMENTS, "--port", "0", "--memory", "2MiB", "--th
 SMALL_ON_DISK += ["--dtype", "float32"]
 
 
-def disk_engine(family: str, path: Path, fingerprint: bytes = b"m" * 32, **settings: object) -> Engine:
+def disk_engine(family: str, path: Path, identity: Identity = IDENTITY, **settings: object) -> Engine:
     """An engine on a tiny model whose memory holds one sequence, with a file for many."""
     spec = spec_of(family)
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=smallest_memory(family, 420, 4), disk_bytes=DISK_BYTES, **options)
     runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
-    runner.add_disk(path, DISK_BYTES, fingerprint)
+    runner.add_disk(path, DISK_BYTES, identity)
     return Engine(spec, runner, config)
 
 
@@ -175,7 +176,7 @@ class DiskDevice(RollingDevice):
 def disk_layout(workload: Workload, size: int) -> DiskLayout:
     device = RollingDevice(workload.spec, workload.config.memory_bytes, 1)
     rows = {kind: device.memory[kind][:1].nbytes for kind in Kind if kind is not Kind.TAIL and len(device.memory[kind])}
-    return DiskLayout.of(b"h" * 32, rows, size)
+    return DiskLayout.of(IDENTITY, rows, size)
 
 
 def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], faults: str = "none") -> tuple[int, int]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.apart import make_pair
+from tests.disk_blocks import IDENTITY
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import Clock, CountedChoice, FakeMember, turns
 from tests.test_backends import in_loop
@@ -473,7 +474,7 @@ def test_prompts_are_sent_to_the_interface_that_a_decode_engine_receives_them_on
     bound = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setattr("weft.apart.socket.create_server", lambda address, family: bound)
     workload = make_pair(0).workload
-    loaded = SimpleNamespace(spec=workload.spec, fingerprint=b"f" * 32, config=workload.config)
+    loaded = SimpleNamespace(spec=workload.spec, identity=IDENTITY, config=workload.config)
     runner = SimpleNamespace(tiers=[None], area=lambda level: None, area_units=lambda level: None)
     joined = join(loaded, runner, settings)
     joined.transport.close()

@@ -70,9 +70,9 @@ def test_a_damaged_prefix_file_is_refused(place: int, tmp_path: Path) -> None:
 def test_another_models_prefix_and_a_file_that_exists_are_refused(tmp_path: Path) -> None:
     file, out = source(), tmp_path / "prefix"
     export_prefix(file, KEYS[2][:8], out)
-    layout = replace(LAYOUT, fingerprint=b"g" * 32)
+    layout = replace(LAYOUT, identity=replace(LAYOUT.identity, weights=b"g" * 16))
     other = DiskFile(FlakyBlocks(layout.size_bytes), layout)
-    with pytest.raises(InvalidOption, match="another model"):
+    with pytest.raises(InvalidOption, match="another model: the weights or their dtype differ"):
         import_prefix(other, out)
     with pytest.raises(InvalidOption, match="cannot be created"):
         export_prefix(file, KEYS[2][:8], out)

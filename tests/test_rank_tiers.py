@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.disk_blocks import IDENTITY
 from tests.engines import TINY, model_of, spec_of, tokens
 from tests.oracle import Oracle
 from tests.test_disk_tier import save_all
@@ -109,7 +110,7 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
     def opened() -> DiskFile:
         before = path.read_bytes() if path.exists() else None
         runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
-        runner.add_disk(tmp_path / "tier", 1 << 20, b"f" * 32, part)
+        runner.add_disk(tmp_path / "tier", 1 << 20, IDENTITY, part)
         # No file is changed before all ranks have opened theirs.
         assert before in (None, path.read_bytes())
         LoadedPart(runner.model, runner.operations, "cpu", 1, 2, disk=tmp_path / "tier").begin(runner)
@@ -130,7 +131,7 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
 def test_what_only_another_rank_has_after_a_crash_is_erased_when_its_file_is_opened(tmp_path):
     """The first rank does not know it, so a drop would leave its bytes."""
     sizes, parts = {Kind.PAGE: 4096, Kind.STATE: 4096}, [ModelPart(rank, 2) for rank in range(2)]
-    layouts = [DiskLayout.of(b"f" * 32, sizes, 1 << 20, part) for part in parts]
+    layouts = [DiskLayout.of(IDENTITY, sizes, 1 << 20, part) for part in parts]
     first, second = (open_file(each.part.path(tmp_path / "tier"), each) for each in layouts)
     payload = memoryview(b"s" * 4096)
 
@@ -154,7 +155,7 @@ def test_what_only_another_rank_has_after_a_crash_is_erased_when_its_file_is_ope
 
 def test_a_ranks_file_is_shown_as_such_and_not_exported(tmp_path, capsys):
     path = tmp_path / "tier.rank1"
-    open_file(path, DiskLayout.of(b"f" * 32, {Kind.PAGE: 4096}, 1 << 20, ModelPart(1, 2))).close()
+    open_file(path, DiskLayout.of(IDENTITY, {Kind.PAGE: 4096}, 1 << 20, ModelPart(1, 2))).close()
     assert main(["cache", str(path)]) == 0
     assert ", rank 1 of 2" in capsys.readouterr().out
     assert main(["cache", str(path), "--prefix", "00" * 8, "--export-to", str(tmp_path / "out")]) == 2
@@ -165,7 +166,7 @@ def test_a_tenant_is_dropped_from_the_files_of_all_ranks(tmp_path, capsys):
     path, tenant, payload = tmp_path / "tier", b"t" * 16, memoryview(bytes(range(256)) * 16)
     others = [ModelPart(rank, 3).path(path) for rank in (1, 2)]
     for rank, place in enumerate([path, *others]):
-        file = open_file(place, DiskLayout.of(b"f" * 32, {Kind.PAGE: 4096}, 1 << 20, ModelPart(rank, 3)))
+        file = open_file(place, DiskLayout.of(IDENTITY, {Kind.PAGE: 4096}, 1 << 20, ModelPart(rank, 3)))
         header = UnitHeader(Kind.PAGE, 0, 64, b"k" * 32, None, tenant, Origin.REGULAR, size=0, checksum=0)
         # After a crash, the first rank's file may lack what another one has.
         file.write([(header, payload)] if rank else [], [])

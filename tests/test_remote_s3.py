@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests import tiny_model
+from tests.disk_blocks import IDENTITY
 from tests.drops import drop
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.serving import wait_for_log
@@ -91,7 +92,7 @@ def remote_engine(family: str, url: str) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, remote=True, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_remote(url, b"m" * 32)
+    runner.add_remote(url, IDENTITY)
     return Engine(spec, runner, config)
 
 

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.disk_blocks import FlakyBlocks
+from tests.disk_blocks import IDENTITY, FlakyBlocks
 from weft.base.tenants import tenant_digest
 from weft.memory.cache import Cache
 from weft.memory.captures import Origin
@@ -29,7 +29,7 @@ TENANTS = [tenant_digest(name) for name in (b"one", b"two")]
 def filled(lengths: list[int]) -> tuple[DiskFile, list[list[bytes]]]:
     """Return a file with paths of these lengths, of two tenants in turn, and their keys. Its units have no order."""
     sizes = unit_bytes(SPEC)
-    layout = DiskLayout.of(b"f" * 32, sizes, 2 * 4352 * (sum(lengths) + 64))
+    layout = DiskLayout.of(IDENTITY, sizes, 2 * 4352 * (sum(lengths) + 64))
     file = DiskFile(FlakyBlocks(layout.size_bytes), layout)
     places = list(range(sum(lengths)))
     Random("places").shuffle(places)

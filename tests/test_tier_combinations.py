@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chained import ChainedDevice, chained_workload, layout_of
-from tests.disk_blocks import FlakyBlocks
+from tests.disk_blocks import IDENTITY, FlakyBlocks
 from tests.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.remote import FakeStore
 from tests.test_remote_tier import finish, save_all
@@ -232,7 +232,7 @@ def staged_engine(family: str, path: Path) -> Engine:
     slot = slot_bytes(spec, sizes)
     host = HostMemory(runner.store, 2 * SLOTS * slot)
     area = host.buffer.numpy().data
-    file = open_file(path, DiskLayout.of(b"m" * 32, sizes, config.disk_bytes))
+    file = open_file(path, DiskLayout.of(IDENTITY, sizes, config.disk_bytes))
     disk = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
     runner.tiers = (StagedCopies(host, disk, sizes, slot),)
     return Engine(spec, runner, config)

@@ -192,7 +192,7 @@ def test_a_prefix_travels_over_tls_that_is_bound_to_the_certificate(tmp_path):
         ({"fingerprint": b"g" * 32}, "another model"),
         ({"ranks": 2}, "number of tensor-parallel ranks: 2 instead of 1"),
         ({"rank": 1}, "another rank: 1 instead of 0"),
-        ({"form": "exact on another machine"}, "another form of exact answers"),
+        ({"form": "Tiny 2, plain 1"}, "another computation: 'Tiny 2, plain 1' instead of"),
         ({"unit_bytes": {Kind.PAGE: 4096, Kind.STATE: 64}}, "another size of units"),
     ],
 )

@@ -69,7 +69,7 @@ def in_transfer(wrong: UnitHeader) -> None:
 
 def in_prefix_file(wrong: UnitHeader, folder: Path) -> None:
     path = folder / "prefix"
-    head = prefix_file.PrefixHead(LAYOUT.fingerprint, LAYOUT.unit_bytes, 1)
+    head = prefix_file.PrefixHead(LAYOUT.identity, LAYOUT.unit_bytes, 1)
     path.write_bytes(head.encode() + wrong.encode() + PAYLOAD)
     file = DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT)
     assert prefix_file.import_prefix(file, path) == 1
@@ -190,7 +190,7 @@ def sealed(fields: bytes) -> bytes:
     return fields[: ENTRY - 8] + struct.pack("<Q", checksum(fields[: ENTRY - 8]))
 
 
-@pytest.mark.parametrize(("place", "value"), [(0, b"WFTD"), (0, b"WFTV"), (4, b"\x02\x00"), (6, b"\x03"), (7, b"\xff")])
+@pytest.mark.parametrize(("place", "value"), [(0, b"WFTD"), (0, b"WFTV"), (4, b"\x01\x00"), (6, b"\x03"), (7, b"\xff")])
 def test_a_header_of_another_form_is_no_header(place: int, value: bytes) -> None:
     """One that was dropped and whose bytes are still there, of another version, kind or origin."""
     whole = RIGHT.encode()
@@ -235,7 +235,7 @@ def test_a_header_of_another_version_names_no_unit() -> None:
     blocks = FlakyBlocks(LAYOUT.size_bytes)
     DiskFile(blocks, LAYOUT)
     whole = RIGHT.encode()
-    blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), sealed(whole[:4] + b"\x02\x00" + whole[6:]))
+    blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), sealed(whole[:4] + b"\x01\x00" + whole[6:]))
     after = DiskFile(blocks, LAYOUT)
     assert (len(after.rows), after.damaged) == (0, 1)
 

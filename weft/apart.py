@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import PAGE_BYTES, auto_share, memory_bytes
 from weft.base.transfers import TransferSettings, Transport
+from weft.memory.identity import Identity
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.departures import SHARE, area_bytes
@@ -96,13 +97,21 @@ def join(loaded: Loaded, runner: Runner | LeadingRunner, settings: TransferSetti
 def rank_transport(part: LoadedPart, runner: Runner, settings: TransferSettings) -> tuple[TcpTransport, int | None]:
     """Return the transport of a rank other than the first, and the port on which it receives its part of prefixes."""
     port = settings.port and settings.port + part.rank
-    contract = Contract(part.fingerprint, unit_sizes(runner.spec), "", part.rank, part.ranks)
+    assert part.identity is not None
+    contract = contract_with(part.identity, unit_sizes(runner.spec), "", part.rank, part.ranks)
     return transport_of(contract, runner, replace(settings, port=port))
 
 
 def contract_of(loaded: Loaded, ranks: int = 1) -> Contract:
+    assert loaded.identity is not None
     form = loaded.config.form if loaded.config.exact else ""
-    return Contract(loaded.fingerprint, unit_sizes(loaded.spec), form, 0, ranks)
+    return contract_with(loaded.identity, unit_sizes(loaded.spec), form, 0, ranks)
+
+
+def contract_with(identity: Identity, sizes: dict[Kind, int], form: str, rank: int, ranks: int) -> Contract:
+    """Return the contract of an engine or a rank. Its form begins with the numbers of what the code computes."""
+    named = f"{identity.revisions}; exact: {form}" if form else identity.revisions
+    return Contract(identity.fingerprint, sizes, named, rank, ranks)
 
 
 def unit_sizes(spec: MemorySpec) -> dict[Kind, int]:

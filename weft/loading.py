@@ -27,16 +27,17 @@ from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
+from weft.memory.identity import Identity
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, read_config, text_part
 from weft.models.dtypes import choose_dtype
-from weft.models.fingerprint import fingerprint
+from weft.models.identity import identity_of, revisions_of
 from weft.models.layers.moe import ExpertLayer
-from weft.models.layers.rotary import Rotary
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import build, find_checkpoint, has_head, load_model
+from weft.notices import check_length, report_choices
 from weft.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
@@ -53,7 +54,6 @@ from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tok
 
 log = logging.getLogger("weft")
 
-_logged: set[str] = set()
 # What `--draft auto` tries if there is no memory for what it means.
 GIVING_WAY = {"mtp": ("mtp", "suffix", "off"), "suffix": ("suffix", "off"), "off": ("off",)}
 
@@ -74,7 +74,7 @@ class Loaded:
     draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
     remote: str | None = None  # address of a remote store
-    fingerprint: bytes = b""  # of the model, for both and for transfers
+    identity: Identity | None = None  # of the model, for both and for transfers
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
 
     @property
@@ -94,7 +94,7 @@ class Loaded:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress, self._kept_states())
-            runner.add_tiers(self.config, self.disk, self.fingerprint, self.remote)
+            runner.add_tiers(self.config, self.disk, self.identity, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -106,7 +106,7 @@ class Loaded:
         try:
             others.join(self.config, self.spec.draft_room, threads)
             part = LoadedPart(
-                self.model, self.chosen.operations, self.device, 0, others.ranks, self.fingerprint, self.disk
+                self.model, self.chosen.operations, self.device, 0, others.ranks, self.identity, self.disk
             )
             runner = part.runner(others.meeting, self.config, self.spec.draft_room, threads)
             others.begin()
@@ -176,7 +176,7 @@ class Loaded:
 def load(options: Options, progress: bool = True, apart: bool = False, others: RankProcesses | None = None) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    `apart`: prefixes come from or go to other engines, so its fingerprint is computed even without a file. `others` are
+    `apart`: prefixes come from or go to other engines, so its identity is computed even without a file. `others` are
     the processes of the other ranks, if they have been started already.
     """
     if options.tensor_parallel == 1:
@@ -214,7 +214,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
         use_share_of(0, others.ranks, device, options.threads)
     given = options
     options = decided(options, folder, device, dtype, apart)
-    exact = options.exact is True
+    exact, stores = options.exact is True, apart or options.disk is not None or options.remote is not None
     try:
         model, config = load_model(
             folder,
@@ -227,6 +227,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
             partial(compile_early, exact=exact),
             exact=exact,
             shard=shard,
+            identify=stores,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
@@ -240,8 +241,9 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     report_choices(device, chosen)
     engine_config, reasons = resolve(options, facts)
+    engine_config = replace(engine_config, revisions=revisions_of(model))
     if options.exact:
-        engine_config = replace(engine_config, form=form_of(options, device, chosen))
+        engine_config = replace(engine_config, form=form_of(options, device, chosen, engine_config.revisions))
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     check_length(model, engine_config.max_length, facts.model_length)
@@ -251,10 +253,11 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
     loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
-    if options.disk is None and options.remote is None and not apart:
+    if not stores:
         return loaded
     disk = None if options.disk is None else Path(options.disk)
-    return replace(loaded, disk=disk, remote=options.remote, fingerprint=fingerprint(model, config, spec, shard))
+    identity = identity_of(model, config, spec, engine_config.exact, shard)
+    return replace(loaded, disk=disk, remote=options.remote, identity=identity)
 
 
 def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, apart: bool = False) -> Options:
@@ -299,24 +302,13 @@ def chosen_draft(options: Options, folder: Path, device: str, apart: bool = Fals
     return "mtp", "the checkpoint has an MTP head"
 
 
-def form_of(options: Options, device: str, chosen: Chosen) -> str:
+def form_of(options: Options, device: str, chosen: Chosen, revisions: str) -> str:
     """Return what the bits of an exact engine depend on besides the model: versions, device, operations, threads."""
     threads = f"{options.threads or available_cores()} threads" if device == "cpu" else ""
     # Where the ring of a tail begins again, sums are split.
     room = f"room for {draft_tokens(options, device)} drafts"
-    parts = (__version__, torch.__version__, device_name(device), threads, room, *chosen.summary())
+    parts = (__version__, revisions, torch.__version__, device_name(device), threads, room, *chosen.summary())
     return "; ".join(map(str, parts))
-
-
-def check_length(model: CausalModel, length: int, trained: int | None) -> None:
-    """Warn if sequences may be longer than those that a model was trained for, or raise if that changes its answers."""
-    if trained is None or length <= trained:
-        return
-    asked = f"max_length is {length} but the model was trained for {trained} tokens"
-    if any(isinstance(each, Rotary) and each.kind.variant == "dynamic" for each in model.modules()):
-        # Then every new token would turn the keys of all tokens before it.
-        raise OptionError(f"{asked}, and rope type dynamic is not supported beyond; pass at most {trained}")
-    warn_once(f"{asked}; lower it, or quality may drop")
 
 
 def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:
@@ -327,13 +319,6 @@ def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bo
     chosen = choose(device, dtype, model.memories, exact=exact)
     if chosen.on_gpu:
         warm_mixers(model, chosen.operations)
-
-
-def warn_once(notice: str) -> None:
-    """Log a warning, once in a process: several models may be loaded one after the other."""
-    if notice not in _logged:
-        _logged.add(notice)
-        log.warning(notice)
 
 
 class Sized(NamedTuple):
@@ -448,15 +433,6 @@ def drafts_may_fail() -> Iterator[None]:
         raise
     except Exception as error:  # a compiler or a driver may raise anything
         raise ModelError(f"drafts cannot be computed on {device_name('cuda')}: {_root(error)}") from error
-
-
-def report_choices(device: str, chosen: Chosen) -> None:
-    """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
-    for line in chosen.summary():
-        log.info("operations: %s", line)
-    plain = [choice for choice in chosen.choices if choice.package == "plain"]
-    if device == "cuda" and plain:
-        warn_once(f"{plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")
 
 
 def _root(error: BaseException) -> str:

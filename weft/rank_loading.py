@@ -13,7 +13,7 @@ from weft.kernels.choosing import choose
 from weft.kernels.devices import choose_device, free_bytes, gpu_count, use_gpu
 from weft.memory.spec import MemorySpec
 from weft.models.dtypes import choose_dtype
-from weft.models.fingerprint import fingerprint
+from weft.models.identity import identity_of
 from weft.models.sharding import Shard
 from weft.models.weights import find_checkpoint, load_model
 from weft.runner.ranks.part import LoadedPart, rank_threads
@@ -26,11 +26,11 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
     use_share_of(rank, ranks, device, options.threads)
     shard = shard_of(options, rank)
     spare = spare_bytes(ranks)
-    model, config = load_model(folder, dtype, device, False, options.weights, options.seed, spare, shard=shard)
+    identify = identify or options.disk is not None
+    weights = (options.weights, options.seed, spare)
+    model, config = load_model(folder, dtype, device, False, *weights, shard=shard, identify=identify)
     operations = choose(device, dtype, model.memories).operations
-    found = b""
-    if identify or options.disk is not None:
-        found = fingerprint(model, config, MemorySpec(model.memories(operations)), shard)
+    found = identity_of(model, config, MemorySpec(model.memories(operations)), shard=shard) if identify else None
     disk = None if options.disk is None else Path(options.disk)
     return LoadedPart(model, operations, device, rank, ranks, found, disk)
 

@@ -19,6 +19,8 @@ class EngineConfig:
     first served) or "prefix" (longest reusable prefix first, with aging). `eviction` is "value", "lru" or "flops".
     `capture_every` is the distance between snapshots in tokens; 0 derives it from the size of a state. `exact`: every
     token is computed in its canonical form (docs/exact.md); `form` is what its bits depend on, such as the device.
+    `revisions` are the numbers of what the model's family and the kernel packages compute: engines with others exchange
+    no states.
     `paranoid` audits every step, checks every plan, and fills freed memory with NaN. `host_bytes` is the size of the
     host memory that keeps what the device evicts, `disk_bytes` that of a file which does; 0 is none. `remote`: a store
     that engines share is below them. `draft` is "off",
@@ -40,6 +42,7 @@ class EngineConfig:
     capture_every: int = 0
     exact: bool = False
     form: str = ""
+    revisions: str = ""
     paranoid: bool = False
     seed: int = 0
     host_bytes: int = 0

@@ -99,7 +99,7 @@ def make_file(path: Path, options: CacheOptions) -> DiskFile | None:
         raise InvalidOption("size", f"must be given, because {path} does not exist yet; pass what --disk-size will say")
     with readable(Path(options.import_from)).open("rb") as opened:
         head = read_head(opened, options.import_from)
-    return open_file(path, DiskLayout.of(head.fingerprint, head.unit_bytes, size))
+    return open_file(path, DiskLayout.of(head.identity, head.unit_bytes, size))
 
 
 def readable(path: Path) -> Path:
@@ -136,7 +136,9 @@ def summary(file: DiskFile) -> dict[str, Any]:
         tenants[header.tenant.hex()] += 1
         sizes[header.tenant.hex()] += header.size
     return {
-        "fingerprint": file.layout.fingerprint.hex(),
+        "fingerprint": file.layout.identity.fingerprint.hex(),
+        "computed_by": file.layout.identity.revisions,
+        "exact": file.layout.identity.exact,
         "part": str(file.layout.part),
         "file_bytes": file.layout.size_bytes,
         "used_bytes": sum(sizes.values()),
@@ -197,7 +199,8 @@ def files_of_ranks(path: Path, part: ModelPart) -> Iterator[DiskFile]:
 def shown(report: dict[str, Any]) -> str:
     units = ", ".join(f"{count} {kind}s" for kind, count in report["units"].items()) or "no units"
     lines = [
-        f"model    {report['fingerprint'][:16]}, {report['part']}",
+        f"model    {report['fingerprint'][:16]}, {report['part']}, exact answers {'on' if report['exact'] else 'off'}",
+        f"computed {report['computed_by']}",
         f"file     {report['file_bytes'] / 2**20:.0f} MiB, {report['used_bytes'] / 2**20:.1f} MiB in use",
         f"units    {units}",
         f"damaged  {report['damaged_headers']} headers",

@@ -25,6 +25,7 @@ from weft.fleet.pairing import (
     PrefillPool,
     answers_requests,
     destination_of,
+    revisions_of,
     role_of,
 )
 from weft.fleet.questions import NONE_AVAILABLE, PROBE_SECONDS, MemberQuestions
@@ -165,10 +166,22 @@ class FleetBackend:
             member.state = MemberState.REFUSED
             self.chooser.removed(member)
             return
+        self._note_other_code(member)
         member.readmit()
         self.chooser.added(member)
         self.info = total_info([each.backend.info for each in self._in_state(MemberState.UP)])
         self._admitted.set()
+
+    def _note_other_code(self, member: Member) -> None:
+        """Log that the states of a member are of no use to the others, as in a rolling upgrade."""
+        ours = revisions_of(member)
+        for each in self._in_state(MemberState.UP):
+            if each is not member and revisions_of(each) != ours:
+                log.warning(
+                    "replica %s computes %s, but replica %s computes %s: they exchange no states",
+                    *(member.name, ours, each.name, revisions_of(each)),
+                )
+                return
 
     def _mismatch(self, member: Member) -> str | None:
         known = next((each for each in self._in_state(MemberState.UP, MemberState.EJECTED) if each is not member), None)

@@ -53,28 +53,42 @@ def ranks_of(member: Member) -> int:
     return int(member.backend.info.settings.get("tensor_parallel", 1))
 
 
+def revisions_of(member: Member) -> str:
+    """Return the numbers of what a member's code computes; an earlier version of Weft reports none."""
+    return str(member.backend.info.settings.get("revisions") or "an earlier version")
+
+
 class PrefillPool:
     """Finds prefill engines whose prefixes fit a member. A mismatch is logged once for each pair of engines."""
 
     def __init__(self) -> None:
-        self._refused: set[tuple[str, int, str, int]] = set()
+        self._refused: set[tuple[str, object, str, object]] = set()
 
     def fitting(self, members: list[Member], member: Member) -> list[Member]:
-        """Return the prefill engines that take requests and have as many tensor-parallel ranks as `member`."""
+        """Return the prefill engines that take requests, and whose units mean the same to `member`.
+
+        They have as many tensor-parallel ranks, and their code computes the same.
+        """
         found = (each for each in members if each.takes_requests and prefills_for_others(each))
         return [each for each in found if self._fits(each, member)]
 
     def _fits(self, prefiller: Member, member: Member) -> bool:
-        theirs, ours = ranks_of(prefiller), ranks_of(member)
-        pair = (prefiller.name, theirs, member.name, ours)
-        if theirs != ours and pair not in self._refused:
+        same_ranks = self._agree(
+            (prefiller.name, ranks_of(prefiller), member.name, ranks_of(member)),
+            "prefill engine %s has --tensor-parallel %s and cannot send prefixes to %s, which has %s; start both with "
+            "the same number",
+        )
+        return same_ranks and self._agree(
+            (prefiller.name, revisions_of(prefiller), member.name, revisions_of(member)),
+            "prefill engine %s computes %s and cannot send prefixes to %s, which computes %s; use one version of Weft",
+        )
+
+    def _agree(self, pair: tuple[str, object, str, object], warning: str) -> bool:
+        """Return whether two engines have the same; if not, log it once."""
+        if pair[1] != pair[3] and pair not in self._refused:
             self._refused.add(pair)
-            log.warning(
-                "prefill engine %s has --tensor-parallel %d and cannot send prefixes to %s, which has %d; start both "
-                "with the same number",
-                *pair,
-            )
-        return theirs == ours
+            log.warning(warning, *pair)
+        return pair[1] == pair[3]
 
 
 def prefix_request(request: Request, destination: Destination) -> Request:

@@ -106,6 +106,8 @@ class CausalModel(Layer):
 
     vocab_size: int
     shard: Shard = ALONE
+    # Of the weights, if they are to be identified (`identity.py`).
+    weights_digest: bytes = b""
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)

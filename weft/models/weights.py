@@ -28,6 +28,7 @@ from weft.models.bounds import INDEX_BYTES
 from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_randomly
 from weft.models.hints import refuse_gguf, similar_id, similar_name
+from weft.models.identity import weights_digest
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.linear import Linear
 from weft.models.layers.moe import ExpertLayer
@@ -61,12 +62,13 @@ def load_model(
     operations: Operations | None = None,
     exact: bool = False,
     shard: Shard = ALONE,
+    identify: bool = False,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
     With ample `spare_bytes` weights may be kept twice, for few rows and for many. `when_built` is called with the
     model before its weights are there. Only `operations` can compute with the loaded model; the default are those
-    chosen for the device, for `exact` answers or not.
+    chosen for the device, for `exact` answers or not. `identify`: digest the weights.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed. Of a model that is cut over ranks, only
@@ -82,6 +84,8 @@ def load_model(
         fill_from(model, folder, config, progress)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    if identify:
+        model.weights_digest = weights_digest(model)
     operations = operations or choose(str(device), dtype, model.memories, exact=exact).operations
     prepare(model, operations, spare_bytes)
     pin(model)

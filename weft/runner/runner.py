@@ -29,6 +29,7 @@ from weft.kernels.marks import LayerMarks
 from weft.kernels.staging import StagedValue
 from weft.kernels.upload import upload
 from weft.memory.device.store import Store
+from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
@@ -304,7 +305,7 @@ class Runner:
         self,
         config: EngineConfig,
         disk: Path | None,
-        fingerprint: bytes,
+        identity: Identity | None,
         remote: str | None = None,
         part: ModelPart = WHOLE,
     ) -> None:
@@ -312,9 +313,11 @@ class Runner:
         if config.host_bytes:
             self.add_host_memory(config.host_bytes)
         if disk is not None:
-            self.add_disk(disk, config.disk_bytes, fingerprint, part)
+            assert identity is not None
+            self.add_disk(disk, config.disk_bytes, identity, part)
         if remote is not None:
-            self.add_remote(remote, fingerprint)
+            assert identity is not None
+            self.add_remote(remote, identity)
         self.marks_layers = bool(config.departures_bytes)
         for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
             self.add_area(size)
@@ -323,18 +326,18 @@ class Runner:
         """Allocate host memory for what the device evicts."""
         self.tiers = (HostMemory(self.store, size_bytes),)
 
-    def add_disk(self, path: Path, size_bytes: int, fingerprint: bytes, part: ModelPart = WHOLE) -> None:
+    def add_disk(self, path: Path, size_bytes: int, identity: Identity, part: ModelPart = WHOLE) -> None:
         """Open the file for what memory evicts; `path` is the first rank's."""
         from weft.memory.tiers.disk_file import open_file
         from weft.memory.tiers.disk_tier import DiskCopies, check_model
 
         check_model(self.spec)
-        file = open_file(part.path(path), DiskLayout.of(fingerprint, self.store.unit_bytes, size_bytes, part))
+        file = open_file(part.path(path), DiskLayout.of(identity, self.store.unit_bytes, size_bytes, part))
         found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
         log.info("disk: %s, %d MiB, %s", part.path(path), file.layout.size_bytes >> 20, found)
         self._add_lasting(lambda units: DiskCopies(file, units))
 
-    def add_remote(self, url: str, fingerprint: bytes) -> None:
+    def add_remote(self, url: str, identity: Identity) -> None:
         """Open the store for what memory evicts."""
         from weft.memory.tiers.disk_tier import check_model
         from weft.memory.tiers.remote_store import GuardedStore, S3Objects
@@ -342,7 +345,8 @@ class Runner:
 
         check_model(self.spec, "remote")
         store = GuardedStore(S3Objects(url))
-        self._add_lasting(lambda units: RemoteCopies(store, fingerprint, self.store.unit_bytes, units))
+        log.info("remote: only states computed by %s are read; others have other names", identity.revisions)
+        self._add_lasting(lambda units: RemoteCopies(store, identity.fingerprint, self.store.unit_bytes, units))
 
     def _add_lasting(self, copies_with: Callable[[UnitViews], Any]) -> None:
         """Add a tier that threads read and write, below host memory; on a CPU the store is host memory.

@@ -150,7 +150,10 @@ def read_from_receiver(body: bytes) -> FromReceiver:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What two engines, or two ranks of them, must have in common, so that a unit means the same to both."""
+    """What two engines, or two ranks of them, must have in common, so that a unit means the same to both.
+
+    `form` names what the code computes, and for exact answers all that their bits depend on.
+    """
 
     fingerprint: bytes
     unit_bytes: Mapping[Kind, int]
@@ -171,8 +174,8 @@ class Contract:
             "number of tensor-parallel ranks": (message.ranks, self.ranks),
             "rank": (message.rank, self.rank),
             "size of units": (message.unit_bytes, sizes),
+            "computation": (message.form, self.form),
             "model (configuration, weights, dtypes or layout)": (message.fingerprint, self.fingerprint),
-            "form of exact answers": (message.form, self.form),
         }
         for name, (theirs, ours) in compared.items():
             if theirs != ours:

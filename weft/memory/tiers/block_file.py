@@ -33,6 +33,10 @@ class BlockFile(Protocol):
         """Give a shorter file this size, with zeros at its end. A longer one stays as it is."""
         ...
 
+    def empty(self) -> None:
+        """Drop all bytes, as if the file had been deleted and made again."""
+        ...
+
     def read(self, offset: int, into: memoryview) -> None: ...
 
     def write(self, offset: int, data: bytes | memoryview) -> None: ...
@@ -77,6 +81,10 @@ class FileBlocks:
             raise InvalidOption(
                 "disk_size", f"of {size_bytes} bytes does not fit: {error.strerror}; pass a smaller one"
             ) from error
+
+    def empty(self) -> None:
+        os.ftruncate(self._file, 0)
+        self._first_bytes = 0
 
     def _open_direct(self) -> int | None:
         try:

@@ -11,6 +11,7 @@ pieces too.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,9 +37,12 @@ from weft.memory.tiers.disk_format import (
     checksum,
     checksum_of_parts,
     decode,
+    is_earlier,
     read_layout,
 )
 from weft.memory.tiers.reused_memory import ReusedMemory
+
+log = logging.getLogger("weft")
 
 # Bytes of headers read at once.
 REGION_BYTES = 16 << 20
@@ -104,7 +108,10 @@ def difference(unit: WantedUnit, header: UnitHeader | None, found: int) -> str |
 
 
 def open_file(path: Path, layout: DiskLayout) -> DiskFile:
-    """Open or create the file of a model. Raises if it belongs to another model, or to another server."""
+    """Open or create the file of a model. Raises if it belongs to another model, or to another server.
+
+    A file of the same model whose units were computed by other code is emptied.
+    """
     if layout.slabs < len(layout.unit_bytes):
         raise InvalidOption("disk_size", f"is too small: this model needs {layout.slab_bytes * 4} bytes at least")
     blocks = FileBlocks(path)
@@ -121,7 +128,8 @@ def open_existing(path: Path) -> DiskFile:
         raise OptionError(f"{path} does not exist; pass the path that --disk named")
     blocks = FileBlocks(path)
     try:
-        layout = _read_superblock(blocks)
+        block = _read_superblock(blocks)
+        layout = None if block is None else read_layout(block)
         if layout is None:
             raise OptionError(f"{path} is no disk tier of this version; pass the path that --disk named")
         return DiskFile(blocks, layout, str(path), as_it_is=True)
@@ -133,12 +141,13 @@ def open_existing(path: Path) -> DiskFile:
         raise
 
 
-def _read_superblock(blocks: BlockFile) -> DiskLayout | None:
+def _read_superblock(blocks: BlockFile) -> memoryview | None:
+    """Return the first block of a file, or None if it has none."""
     if blocks.size_bytes < BLOCK:
         return None
     block = memoryview(mmap.mmap(-1, BLOCK))
     blocks.read(0, block)
-    return read_layout(block)
+    return block
 
 
 def rows_of_first(path: Path, layout: DiskLayout) -> EntryRows:
@@ -189,7 +198,11 @@ class DiskFile:
         self.sync()
 
     def _check_superblock(self, name: str) -> None:
-        theirs = _read_superblock(self._blocks)
+        block = _read_superblock(self._blocks)
+        theirs = None if block is None else read_layout(block)
+        if theirs is None and block is not None and is_earlier(block, self.layout):
+            self._start_over(name, "it was written by an earlier version of Weft")
+            return
         if theirs is None:
             raise InvalidOption("disk", f"{name} is no disk tier of this version; delete it or pass another path")
         if theirs.part != self.layout.part:
@@ -198,12 +211,22 @@ class DiskFile:
                 f"{name} holds units of {theirs.part}, but this server needs those of {self.layout.part}; pass the "
                 "--tensor-parallel that it was made with, delete the files, or pass another path",
             )
-        if theirs.fingerprint != self.layout.fingerprint:
-            raise InvalidOption("disk", f"{name} belongs to another model; delete it or pass another path")
+        if theirs.identity.is_outdated_by(self.layout.identity):
+            self._start_over(name, theirs.identity.difference(self.layout.identity))
+            return
+        if theirs.identity != self.layout.identity:
+            why = theirs.identity.difference(self.layout.identity)
+            raise InvalidOption("disk", f"{name} belongs to another model: {why}; delete it or pass another path")
         if theirs != self.layout:
             raise InvalidOption(
                 "disk_size", f"must be the one that {name} was made with, {theirs.size_bytes} bytes; or delete the file"
             )
+
+    def _start_over(self, name: str, why: str) -> None:
+        """Empty a file of this model whose units other code has computed: none of them may be read."""
+        log.warning("disk: %s is emptied, because its states cannot be used: %s", name, why)
+        self._blocks.empty()
+        self._begin_file()
 
     def _recover(self) -> EntryRows:
         """Read all headers, in one pass."""

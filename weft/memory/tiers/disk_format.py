@@ -1,6 +1,6 @@
 """The format of the disk tier's file: a superblock, one contiguous region of headers, then units in slabs.
 
-    0            superblock: which model, or which rank's part of it, and which sizes
+    0            superblock: whose states, which rank's part of the model, and which sizes
     4096         headers, one entry of 256 bytes for each place at which a unit may begin; zeros where there is none
     payload      units; the unit `i` of a kind begins at byte `i * padded[kind]`
 
@@ -21,12 +21,13 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 
 from weft.memory.arena import choose_slab_bytes
 from weft.memory.captures import ORIGINS, Origin
+from weft.memory.identity import MOST_REVISIONS, PART_BYTES, Identity
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 
 BLOCK = 4096
 ENTRY = 256
-VERSION = 1
+VERSION = 2
 SUPER_MAGIC = b"WEFTTIER"
 ENTRY_MAGIC = b"WFTU"
 # The header of a unit that was dropped, and whose bytes are still to be overwritten.
@@ -38,8 +39,11 @@ _ENTRY = struct.Struct("<4sHBBQQ32s32s16sQQ")
 # magic, version, bytes of an entry, fingerprint, slab bytes, slabs, payload bytes of a page, window page and state
 _SUPER = struct.Struct("<8sII32sQQQQQ")
 _SUM = struct.Struct("<Q")
-# Behind the checksum of the superblock, zeros for a whole model: rank, ranks, checksum of both and of what is before.
+# Behind its checksum: rank, ranks; then the identity in its parts, and a checksum of all that is before.
 _PART = struct.Struct("<II")
+# Digests of configuration, weights and layout, whether answers are exact, the numbers of what the code computes
+_IDENTITY = struct.Struct(f"<{PART_BYTES}s{PART_BYTES}s{PART_BYTES}s?{MOST_REVISIONS}s")
+IDENTITY_BYTES = _IDENTITY.size
 # The same entry, for NumPy.
 ENTRY_TYPE = np.dtype(
     [
@@ -148,7 +152,7 @@ WHOLE = ModelPart()
 class DiskLayout:
     """Where everything lies in a file for one model or part. `unit_bytes` are the bytes of units in memory."""
 
-    fingerprint: bytes
+    identity: Identity
     unit_bytes: Mapping[Kind, int]
     slab_bytes: int
     slabs: int
@@ -156,7 +160,7 @@ class DiskLayout:
 
     @classmethod
     def of(
-        cls, fingerprint: bytes, unit_bytes: Mapping[Kind, int], size_bytes: int, part: ModelPart = WHOLE
+        cls, identity: Identity, unit_bytes: Mapping[Kind, int], size_bytes: int, part: ModelPart = WHOLE
     ) -> DiskLayout:
         """Return the layout of a file of up to `size_bytes`."""
         kept = {kind: unit_bytes[kind] for kind in KINDS if kind in unit_bytes}
@@ -165,7 +169,7 @@ class DiskLayout:
         # Headers take at most this share of a slab.
         with_headers = slab_bytes + -(-slab_bytes // min(padded.values())) * ENTRY
         slabs = max(0, (size_bytes - 2 * BLOCK) // with_headers)
-        return cls(fingerprint, kept, slab_bytes, slabs, part)
+        return cls(identity, kept, slab_bytes, slabs, part)
 
     @property
     def padded(self) -> dict[Kind, int]:
@@ -192,12 +196,11 @@ class DiskLayout:
         return BLOCK + unit * self.padded[kind] // min(self.padded.values()) * ENTRY
 
     def encode(self) -> bytes:
-        sizes = [self.unit_bytes.get(kind, 0) for kind in KINDS]
-        body = _SUPER.pack(SUPER_MAGIC, VERSION, ENTRY, self.fingerprint, self.slab_bytes, self.slabs, *sizes)
+        sizes, name = [self.unit_bytes.get(kind, 0) for kind in KINDS], self.identity.fingerprint
+        body = _SUPER.pack(SUPER_MAGIC, VERSION, ENTRY, name, self.slab_bytes, self.slabs, *sizes)
         body += _SUM.pack(checksum(body))
-        if self.part != WHOLE:
-            body += _PART.pack(self.part.rank, self.part.ranks)
-            body += _SUM.pack(checksum(body))
+        body += _PART.pack(self.part.rank, self.part.ranks) + encode_identity(self.identity)
+        body += _SUM.pack(checksum(body))
         return body.ljust(BLOCK, b"\0")
 
     def doomed_entry(self, kind: Kind, unit: int) -> bytes:
@@ -244,27 +247,55 @@ class DiskLayout:
 
 
 def read_layout(block: bytes | memoryview) -> DiskLayout | None:
-    """Return the layout that a superblock describes, or None if it is none."""
+    """Return the layout that a superblock describes, or None if it is none of this version."""
+    found = _read_super(block, VERSION)
+    first = _SUPER.size + _SUM.size
+    end = first + _PART.size + _IDENTITY.size
+    if found is None or _SUM.unpack_from(block, end)[0] != checksum(bytes(block[:end])):
+        return None
+    fingerprint, slab_bytes, slabs, sizes = found
+    identity = decode_identity(block[first + _PART.size : end])
+    if identity is None or identity.fingerprint != fingerprint:
+        return None
+    return DiskLayout(identity, sizes, slab_bytes, slabs, ModelPart(*_PART.unpack_from(block, first)))
+
+
+def is_earlier(block: bytes | memoryview, layout: DiskLayout) -> bool:
+    """Return whether a superblock is of the version before, for units and a part as in this layout.
+
+    That version does not say by which code its units were computed, so they cannot be used.
+    """
+    found = _read_super(block, VERSION - 1)
+    # A whole model had no part then.
+    part = (0, 0) if layout.part == WHOLE else (layout.part.rank, layout.part.ranks)
+    same_part = _PART.unpack_from(block, _SUPER.size + _SUM.size) == part
+    return found is not None and found[3] == layout.unit_bytes and same_part
+
+
+def _read_super(block: bytes | memoryview, version: int) -> tuple[bytes, int, int, dict[Kind, int]] | None:
+    """Return the fingerprint, slab bytes, slabs and sizes of units, if a superblock is whole and of this version."""
     body = bytes(block[: _SUPER.size])
     if len(block) < BLOCK or _SUM.unpack_from(block, _SUPER.size)[0] != checksum(body):
         return None
-    magic, version, entry, fingerprint, slab_bytes, slabs, *sizes = _SUPER.unpack(body)
-    if magic != SUPER_MAGIC or version != VERSION or entry != ENTRY:
+    magic, found, entry, fingerprint, slab_bytes, slabs, *sizes = _SUPER.unpack(body)
+    if magic != SUPER_MAGIC or found != version or entry != ENTRY:
         return None
-    part = _read_part(block)
-    if part is None:
-        return None
-    return DiskLayout(fingerprint, {k: s for k, s in zip(KINDS, sizes, strict=True) if s}, slab_bytes, slabs, part)
+    return fingerprint, slab_bytes, slabs, {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}
 
 
-def _read_part(block: bytes | memoryview) -> ModelPart | None:
-    first = _SUPER.size + _SUM.size
-    end = first + _PART.size
-    if not any(block[first : end + _SUM.size]):
-        return WHOLE
-    if _SUM.unpack_from(block, end)[0] != checksum(bytes(block[:end])):
+def encode_identity(identity: Identity) -> bytes:
+    """Return an identity for the beginning of a file, `IDENTITY_BYTES` long."""
+    digests = (identity.configuration, identity.weights, identity.layout)
+    return _IDENTITY.pack(*digests, identity.exact, identity.revisions.encode())
+
+
+def decode_identity(data: bytes | memoryview) -> Identity | None:
+    """Return an identity, or None if it is damaged."""
+    configuration, weights, layout, exact, revisions = _IDENTITY.unpack(data)
+    try:
+        return Identity(configuration, weights, layout, revisions.rstrip(b"\0").decode(), exact)
+    except UnicodeDecodeError:
         return None
-    return ModelPart(*_PART.unpack_from(block, first))
 
 
 def _blocks(size: int) -> int:

@@ -1,6 +1,6 @@
 """A prefix in a file of its own, to ship it with a deployment: cells from the root down, and their resume points.
 
-    0       one block: magic, version, the model's fingerprint, bytes of each kind of unit, number of units
+    0       one block: magic, version, the model's identity, bytes of each kind of unit, number of units
     4096    units, each a header of 256 bytes as in the disk tier's file, followed by its bytes
 
 A prefix file is trusted like weights: checksums find damage, not malice. Reading it executes nothing.
@@ -18,15 +18,26 @@ from typing import BinaryIO
 
 from weft.base.errors import InvalidOption
 from weft.memory.arena import Arena
+from weft.memory.identity import Identity
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tiers.disk_file import DamagedUnit, DiskFile
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, KINDS, UnitHeader, checksum, decode
+from weft.memory.tiers.disk_format import (
+    BLOCK,
+    ENTRY,
+    IDENTITY_BYTES,
+    KINDS,
+    UnitHeader,
+    checksum,
+    decode,
+    decode_identity,
+    encode_identity,
+)
 
 MAGIC = b"WEFTPREF"
-VERSION = 1
-# magic, version, bytes of an entry, fingerprint, bytes of a page, window page and state, number of units
-_HEAD = struct.Struct("<8sII32sQQQQ")
+VERSION = 2
+# magic, version, bytes of an entry, identity, bytes of a page, window page and state, number of units
+_HEAD = struct.Struct(f"<8sII{IDENTITY_BYTES}sQQQQ")
 _SUM = struct.Struct("<Q")
 MOST_UNIT_BYTES = 1 << 32
 # Units written to the disk tier's file at a time.
@@ -35,13 +46,13 @@ UNITS_PER_WRITE = 16
 
 @dataclass(frozen=True, slots=True)
 class PrefixHead:
-    fingerprint: bytes
+    identity: Identity
     unit_bytes: Mapping[Kind, int]
     units: int
 
     def encode(self) -> bytes:
         sizes = [self.unit_bytes.get(kind, 0) for kind in KINDS]
-        body = _HEAD.pack(MAGIC, VERSION, ENTRY, self.fingerprint, *sizes, self.units)
+        body = _HEAD.pack(MAGIC, VERSION, ENTRY, encode_identity(self.identity), *sizes, self.units)
         return (body + _SUM.pack(checksum(body))).ljust(BLOCK, b"\0")
 
 
@@ -51,12 +62,14 @@ def read_head(file: BinaryIO, name: str) -> PrefixHead:
     body = block[: _HEAD.size]
     if len(block) < BLOCK or _SUM.unpack_from(block, _HEAD.size)[0] != checksum(body):
         raise InvalidOption("import_from", f"{name} is no prefix file of this version")
-    magic, version, entry, fingerprint, *sizes, units = _HEAD.unpack(body)
-    if magic != MAGIC or version != VERSION or entry != ENTRY or max(sizes) > MOST_UNIT_BYTES:
+    magic, version, entry, name_of_model, *sizes, units = _HEAD.unpack(body)
+    identity = decode_identity(name_of_model)
+    known = magic == MAGIC and version == VERSION and entry == ENTRY
+    if identity is None or not known or max(sizes) > MOST_UNIT_BYTES:
         raise InvalidOption("import_from", f"{name} is no prefix file of this version")
     if os.fstat(file.fileno()).st_size < BLOCK + units * ENTRY:
         raise InvalidOption("import_from", f"{name} is truncated")
-    return PrefixHead(fingerprint, {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}, units)
+    return PrefixHead(identity, {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}, units)
 
 
 def chosen_units(file: DiskFile, prefix: bytes) -> list[UnitHeader]:
@@ -85,7 +98,7 @@ def export_prefix(file: DiskFile, prefix: bytes, target: Path) -> int:
         raise InvalidOption("export_to", f"{target} cannot be created: {error.strerror}; pass a new path") from error
     try:
         with os.fdopen(handle, "wb") as out:
-            out.write(PrefixHead(file.layout.fingerprint, file.layout.unit_bytes, len(units)).encode())
+            out.write(PrefixHead(file.layout.identity, file.layout.unit_bytes, len(units)).encode())
             for header in units:
                 payload = bytearray(header.size)
                 file.read(header.kind, header.unit, header.key, memoryview(payload))
@@ -120,8 +133,11 @@ def import_prefix(file: DiskFile, source: Path) -> int:
     written = 0
     with source.open("rb") as opened:
         head = read_head(opened, str(source))
-        if head.fingerprint != file.layout.fingerprint or head.unit_bytes != file.layout.unit_bytes:
-            raise InvalidOption("import_from", f"{source} belongs to another model; export it from this one's file")
+        if head.identity != file.layout.identity or head.unit_bytes != file.layout.unit_bytes:
+            why = head.identity.difference(file.layout.identity) or "the sizes of units differ"
+            raise InvalidOption(
+                "import_from", f"{source} belongs to another model: {why}; export it from this one's file"
+            )
         units = read_units(opened, head, str(source))
         new = ((header, data) for header, data in units if (header.kind, header.key, header.position) not in known)
         while batch := list(islice(new, UNITS_PER_WRITE)):

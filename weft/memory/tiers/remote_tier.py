@@ -1,9 +1,9 @@
 """The remote tier: units as objects of a store that engines share, and the copies from and to it.
 
-An object is a unit's header, as in the disk tier's file, and its bytes. Its name begins with the model's fingerprint
-and a digest of its tenant, so that a tenant can be listed and dropped:
+An object is a unit's header, as in the disk tier's file, and its bytes. Its name begins with the fingerprint of the
+model's identity and a digest of its tenant, so that a tenant can be listed and dropped:
 
-    v1-FINGERPRINT/TENANT/page/KEY        /state/KEY        /window/KEY-POSITION
+    v2-FINGERPRINT/TENANT/page/KEY        /state/KEY        /window/KEY-POSITION
 
 No torch: `units` gives the bytes of a unit in the tier above.
 """

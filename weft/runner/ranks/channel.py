@@ -61,7 +61,7 @@ class RankMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class LoadPart(RankMessage, tag="load"):
     """The first message to a rank: what to load, and where to meet the others.
 
-    `identify`: compute the fingerprint of the part even without a file.
+    `identify`: compute the identity of the part even without a file.
     """
 
     options: Options

@@ -8,6 +8,7 @@ from pathlib import Path
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.kernels.interface import Operations
+from weft.memory.identity import Identity
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk_file import rows_of_first
 from weft.memory.tiers.disk_format import ModelPart
@@ -31,7 +32,7 @@ class LoadedPart:
     device: str
     rank: int
     ranks: int
-    fingerprint: bytes = b""  # of the part, if there is a file or a role
+    identity: Identity | None = None  # of the part, if there is a file or a role
     disk: Path | None = None  # file of the group's disk tier
 
     def runner(self, meeting: Meeting, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
@@ -41,7 +42,7 @@ class LoadedPart:
         sizes = (spec, config.memory_bytes, config.max_sequences)
         on_cpu = rank_threads(self.ranks, threads) if self.device == "cpu" else None
         runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
-        runner.add_tiers(config, self.disk, self.fingerprint, part=ModelPart(self.rank, self.ranks))
+        runner.add_tiers(config, self.disk, self.identity, part=ModelPart(self.rank, self.ranks))
         return runner
 
     def begin(self, runner: RankRunner) -> None:

@@ -90,7 +90,7 @@ class RankProcesses:
         self.channels.append(Channel(ours))
 
     def load(self, options: Options, identify: bool = False) -> None:
-        """Let all ranks load their parts, and with `identify` compute their fingerprints even without a file."""
+        """Let all ranks load their parts, and with `identify` compute their identities even without a file."""
         plain = Options(**{each.name: getattr(options, each.name) for each in fields(Options)})
         where = (self.ranks, self.meeting, log.getEffectiveLevel(), identify)
         for rank in range(1, self.ranks):

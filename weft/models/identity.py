@@ -1,0 +1,54 @@
+"""The identity of a loaded model: what the keys, values and states that it computes depend on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from xxhash import xxh3_128_digest
+
+from weft.kernels.choosing import REVISIONS
+from weft.memory.identity import Identity, digest
+from weft.memory.spec import MemorySpec
+from weft.models.model import CausalModel
+from weft.models.sharding import ALONE, Shard
+
+
+def identity_of(
+    model: CausalModel, config: Mapping[str, Any], spec: MemorySpec, exact: bool = False, shard: Shard = ALONE
+) -> Identity:
+    """Return the identity of a model whose weights were digested when they were loaded.
+
+    A rank's part of a model has its own: parts with the same weights, such as random ones, are not the same.
+    """
+    # Room for drafts is in tails, which no file holds.
+    layout = repr(replace(spec, draft_room=0)) + (f"\nrank {shard.rank} of {shard.ranks}" if shard.ranks > 1 else "")
+    return Identity(
+        configuration=digest(json.dumps(config, sort_keys=True, default=str).encode()),
+        weights=model.weights_digest,
+        layout=digest(layout.encode()),
+        revisions=revisions_of(model),
+        exact=exact,
+    )
+
+
+def revisions_of(model: CausalModel) -> str:
+    """Return the numbers of what the code computes: the family's, and those of all kernel packages.
+
+    Of all, not of the chosen ones: packages compute the same by definition, so engines with different ones exchange
+    states. A fix in any of them ends that with engines before it.
+    """
+    parts = {type(model).__name__: model.revision, **REVISIONS}
+    return ", ".join(f"{name} {number}" for name, number in parts.items())
+
+
+def weights_digest(model: CausalModel) -> bytes:
+    """Return a digest of all weights as they were read, before operations put them into a layout of their own."""
+    lines = []
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().contiguous().flatten().view(torch.uint8).numpy(force=True)
+        lines.append(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + xxh3_128_digest(flat))
+    return digest(b"".join(lines))
