@@ -1,7 +1,9 @@
-"""A server under an hour of churn: prompts with log-probabilities, clients that leave, answers of every length.
+"""A server under an hour of churn, with drafts and a disk tier: prompts with log-probabilities, clients that leave,
+salts, grammars, conversations, several answers to a prompt, every route.
 
-Neither process may grow once it is warm. WEFT_SOAK_SECONDS sets the duration of the slow test, an hour by default;
-WEFT_SOAK_CURVE names a file for what was measured.
+Neither process may grow once it is warm: at most 16 MiB along a line through the second half, which is half a MiB per
+minute of the hour. `test_growth.py` counts what an engine holds. WEFT_SOAK_SECONDS sets the duration of the slow test,
+an hour by default; WEFT_SOAK_CURVE names a file for what was measured.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from tests.serving import Served, serving
 CLIENTS = 8
 # Logits of a step's 2,048 prompt tokens take 64 MiB: temporaries that grow with the prompts are seen.
 VOCABULARY = 8192
+MODEL = "model"
 OPTIONS = ("--port", "0", "--memory", "16MiB", "--max-length", "2048", "--threads", "1", "--max-sequences", "12")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # What the engine takes beyond what it started with: its memory of 16 MiB, a step's temporaries, caches of allocators.
@@ -120,14 +123,56 @@ async def leave_a_stream(http: httpx.AsyncClient, dice: random.Random) -> None:
                 return
 
 
-async def chat(http: httpx.AsyncClient, dice: random.Random) -> None:
-    words = " ".join(dice.choice(["rain", "snow", "wind", "sun"]) for _ in range(dice.randrange(1, 60)))
-    body = {"messages": [{"role": "user", "content": words}], "max_tokens": 8, "logprobs": True, "top_logprobs": 3}
-    answer = await http.post("/v1/chat/completions", json=body)
+async def ask(http: httpx.AsyncClient, route: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await http.post(route, json=body)
     assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
 
 
-WAYS: tuple[Send, ...] = (score, score, score_natively, leave_while_scoring, leave_a_stream, chat)
+def words_of(dice: random.Random) -> str:
+    return " ".join(dice.choice(["rain", "snow", "wind", "sun"]) for _ in range(dice.randrange(1, 60)))
+
+
+async def ask_as_a_tenant(http: httpx.AsyncClient, dice: random.Random) -> None:
+    await ask(http, "/v1/completions", {"prompt": prompt_of(dice), "max_tokens": 12, "cache_salt": str(dice.random())})
+
+
+async def ask_for_a_form(http: httpx.AsyncClient, dice: random.Random) -> None:
+    """Every second form is a new one."""
+    most = dice.choice([7, dice.randrange(10**6)])
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": most}}, "required": ["n"]}
+    form = {"type": "json_schema", "json_schema": {"name": "number", "schema": schema}}
+    body = {"messages": [{"role": "user", "content": words_of(dice)}], "max_tokens": 24, "response_format": form}
+    await ask(http, "/v1/chat/completions", body)
+
+
+async def ask_for_several(http: httpx.AsyncClient, dice: random.Random) -> None:
+    body = {"prompt": words_of(dice), "max_tokens": 12, "n": dice.randrange(2, 6), "temperature": 1}
+    await ask(http, "/v1/completions", body | {"bad_words": ["snow"], "frequency_penalty": 0.3})
+
+
+async def converse(http: httpx.AsyncClient, dice: random.Random) -> None:
+    messages: list[dict[str, str]] = []
+    for _ in range(dice.randrange(1, 5)):
+        messages.append({"role": "user", "content": words_of(dice)})
+        found = await ask(http, "/v1/chat/completions", {"messages": messages, "max_tokens": 24, "temperature": 0})
+        messages.append({"role": "assistant", "content": found["choices"][0]["message"]["content"] or "nothing"})
+
+
+async def ask_elsewhere(http: httpx.AsyncClient, dice: random.Random) -> None:
+    await ask(http, "/v1/responses", {"input": words_of(dice), "max_output_tokens": 12})
+    messages = [{"role": "user", "content": words_of(dice)}]
+    await ask(http, "/v1/messages", {"model": MODEL, "messages": messages, "max_tokens": 12})
+
+
+async def chat(http: httpx.AsyncClient, dice: random.Random) -> None:
+    body = {"messages": [{"role": "user", "content": words_of(dice)}], "max_tokens": 8}
+    await ask(http, "/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 3})
+
+
+SCORES: tuple[Send, ...] = (score, score, score_natively, leave_while_scoring, leave_a_stream, chat)
+WAYS = (*SCORES, ask_as_a_tenant, ask_for_a_form, ask_for_several, converse, ask_elsewhere)
 
 
 # the run --------------------------------------------------------------------------------------------------------------
@@ -166,7 +211,8 @@ def tiny_model_with_logits_that_weigh(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_an_hour_of_churn_leaves_both_processes_as_large_as_they_were(tmp_path):
-    options = [*tiny_model_with_logits_that_weigh(tmp_path / "model"), *OPTIONS]
+    options = [*tiny_model_with_logits_that_weigh(tmp_path / MODEL), *OPTIONS, "--draft", "suffix"]
+    options += ["--disk", str(tmp_path / "tier"), "--disk-size", "64MiB"]
     with serving(options=options, OMP_NUM_THREADS="1") as served:
         curve, sent = asyncio.run(soak(served, float(os.environ.get("WEFT_SOAK_SECONDS", "3600"))))
         if report := os.environ.get("WEFT_SOAK_CURVE"):

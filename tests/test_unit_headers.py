@@ -250,3 +250,27 @@ def test_a_header_that_was_damaged_anywhere_is_no_header(byte: int) -> None:
     blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), bytes(damaged))
     with pytest.raises(DamagedUnit, match="has no header"):
         file.read(Kind.PAGE, UNIT, KEY, memoryview(bytearray(len(PAYLOAD))))
+
+
+def test_a_prefix_file_that_ends_early_is_damaged_whatever_its_checksum(tmp_path: Path) -> None:
+    head = prefix_file.PrefixHead(LAYOUT.fingerprint, LAYOUT.unit_bytes, 1)
+    short = replace(RIGHT, checksum=checksum(PAYLOAD[:-1]))
+    (tmp_path / "prefix").write_bytes(head.encode() + short.encode() + PAYLOAD[:-1])
+    with pytest.raises(InvalidOption, match="is damaged at unit 0"):
+        prefix_file.import_prefix(DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT), tmp_path / "prefix")
+
+
+def test_a_prefix_file_with_units_of_other_sizes_is_refused(tmp_path: Path) -> None:
+    head = prefix_file.PrefixHead(LAYOUT.fingerprint, {**LAYOUT.unit_bytes, Kind.STATE: 1}, 0)
+    (tmp_path / "prefix").write_bytes(head.encode())
+    with pytest.raises(InvalidOption, match="belongs to another model"):
+        prefix_file.import_prefix(DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT), tmp_path / "prefix")
+
+
+@pytest.mark.parametrize("byte", [0, 8, 12, 16, 48, 56, 64, 72, 80])
+def test_a_prefix_file_whose_head_was_damaged_anywhere_is_none(byte: int, tmp_path: Path) -> None:
+    head = bytearray(prefix_file.PrefixHead(LAYOUT.fingerprint, LAYOUT.unit_bytes, 0).encode())
+    head[byte] ^= 1
+    (tmp_path / "prefix").write_bytes(bytes(head))
+    with pytest.raises(InvalidOption, match="is no prefix file of this version"):
+        prefix_file.import_prefix(DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT), tmp_path / "prefix")
