@@ -8,10 +8,11 @@ DEFAULT = "default"
 COLUMNS = (DEFAULT, "draft=off")
 
 
-def options_of(column: str) -> dict[str, str]:
+def options_of(column: str) -> dict[str, str | bool]:
     """Return the options of a column by name.
 
-    >>> options_of("draft=off,exact=off"), options_of("default")
-    ({'draft': 'off', 'exact': 'off'}, {})
+    >>> options_of("draft=off,exact=false"), options_of("default")
+    ({'draft': 'off', 'exact': False}, {})
     """
-    return {} if column == DEFAULT else dict(each.split("=", 1) for each in column.split(","))
+    given = {} if column == DEFAULT else dict(each.split("=", 1) for each in column.split(","))
+    return {name: {"true": True, "false": False}.get(value, value) for name, value in given.items()}

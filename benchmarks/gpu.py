@@ -73,7 +73,7 @@ def arguments_of(
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--memory", default="auto", help="memory for pages and states, such as 40GiB")
     parser.add_argument("--limit", type=int, default=limit_seconds, help="time limit per model in seconds")
-    about_columns = "options to measure with, such as draft=off,exact=off; default: those of a user who sets none"
+    about_columns = "options to measure with, such as draft=off,exact=false; default: those of a user who sets none"
     parser.add_argument("--columns", nargs="+", default=list(columns), help=about_columns)
     if rows:
         parser.add_argument("--rows", type=int, nargs="+", default=list(rows), help="sizes of batches")

@@ -108,7 +108,7 @@ def compare(server: subprocess.Popen[bytes], engine: subprocess.Popen[str], argu
 def start_server(arguments: argparse.Namespace, folder: Path) -> subprocess.Popen[bytes]:
     options = ["--weights", "dummy", "--device", arguments.device, "--dtype", arguments.dtype]
     options += ["--memory", arguments.memory, "--port", str(arguments.port), "--max-sequences", "256"]
-    options += [part for name, value in options_of(arguments.column).items() for part in (f"--{name}", value)]
+    options += [part for name, value in options_of(arguments.column).items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "weft", "serve", arguments.model, *options, *arguments.serve_option]
     with (folder / "server.log").open("w") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)

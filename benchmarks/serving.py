@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving                        LFM2-1.2B, Nemotron-Nano-9B-v2 and qwen3-next-mini
     python -m benchmarks.serving qwen3.5-9b --quick
-    python -m benchmarks.serving lfm2-1.2b --columns default draft=off exact=off
+    python -m benchmarks.serving lfm2-1.2b --columns default draft=off exact=false
 
 Runs the engine in this process, greedy, with answers of fixed length. A rate is the tokens of all answers over the time
 from the first request to the last token. A hit share is the cached prompt tokens over all prompt tokens.

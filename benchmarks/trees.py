@@ -158,7 +158,8 @@ def work(arguments: argparse.Namespace) -> int:
 
     # All trees since the first version accept these options by these names.
     options = argparse.Namespace(device=arguments.device, dtype=arguments.dtype, memory=arguments.memory)
-    changes = dict(change.split("=", 1) for change in arguments.worker.split(",") if change)
+    given = dict(change.split("=", 1) for change in arguments.worker.split(",") if change)
+    changes: Any = {name: {"true": True, "false": False}.get(value, value) for name, value in given.items()}
     longest = max(24_000, *arguments.lengths) + 1024
     llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest, **changes)
     warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))

@@ -74,8 +74,8 @@ QWEN3_5_YARN = QWEN3_5.variant(
         "factor": 4.0,
         "original_max_position_embeddings": 64,
         "rope_theta": 10000.0,
-        "partial_rotary_factor": 0.5,
-        "mrope_section": [3, 3, 2],
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
         "mrope_interleaved": True,
     }
 )

@@ -17,14 +17,23 @@ import pytest
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks
 from weft.base.errors import InvalidOption, OptionError
 from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
-from weft.memory.tiers.disk_format import BLOCK, VERSION, DiskLayout, ModelPart, checksum, read_layout
+from weft.memory.tiers.disk_format import BLOCK, IDENTITY_BYTES, VERSION, DiskLayout, ModelPart, checksum, read_layout
 
 SIZE = 100_000
 OTHER_MODEL = replace(LAYOUT, identity=replace(LAYOUT.identity, weights=b"g" * 16))
 OTHER_SIZE = DiskLayout.of(LAYOUT.identity, UNIT_BYTES, LAYOUT.size_bytes // 2)
-# With the right checksum.
-OTHER_VERSION = b"WEFTTIER" + struct.pack("<I", VERSION + 1) + LAYOUT.encode()[12:88]
-OTHER_VERSION += struct.pack("<Q", checksum(OTHER_VERSION))
+
+
+def of_version(version: int) -> bytes:
+    """Return the layout's first block as another version would write it, with the right checksums."""
+    block = bytearray(LAYOUT.encode())
+    block[8:12] = struct.pack("<I", version)
+    for end in (88, 88 + 16 + IDENTITY_BYTES):
+        block[end : end + 8] = struct.pack("<Q", checksum(bytes(block[:end])))
+    return bytes(block)
+
+
+OTHER_VERSION = of_version(VERSION + 1)
 
 
 def file_of(content: bytes) -> Callable[[Path], None]:
@@ -124,10 +133,9 @@ def test_a_file_whose_first_block_was_damaged_anywhere_is_no_tier(byte: int, tmp
         open_file(tmp_path / "tier", LAYOUT)
 
 
-def test_a_tier_of_another_version_is_whole_and_no_tier_of_this_one(tmp_path: Path) -> None:
-    same = b"WEFTTIER" + struct.pack("<I", VERSION) + LAYOUT.encode()[12:88]
-    assert read_layout((same + struct.pack("<Q", checksum(same))).ljust(BLOCK, b"\0")) == LAYOUT
-    assert read_layout(OTHER_VERSION.ljust(BLOCK, b"\0")) is None
+def test_a_tier_of_another_version_is_whole_and_no_tier_of_this_one() -> None:
+    assert read_layout(of_version(VERSION)) == LAYOUT
+    assert read_layout(OTHER_VERSION) is None
 
 
 def test_a_device_is_refused_without_opening_it(monkeypatch: pytest.MonkeyPatch) -> None:
