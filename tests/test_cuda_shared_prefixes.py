@@ -6,24 +6,25 @@ Without a GPU, Triton's interpreter runs the kernels at small odd sizes; what is
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
 from tests.compiled import assert_compiles
 from tests.engines import TINY, Ask, dummy_model, greedy, serve, tokens
-from tests.operations import GPU_ROWS, PLAIN
+from tests.operations import CPU, GPU_ROWS, PLAIN
 from tests.plans import Row, make_plan
 from tests.test_cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine, cuda_engine
+from tests.test_prefix_groups import check_reused_seats, random_paths
 from weft.kernels.attention import AttentionForm
+from weft.kernels.choosing import assemble, exact_packages
+from weft.kernels.cuda import attention_shared
 from weft.kernels.cuda.attention import read_pages
 from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
 from weft.kernels.cuda.attention_shared import attend_shared, prefix_members
@@ -34,166 +35,9 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.cuda import shared_prefixes
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.recorded import RecordedSteps
-from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_groups, members_of, shared_sizes
+from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_groups, members_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-# groups ---------------------------------------------------------------------------------------------------------------
-
-
-def best_saving(paths: list[tuple[int, ...]], members: int) -> int:
-    """Cells that are saved if the rows of every node of the trie are one group, or grouped below, whatever is better.
-
-    The definition, without sorting: rows are told apart by one page after another.
-    """
-    if len(paths) < 2:
-        return 0
-    common = next((i for i, pages in enumerate(zip(*paths)) if len(set(pages)) > 1), min(map(len, paths)))
-    below: dict[int, list[tuple[int, ...]]] = {}
-    for path in paths:
-        if len(path) > common:
-            below.setdefault(path[common], []).append(path)
-    together = (len(paths) - ceil(len(paths) / members)) * common
-    return max(together, sum(best_saving(each, members) for each in below.values()))
-
-
-@st.composite
-def tables(draw) -> tuple[np.ndarray, np.ndarray]:
-    """Pages of rows, and how many cells of each are complete. Few pages: beginnings are often equal, and pages return."""
-    rows, width = draw(st.integers(1, 12)), draw(st.integers(1, 5))
-    pages = st.lists(st.integers(0, draw(st.integers(0, 3))), min_size=width, max_size=width)
-    table = draw(st.lists(pages, min_size=rows, max_size=rows))
-    whole = draw(st.lists(st.integers(0, width - 1), min_size=rows, max_size=rows))
-    return np.array(table, np.int32), np.array(whole, np.int32)
-
-
-def check_groups(groups: PrefixGroups, table: np.ndarray, whole: np.ndarray, members: int) -> None:
-    """Members have the pages of their group, all of them complete; every row is in one group at most."""
-    assert len(set(groups.order.tolist())) == len(groups.order)
-    assert (groups.shared <= whole).all()
-    assert set(np.flatnonzero(groups.shared)) == set(groups.order.tolist())
-    saved = 0
-    for group, cells in enumerate(groups.cells):
-        rows = groups.order[groups.first[group] : groups.first[group + 1]]
-        assert 1 <= len(rows) <= members
-        assert cells > 0
-        assert (groups.shared[rows] == cells).all()
-        assert (table[rows, :cells] == table[rows[0], :cells]).all()
-        saved += (len(rows) - 1) * int(cells)
-    assert saved == groups.saved
-
-
-@given(tables(), st.sampled_from([2, 3, 16]))
-def test_groups_hold_and_save_as_much_as_the_definition(drawn, members):
-    table, whole = drawn
-    groups = find_groups(table, whole, members)
-    paths = [tuple(line[:count]) for line, count in zip(table.tolist(), whole.tolist()) if count]
-    assert (0 if groups is None else groups.saved) == best_saving(paths, members)
-    if groups is not None:
-        check_groups(groups, table, whole, members)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_groups_of_many_rows_hold(seed):
-    paths = random_paths(random.Random(seed), 200)
-    whole = np.array([len(path) - 1 for path in paths], np.int32)
-    table = np.array([[*path, *[7] * (40 - len(path))] for path in paths], np.int32)
-    groups = find_groups(table, whole, 16)
-    assert groups is not None
-    check_groups(groups, table, whole, 16)
-    complete = [tuple(path[:-1]) for path in paths if len(path) > 1]
-    assert groups.saved == best_saving(complete, 16)
-
-
-def random_paths(rng: random.Random, rows: int) -> list[list[int]]:
-    """Pages of rows: prefixes of some depth, nested at times, and then pages of their own."""
-    fresh = iter(rng.sample(range(10_000), 9_999))
-    prefixes: list[list[int]] = [[]]
-    for _ in range(rng.randint(1, 6)):
-        base = rng.choice(prefixes)
-        prefixes.append([*base[: rng.randint(0, len(base))], *(next(fresh) for _ in range(rng.randint(1, 5)))])
-    paths = []
-    for _ in range(rows):
-        prefix = rng.choice(prefixes)
-        own = [next(fresh) for _ in range(rng.randint(1, 3))]
-        paths.append([*prefix[: rng.choice([0, len(prefix), len(prefix)])], *own])
-    return paths
-
-
-@pytest.mark.parametrize("most", [1, 8, 32, 33, 100, 256, 300, 1000])
-def test_few_sizes_hold_any_number_of_rows(most):
-    sizes = shared_sizes(most)
-    assert len(sizes) <= 8
-    assert sizes == sorted(set(sizes))
-    assert sizes[-1] == most
-
-
-# the groups of the last plan ------------------------------------------------------------------------------------------
-
-CELL = 8
-
-
-def plan_of(paths: list[list[int]], seats: list[int] | None = None, after: int = 3):
-    """Decodes whose last cells are open, `after` tokens in them."""
-    seats = seats or list(range(len(paths)))
-    starts = [(len(path) - 1) * CELL + after for path in paths]
-    return make_plan([Row(start, start + 1, pages=path, seat=s) for start, path, s in zip(starts, paths, seats)])
-
-
-@pytest.fixture
-def _few_cells_pay(monkeypatch):
-    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED_CELLS", 4)
-
-
-def known_paths() -> list[list[int]]:
-    return [[1, 2, 3, 10], [1, 2, 3, 11], [4, 5, 12], [1, 2, 3, 13], [4, 5, 14, 15]]
-
-
-def check_reused_seats() -> None:
-    """Another sequence takes a seat, with pages that were another's, as far along as the one before it."""
-    sharing = PrefixSharing(CELL, 16)
-    first = sharing.of(plan_of(known_paths()))
-    assert first is not None
-    assert sharing.of(plan_of(known_paths(), after=4)) is first
-    paths = known_paths()
-    paths[1] = [1, 2, 9, 11]
-    plan = plan_of(paths, after=5)
-    groups = sharing.of(plan)
-    assert groups is not None
-    check_groups(groups, plan.page_table, plan.start // CELL, 16)
-
-
-@pytest.mark.usefixtures("_few_cells_pay")
-def test_groups_are_kept_until_a_page_changes_wherever_its_row_sits():
-    check_reused_seats()
-
-
-@pytest.mark.usefixtures("_few_cells_pay")
-def test_groups_are_searched_again_when_rows_come_go_or_fall_back():
-    sharing = PrefixSharing(CELL, 16)
-    assert sharing.of(plan_of(known_paths())) is not None
-    more = [*known_paths(), [1, 2, 3, 20]]
-    assert len(sharing.of(plan_of(more)).order) == 6
-    assert len(sharing.of(plan_of(known_paths()[:4])).order) == 3
-    # A row that writes into a cell of its group, after it was moved back.
-    plan = plan_of(known_paths())
-    assert sharing.of(plan) is not None
-    start = plan.start.copy()
-    start[0] = 2 * CELL + 1
-    moved = replace(plan, start=start, end=start + 1)
-    check_groups(sharing.of(moved), moved.page_table, moved.start // CELL, 16)
-
-
-@pytest.mark.parametrize(("apart", "pays"), [(0, True), (60, False)])
-def test_prefixes_are_shared_only_if_that_saves_enough(apart, pays):
-    prefix = list(range(40))
-    paths = [[*prefix, 100 + row] for row in range(16)]
-    # Rows without company, each as long as 40 cells.
-    paths += [list(range(1000 * (row + 1), 1000 * (row + 1) + 41)) for row in range(apart)]
-    groups = PrefixSharing(CELL, 16).of(plan_of(paths))
-    assert (groups is not None) == pays
-    assert PrefixSharing(CELL, 16).of(plan_of(paths[:2])) is None, "40 cells are not worth two kernels"
-
 
 # kernels --------------------------------------------------------------------------------------------------------------
 
@@ -347,15 +191,162 @@ def test_real_sizes_in_bfloat16(heads, kv_heads, head_dim, sinks):
     Scene(paths, 2, heads, kv_heads, head_dim, 64, members, torch.bfloat16).check(sinks=sinks, tolerance=6e-3)
 
 
-def launch_groups() -> None:
-    """At the sizes of published models, as on an H200."""
-    for heads, kv_heads, head_dim in ((32, 8, 64), (32, 8, 128), (16, 2, 128), (16, 4, 256), (16, 2, 256)):
-        members = prefix_members(AttentionForm(heads, kv_heads, head_dim, 1.0), torch.bfloat16)
-        scene = Scene([[1, 2], [1, 3]], 0, heads, kv_heads, head_dim, 64, members, torch.bfloat16)
-        sharing = DecodeSharing(264 // kv_heads, 1)
-        out = torch.empty_like(scene.q)
-        attend_shared(scene.q, out, scene.batch(), scene.view(), scene.scale, None, None, sharing)
+def launch_groups(heads: int = 32, kv_heads: int = 8, head_dim: int = 64) -> None:
+    """As on an H200, in a step of 64 rows."""
+    members = prefix_members(AttentionForm(heads, kv_heads, head_dim, 1.0), torch.bfloat16)
+    scene = Scene([[1, 2], [1, 3]], 62, heads, kv_heads, head_dim, 64, members, torch.bfloat16)
+    sharing, out = DecodeSharing(264 // kv_heads, 1), torch.empty_like(scene.q)
+    attend_shared(scene.q, out, scene.batch(), scene.view(), scene.scale, None, None, sharing)
+
+
+def launch_groups_of_heads_of_128() -> None:
+    launch_groups(16, 2, 128)
+
+
+def launch_groups_of_heads_of_256() -> None:
+    launch_groups(16, 4, 256)
 
 
 def test_kernels_compile_for_sm_90_and_stay_in_registers():
-    assert_compiles(launch_groups, in_registers=True)
+    assert_compiles(launch_groups, launch_groups_of_heads_of_128, in_registers=True)
+    assert_compiles(launch_groups_of_heads_of_256)
+
+
+# runners --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared_steps(monkeypatch) -> list[PrefixGroups]:
+    """Groups of the steps that share prefixes, which a few cells are worth here."""
+    found: list[PrefixGroups] = []
+    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED_CELLS", 2)
+    look = PrefixSharing.of
+
+    def note(sharing, plan):
+        groups = look(sharing, plan)
+        found.extend([] if groups is None else [groups])
+        return groups
+
+    monkeypatch.setattr(PrefixSharing, "of", note)
+    return found
+
+
+def shared_asks() -> list[Ask]:
+    """Two prompts of two shared cells; the second and the third find those of the first, beside a row of its own."""
+    prompt = tokens(2 * SHORT_CELL + 2, seed=1)
+    return [
+        Ask([*prompt, *tokens(2, seed=2)], greedy(5)),
+        Ask(tokens(3, seed=3), greedy(4)),
+        Ask([*prompt, *tokens(3, seed=4)], greedy(3), step=2),
+        Ask([*prompt, *tokens(9, seed=5)], greedy(2), step=2),
+    ]
+
+
+@pytest.mark.parametrize("family", ["lfm2", pytest.param("gemma3", marks=pytest.mark.slow)])
+def test_answers_are_those_of_rows_on_their_own(family, shared_steps):
+    model = dummy_model(FEW_LAYERS[family], operations=PLAIN)
+    found, wanted = serve(cuda_engine(model), shared_asks()), serve(cpu_engine(model), shared_asks())
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in wanted]
+    for mine, theirs in zip(found, wanted):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=2e-4)
+    assert any(len(groups.order) == 3 for groups in shared_steps)
+
+
+def test_only_models_with_full_attention_share_and_exact_answers_never_do():
+    lfm2, latent = (dummy_model(TINY[family], operations=PLAIN) for family in ("lfm2", "kimi_linear"))
+    assert members_of(lfm2, GPU_ROWS) == 16
+    assert members_of(latent, GPU_ROWS) == 1
+    for others in (assemble(exact_packages()), PLAIN, CPU):
+        assert members_of(lfm2, others) == 1
+
+
+def test_steps_of_a_drafter_share_nothing():
+    model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
+    usual = cuda_engine(model)._device.recorded
+    assert (usual.sharing is None, usual.shared_rows) == (False, [4])
+    drafter = RecordedSteps(model, (), usual.boards, usual.decodes, [], None, True, 16)
+    assert (drafter.sharing, drafter.shared_rows) == (None, [])
+
+
+# planted bugs ---------------------------------------------------------------------------------------------------------
+
+Patch = pytest.MonkeyPatch
+BUGS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = []
+
+
+def plant(check: Callable[[], None]) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def note(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        BUGS.append((sow, check))
+        return sow
+
+    return note
+
+
+def check_two_groups() -> None:
+    """Two groups of different depth, whose members are not adjacent."""
+    paths = [[1, 2, 10], [3, 4, 5, 11], [1, 2, 12, 13], [20], [3, 4, 5, 14], [1, 2, 15]]
+    Scene(paths, 1, 4, 2).check(DecodeSharing(5, 1), sinks=True)
+
+
+@plant(check_two_groups)
+def the_own_pages_of_a_row_begin_one_cell_too_late(patch: Patch) -> None:
+    original = DecodeInputs.fill
+
+    def skip(inputs, plan, rows, lines=None, groups=None):
+        # Of a row that has two pages of its own.
+        groups = replace(groups, shared=groups.shared + np.array([0, 0, 1, 0, 0, 0], np.int32))
+        original(inputs, plan, rows, lines, groups)
+
+    patch.setattr(DecodeInputs, "fill", skip)
+
+
+@plant(check_two_groups)
+def a_group_reads_the_pages_of_another(patch: Patch) -> None:
+    original = DecodeInputs.fill
+
+    def mix_up(inputs, plan, rows, lines=None, groups=None):
+        original(inputs, plan, rows, lines, groups)
+        inputs.tensor("shared.place", 2).copy_(inputs.tensor("shared.place", 2).flip(0))
+
+    patch.setattr(DecodeInputs, "fill", mix_up)
+
+
+@plant(check_two_groups)
+def members_are_taken_for_neighbours(patch: Patch) -> None:
+    original = DecodeInputs.fill
+
+    def in_order(inputs, plan, rows, lines=None, groups=None):
+        original(inputs, plan, rows, lines, replace(groups, order=np.sort(groups.order)))
+
+    patch.setattr(DecodeInputs, "fill", in_order)
+
+
+@plant(check_two_groups)
+def a_sink_is_added_by_both_passes(patch: Patch) -> None:
+    original = attention_shared.attend_rows
+
+    def add(q, out, batch, view, scale, softcap, sinks, *more):
+        sinks = torch.zeros(q.shape[1], device=q.device) if sinks is None else sinks
+        original(q, out, batch, view, scale, softcap, sinks, *more)
+
+    patch.setattr(attention_shared, "attend_rows", add)
+
+
+@plant(check_reused_seats)
+def the_groups_of_a_plan_are_kept_while_its_seats_are_the_same(patch: Patch) -> None:
+    seats: list[list[int]] = []
+
+    def trust(sharing, plan):
+        seats.append(plan.seat.tolist())
+        return len(seats) > 1 and seats[-1] == seats[-2]
+
+    patch.setattr(PrefixSharing, "hold", trust)
+
+
+@pytest.mark.parametrize(("sow", "check"), BUGS, ids=lambda each: each.__name__)
+def test_a_planted_bug_of_shared_prefixes_is_caught(sow, check, monkeypatch):
+    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED_CELLS", 4)
+    check()
+    sow(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
