@@ -234,6 +234,24 @@ def _row_at(row, row_start, row_first, page_first, page_bounds, page_place, TOKE
     return tl.load(page_bounds + row + 1), tl.load(row_start + row), tl.load(page_first + row), place, first, length
 
 
+@triton.jit
+def _beginning(
+    result, goes_on, prefix_ptr, prefix_sums_ptr,
+    LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CONTINUED: tl.constexpr,
+):  # fmt: skip
+    """Return the running softmax of lines that have read nothing yet, or go on from the result of a shared prefix."""
+    peak = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
+    if CONTINUED:
+        feature = tl.arange(0, BLOCK_DIM)
+        peak = tl.load(prefix_sums_ptr + result, mask=goes_on, other=float("-inf"))
+        total = tl.where(goes_on, 1.0, 0.0)
+        mixed_at = prefix_ptr + result[:, None] * HEAD_DIM + feature[None, :]
+        mixed = tl.load(mixed_at, mask=goes_on[:, None] & (feature < HEAD_DIM)[None, :], other=0.0)
+    return peak, total, mixed
+
+
 @jit(**STEP)
 def _attend_share(
     q_ptr, q_token_stride, q_head_stride, scale,
@@ -265,9 +283,8 @@ def _attend_share(
     APART: tl.constexpr = GROUPED or CONTINUED
     line = tl.arange(0, LINES)
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
-    feature = tl.arange(0, BLOCK_DIM)
+    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     is_feature = feature < HEAD_DIM
-    index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     row_begin = tl.load(page_bounds + first_row)
     row_end, start, first_position, place, first, known = _row_at(
@@ -299,23 +316,16 @@ def _attend_share(
         begin, end = tl.maximum(share_begin, row_begin), tl.minimum(share_end, row_end)
         first_block = tl.maximum((begin - origin) * BLOCKS, low // KEYS)
         last_block = tl.minimum((end - origin) * BLOCKS - 1, last // KEYS)
-        peak = tl.full([LINES], float("-inf"), tl.float32)
-        total = tl.zeros([LINES], tl.float32)
-        mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
-        if CONTINUED:
-            goes_on = (begin == row_begin) & (first_position > 0)
-            result = packed * HEADS + head
-            peak = tl.load(prefix_sums_ptr + result, mask=is_line & goes_on, other=float("-inf"))
-            total = tl.where(is_line & goes_on, 1.0, 0.0)
-            result_at = result[:, None] * HEAD_DIM + feature[None, :]
-            mixed = tl.load(prefix_ptr + result_at, mask=is_query & goes_on, other=0.0)
+        goes_on = is_line & (begin == row_begin) & (first_position > 0)
+        peak, total, mixed = _beginning(
+            packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
+        )
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
             next_page = tl.load(pages + tl.minimum(first_block, last_block) // BLOCKS)
-        elif APART:
-            next_page, page = page, tl.load(page_list + following[3])
         else:
-            next_page, page = page, tl.load(page_list + tl.minimum(row_end, share_end - 1))
+            after = following[3] if APART else tl.minimum(row_end, share_end - 1)
+            next_page, page = page, tl.load(page_list + after)
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
             next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)

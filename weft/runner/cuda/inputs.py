@@ -179,12 +179,16 @@ class DecodeInputs:
         put("first", groups.first, rows + 1, len(groups.order))
         put("start", groups.cells * cell - 1, rows)
         put("place", bounds[groups.order[groups.first[:-1]]], rows)
-        ends = np.cumsum(groups.cells, dtype=np.int32)
-        put("bounds", np.concatenate([[0], ends], dtype=np.int32), rows + 1, int(ends[-1]))
+        put("bounds", groups.bounds, rows + 1, int(groups.bounds[-1]))
         put("own_first_position", groups.shared * cell, rows)
-        shared = np.concatenate([groups.shared, np.zeros(rows - real, np.int32)])
-        put("own_place", bounds[:-1] + shared, rows)
-        put("own_bounds", np.concatenate([[0], bounds[1:] - np.cumsum(shared)], dtype=np.int32), rows + 1)
+        # All of padding is its own.
+        place, own = (host[self.places[f"shared.{name}"].first :] for name in ("own_place", "own_bounds"))
+        place[:rows] = bounds[:-1]
+        place[:real] += groups.shared
+        left_out = np.cumsum(groups.shared, dtype=np.int32)
+        own[: rows + 1] = bounds
+        own[1 : real + 1] -= left_out
+        own[real + 1 : rows + 1] -= left_out[-1]
 
     @property
     def scratch_seat(self) -> int:

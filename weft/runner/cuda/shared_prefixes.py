@@ -34,6 +34,7 @@ class PrefixGroups:
     order: Ints  # [members] rows, group by group
     first: Ints  # [groups + 1] where a group's members begin in `order`
     cells: Ints  # [groups] that its members share
+    bounds: Ints  # [groups + 1] sums of these cells
     shared: Ints  # [rows] cells that a row shares, 0 without a group
     saved: int  # cells
 
@@ -62,11 +63,12 @@ class PrefixSharing:
         self._groups: PrefixGroups | None = None
         # Of the plan searched last. Pages count where `_needed`: a seat, and a page of another cell, may be reused.
         self._pages, self._needed = np.zeros((0, 0), np.int32), np.zeros((0, 0), np.bool_)
-        self._start = self._least_start = np.zeros(0, np.int32)
+        self._start = np.zeros(0, np.int32)
 
     def of(self, plan: Plan) -> PrefixGroups | None:
         """Return the groups of a plan of decodes; None if they do not save enough."""
-        cells = int((plan.start // self.cell).sum()) + plan.rows
+        # About as many as the rows have.
+        cells = int(plan.start.sum()) // self.cell + plan.rows
         if cells < LEAST_SAVED_CELLS:
             return None
         if not self.hold(plan):
@@ -76,12 +78,15 @@ class PrefixSharing:
         return self._groups if saved >= max(LEAST_SAVED_CELLS, cells * LEAST_SAVED_PART) else None
 
     def hold(self, plan: Plan) -> bool:
-        """Return whether the groups of the last plan are right for this one, too, and rows are likely the same."""
+        """Return whether the groups of the last plan are right for this one, too, and likely still the best.
+
+        Their cells stay complete as long as no row is moved back. A jump is another sequence, which may share more.
+        """
         width = self._pages.shape[1]
         if len(self._start) != plan.rows or plan.page_table.shape[1] < width:
             return False
-        moved = plan.start - self._start
-        if moved.min() < 0 or moved.max() > self.cell or (plan.start < self._least_start).any():
+        # A negative number is a large one here.
+        if ((plan.start - self._start).view(np.uint32) > self.cell).any():
             return False
         return not ((plan.page_table[:, :width] != self._pages) & self._needed).any()
 
@@ -92,7 +97,6 @@ class PrefixSharing:
         self._pages = plan.page_table[:, :width]
         # The first page of a row without a group, too: it may be that of another sequence now.
         self._needed = np.arange(width) < np.maximum(shared, 1)[:, None]
-        self._least_start = shared * self.cell
 
 
 def find_groups(page_table: Ints, whole: Ints, members: int) -> PrefixGroups | None:
@@ -123,6 +127,7 @@ def find_groups(page_table: Ints, whole: Ints, members: int) -> PrefixGroups | N
         order=np.concatenate([rows[begin:end] for begin, end, _ in cut]),
         first=np.cumsum([0, *(end - begin for begin, end, _ in cut)], dtype=np.int32),
         cells=np.array([cells for _, _, cells in cut], np.int32),
+        bounds=np.cumsum([0, *(cells for _, _, cells in cut)], dtype=np.int32),
         shared=shared,
         saved=saved,
     )
@@ -138,7 +143,7 @@ def rows_with_company(page_table: Ints, whole: Ints) -> NDArray[np.int64]:
 
 
 @dataclass(slots=True)
-class Node:
+class TrieRun:
     """A run of rows with at least `cells` common cells, and the best groups among those runs of it that have more."""
 
     cells: int
@@ -156,7 +161,7 @@ def choose_groups(common: list[int], members: int) -> tuple[int, list[tuple[int,
     (19, [(1, 4, 9), (4, 6, 1)])
     """
     # Open nodes, each inside the one before it. All rows are a node without cells.
-    open_nodes = [Node(0, 0, 0, [])]
+    open_nodes = [TrieRun(0, 0, 0, [])]
     for last, cells in enumerate([*common, 0]):
         begin, saved, groups = last, 0, list[tuple[int, int, int]]()
         while open_nodes[-1].cells > cells:
@@ -170,5 +175,5 @@ def choose_groups(common: list[int], members: int) -> tuple[int, list[tuple[int,
             open_nodes[-1].saved += saved
             open_nodes[-1].groups += groups
         else:
-            open_nodes.append(Node(cells, begin, saved, groups))
+            open_nodes.append(TrieRun(cells, begin, saved, groups))
     return open_nodes[0].saved, open_nodes[0].groups
