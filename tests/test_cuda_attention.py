@@ -465,22 +465,22 @@ def build(kernel, types, constants, warps=4, stages=2):
 def pointers(kernel, half):
     types = {name: "*i32" for name in kernel.arg_names if name.endswith("_ptr") or name in UPLOADED}
     types |= {name: half for name in ("q_ptr", "k_ptr", "v_ptr", "key_pages", "value_pages", "out_ptr", "sinks_ptr")}
-    types |= {name: "*fp32" for name in ("parts_ptr", "totals_ptr", "total_ptr")}
+    types |= {name: "*fp32" for name in ("parts_ptr", "totals_ptr", "total_ptr", "prefix_ptr", "prefix_sums_ptr")}
     return types | {"scale": "fp32", "page_stride": "i64"}
 
 for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("*bf16", 80, 0, 0.0, False),
                                                ("*bf16", 256, 1024, 30.0, False), ("*fp32", 64, 0, 0.0, False)]:
     block_dim = triton.next_power_of_2(head_dim)
-    size = block_dim * (4 if half == "*fp32" else 2)
+    size, alone = block_dim * (4 if half == "*fp32" else 2), dict(GROUPED=False, CONTINUED=False)
     same = dict(KV_HEADS=8, HEAD_DIM=head_dim, BLOCK_DIM=block_dim, HAS_SINKS=sinks)
     reading = dict(CELL=64, WINDOW=window, SOFTCAP=softcap, PRECISION="ieee" if half == "*fp32" else "tf32")
     kernel = attention_decode._attend_share
     for tokens, lines, launches in ((1, 16, attention_decode.LAUNCHES), (8, 32, attention_decode.DRAFT_LAUNCHES)):
         launch = launches.get(size, attention_decode.PLAIN_LAUNCH)
         build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
-              KEYS=launch.keys, **same, **reading), launch.warps, launch.stages)
-        merge = attention_decode._merge_parts
-        build(merge, pointers(merge, half), dict(same, HEADS=32, TOKENS=tokens, AT_ONCE=tokens, BORDERS=1, EARLY=1))
+              KEYS=launch.keys, **same, **alone, **reading), launch.warps, launch.stages)
+        kept, merge = dict(AT_ONCE=tokens, BORDERS=1, EARLY=1), attention_decode._merge_parts
+        build(merge, pointers(merge, half), dict(HEADS=32, TOKENS=tokens, **kept, **same, **alone))
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)
     kernel = attention_prefill._attend_block
     for shares in (1, 8):

@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "norm": ("residual", "rows_of", "rms_norm", "gated_rms_norm"),
     "activation": ("gated_product", "add"),
     "rotary": ("make_rotation",),
-    "attention": ("attend", "warm_attention"),
+    "attention": ("attend", "warm_attention", "prefix_members"),
     "latent_attention": ("attend_latents",),
     "causal_conv": ("causal_conv", "short_conv"),
     "ssd": ("ssd_memory", "ssd"),

@@ -66,6 +66,32 @@ class PageList:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPrefixes:
+    """Groups of decodes whose sequences begin with the same pages, for kernels that read those once per group.
+
+    The members of group g are the rows `order[first[g] : first[g + 1]]`, at most `members`, and need not be adjacent.
+    All cells of a prefix are complete, and no member writes there. A row without a group has all its pages in `own`.
+    Unused groups come last, without members and pages.
+    """
+
+    members: int
+    order: Tensor  # [rows]
+    first: Tensor  # [groups + 1]
+    start: Tensor  # [groups] the last position of the prefix
+    prefix: PageSections
+    own: PageSections
+
+
+@dataclass(frozen=True, slots=True)
+class PageSections:
+    """Sections of `Batch.full.pages`: the i-th has `bounds[i + 1] - bounds[i]` pages, from index `place[i]` on."""
+
+    place: Tensor  # [sections]
+    first_position: Tensor  # [sections] of the section's first page
+    bounds: Tensor  # [sections + 1]
+
+
+@dataclass(frozen=True, slots=True)
 class HostStep:
     """The step on the host. A recorded step has none: it is replayed for rows that were unknown at recording."""
 
@@ -108,6 +134,8 @@ class Batch:
     host_start: Tensor  # [rows]
     host_first: Tensor  # [rows + 1]
     host: HostStep | None
+    # None: every row reads all of its pages. A kernel may ignore it.
+    shared: SharedPrefixes | None = None
     # Values that kernels derive from a step once and share among its layers, each under its own key.
     derived: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -227,6 +255,9 @@ class Operations(Protocol):
 
     def warm_attention(self, forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
         """Compile what layers of these forms need, so that no step waits for compilation."""
+
+    def prefix_members(self, form: AttentionForm, dtype: torch.dtype) -> int:
+        """Return how many decodes read a shared prefix together in layers of this form; 1 if each reads its own."""
 
     # latent attention
 

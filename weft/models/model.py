@@ -70,6 +70,10 @@ class Mixer(Layer):
     def warm(self, operations: Operations) -> None:
         """Prepare, before the first step, anything that would make a step wait."""
 
+    def prefix_members(self, operations: Operations) -> int | None:
+        """Return how many decodes read a shared prefix together; None if the layer reads no whole prefix."""
+        return None
+
 
 class ProjectedMixer(Mixer):
     """A mixer between two projections, which `Parallel` may join with those of others.

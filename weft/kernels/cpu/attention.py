@@ -58,6 +58,11 @@ def warm_attention(forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
     """Do nothing: there is nothing to compile."""
 
 
+def prefix_members(form: AttentionForm, dtype: torch.dtype) -> int:
+    """Return 1: rows are computed on their own."""
+    return 1
+
+
 def attention(
     q: Float[Tensor, "tokens heads head_dim"],
     k: Float[Tensor, "tokens kv_heads head_dim"],

@@ -21,6 +21,7 @@ from weft.memory.device.store import AttentionView, RecurrentView
 UPLOADED = (
     "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
     "first_piece", "positions", "write_page", "page_first", "page_bounds", "page_list",
+    "page_place", "member_token",
 )  # fmt: skip
 COUNTS = ("rows", "decodes", "pieces", "shares", "least_cells", "run")
 STEP: dict[str, Any] = {"do_not_specialize": COUNTS, "do_not_specialize_on_alignment": UPLOADED}

@@ -16,6 +16,7 @@ of a copy, or operations at the rate of matmuls, whichever takes longer.
     4 x 2,048 tokens after 2,048       503    1,044          750 (fa3), 1,234 (fa2)
     64 x 17 .. 130 after 1,000          98      291          308 (fa3),   316 (fa2)
 
+Decodes that begin with the same pages read those together (`attention_shared`).
 Decodes gain nothing from FlashInfer, and Triton's need no plan on the host; a plan takes about a millisecond there.
 """
 
@@ -38,6 +39,7 @@ from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.attention_decode import attend_decodes, attend_drafts, attends_drafts
 from weft.kernels.cuda.attention_prefill import attend_pieces
+from weft.kernels.cuda.attention_shared import attend_shared, prefix_members
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
@@ -45,6 +47,8 @@ from weft.kernels.cuda.rotary import rotate_and_write
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.memory.device.store import AttentionView
+
+__all__ = ["attend", "prefix_members", "warm_attention"]
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +111,9 @@ def read_pages(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     assert out.stride()[1:] == (q.shape[2], 1)
     if batch.decodes:
-        attend_decodes(q, out, batch, view, scale, softcap, sinks)
+        reads_groups = batch.shared is not None and view.window is None
+        read = attend_shared if reads_groups else attend_decodes
+        read(q, out, batch, view, scale, softcap, sinks)
     if batch.pieces and attends_drafts(q, batch, view):
         attend_drafts(q, out, batch, view, scale, softcap, sinks)
     elif batch.pieces:

@@ -5,6 +5,8 @@ regardless of row boundaries, so all finish together whether the rows are many, 
 lengths. Each program finds its cells on the device, so a CUDA graph can be replayed with other rows. All tokens of a
 row and all heads of a group read a cell together. A row that lies within one share is finished there; a second kernel
 merges the parts of the others, always in the same order. Neither writes pages.
+
+Both kernels also compute the two passes over shared prefixes (`attention_shared`), with a `Prefix`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, records_drafts
 from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, PageSections
 from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -85,6 +87,15 @@ def attend_decodes(
     attend_rows(q, out, batch, view, scale, softcap, sinks, batch.decodes, 1, sharing, launch)
 
 
+class Prefix(NamedTuple):
+    """One of two passes over decodes with shared prefixes, and what the first one leaves for the second."""
+
+    sections: PageSections  # read by this pass
+    mixed: Tensor  # [tokens, heads, head_dim] divided by the sum of weights
+    sums: Tensor  # [tokens * heads] logarithms of those sums, to base 2
+    order: Tensor | None  # tokens of the groups' members; None in the second pass
+
+
 def attends_drafts(q: Tensor, batch: Batch, view: AttentionView) -> bool:
     """Return whether `attend_drafts` is for this step: recorded for rows of a few tokens, and nothing else."""
     lines = power_of_two(batch.longest * (q.shape[1] // view.keys.shape[2]))
@@ -119,8 +130,9 @@ def attend_rows(
     tokens: int,
     sharing: DecodeSharing | None,
     launch: DecodeLaunch | None,
+    prefix: Prefix | None = None,
 ) -> None:
-    """Attend for the leading `rows` rows of at most `tokens` tokens each."""
+    """Attend for the leading `rows` rows of at most `tokens` tokens each, or in one of two passes with a `prefix`."""
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
@@ -135,7 +147,7 @@ def attend_rows(
     parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
     found = named(
         out_ptr=out, out_token_stride=out.stride(0), parts_ptr=parts, sinks_ptr=out if sinks is None else sinks,
-        rows=rows, shares=sharing.shares, least_cells=sharing.least_cells,
+        rows=rows, shares=sharing.shares, least_cells=sharing.least_cells, **sections_of(prefix, batch, out),
     )  # fmt: skip
     common = {
         "HEADS": heads,
@@ -144,6 +156,8 @@ def attend_rows(
         "BLOCK_DIM": block_dim,
         "TOKENS": tokens,
         "HAS_SINKS": sinks is not None,
+        "GROUPED": prefix is not None and prefix.order is not None,
+        "CONTINUED": prefix is not None and prefix.order is None,
         **early(q),
     }
     _attend_share[(kv_heads, sharing.shares)](
@@ -163,6 +177,18 @@ def attend_rows(
         found, pages_of(batch, view), rows_of(batch),
         **common, BORDERS=by_border, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
     )  # fmt: skip
+
+
+def sections_of(prefix: Prefix | None, batch: Batch, unused: Tensor) -> dict[str, Tensor]:
+    """Return a kernel's arguments for shared prefixes; without any they are not read."""
+    if prefix is None:
+        return {"page_place": batch.start, "member_token": batch.start, "prefix_ptr": unused, "prefix_sums_ptr": unused}
+    return {
+        "page_place": prefix.sections.place,
+        "member_token": batch.start if prefix.order is None else prefix.order,
+        "prefix_ptr": prefix.mixed,
+        "prefix_sums_ptr": prefix.sums,
+    }
 
 
 @triton.jit
@@ -192,24 +218,57 @@ def _tokens_of(row, row_first, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _row_at(row, row_start, row_first, page_first, page_bounds, TOKENS: tl.constexpr):
-    """Return the end of a row's cells, its start, the first position of its pages, and its tokens."""
+def _packed(index, is_known, member_token, GROUPED: tl.constexpr):
+    """Return the tokens of these indices, in 64 bits; of members of groups, find them."""
+    if GROUPED:
+        index = tl.load(member_token + index, mask=is_known, other=0)
+    return tl.cast(index, tl.int64)
+
+
+@triton.jit
+def _row_at(row, row_start, row_first, page_first, page_bounds, page_place, TOKENS: tl.constexpr, APART: tl.constexpr):
+    """Return the end of a row's cells, its start, the first position of its pages, their place if it is apart from the
+    line's, and its tokens."""
     first, length = _tokens_of(row, row_first, TOKENS)
-    return tl.load(page_bounds + row + 1), tl.load(row_start + row), tl.load(page_first + row), first, length
+    place = tl.load(page_place + row) if APART else 0
+    return tl.load(page_bounds + row + 1), tl.load(row_start + row), tl.load(page_first + row), place, first, length
+
+
+@triton.jit
+def _beginning(
+    result, goes_on, prefix_ptr, prefix_sums_ptr,
+    LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CONTINUED: tl.constexpr,
+):  # fmt: skip
+    """Return the running softmax of lines that have read nothing yet, or go on from the result of a shared prefix."""
+    peak = tl.full([LINES], float("-inf"), tl.float32)
+    total = tl.zeros([LINES], tl.float32)
+    mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
+    if CONTINUED:
+        feature = tl.arange(0, BLOCK_DIM)
+        peak = tl.load(prefix_sums_ptr + result, mask=goes_on, other=float("-inf"))
+        total = tl.where(goes_on, 1.0, 0.0)
+        mixed_at = prefix_ptr + result[:, None] * HEAD_DIM + feature[None, :]
+        mixed = tl.load(mixed_at, mask=goes_on[:, None] & (feature < HEAD_DIM)[None, :], other=0.0)
+    return peak, total, mixed
 
 
 @jit(**STEP)
 def _attend_share(
     q_ptr, q_token_stride, q_head_stride, scale,
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
+    page_place, member_token, prefix_ptr, prefix_sums_ptr,
     key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP."""
+    """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP.
+
+    GROUPED: a row is a group, its tokens are members, each of which sees all cells; their sums are stored, too.
+    CONTINUED: rows whose pages do not begin at position 0 go on from such a result.
+    """
     kv_head, share = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
     share_begin = share * size
@@ -221,20 +280,22 @@ def _attend_share(
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = CELL // KEYS
+    APART: tl.constexpr = GROUPED or CONTINUED
     line = tl.arange(0, LINES)
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
-    feature = tl.arange(0, BLOCK_DIM)
+    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     is_feature = feature < HEAD_DIM
-    index = tl.arange(0, KEYS)
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
-    row_begin, page = tl.load(page_bounds + first_row), tl.load(page_list + share_begin)
-    row_end, start, first_position, first, known = _row_at(
-        first_row, row_start, row_first, page_first, page_bounds, TOKENS
+    row_begin = tl.load(page_bounds + first_row)
+    row_end, start, first_position, place, first, known = _row_at(
+        first_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART
     )
+    page = tl.load(page_list + (place - row_begin if APART else 0) + share_begin)
     for row in range(first_row, last_row + 1):
         # Load what the next row needs while this one is computed.
-        following = _row_at(tl.minimum(row + 1, last_row), row_start, row_first, page_first, page_bounds, TOKENS)
-        if TOKENS > 1:
+        next_row = tl.minimum(row + 1, last_row)
+        following = _row_at(next_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART)
+        if TOKENS > 1 and not GROUPED:
             # Padding has finite outputs. Only the share in which the row begins writes them.
             for later in range(TOKENS, tl.where(share_begin <= row_begin, known, 0), TOKENS):
                 zero_at = (tl.cast(first, tl.int64) + later + token)[:, None] * out_token_stride
@@ -242,29 +303,32 @@ def _attend_share(
                 zeros = tl.zeros([LINES, BLOCK_DIM], out_ptr.dtype.element_ty)
                 tl.store(out_ptr + zero_at + head[:, None] * HEAD_DIM + feature[None, :], zeros, mask=is_zero)
         length = tl.minimum(known, TOKENS)
-        position, last = start + token, start + length - 1
+        position, last = start + token, start if GROUPED else start + length - 1
         low = tl.maximum(first_position, start - WINDOW + 1) if WINDOW else first_position
         is_line = token < length
         is_query = is_line[:, None] & is_feature[None, :]
-        packed = tl.cast(first, tl.int64) + token
+        packed = _packed(first + token, is_line, member_token, GROUPED)
         query_at = packed[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
-        # Convert cells of the line to positions of the row, and back.
+        # Convert cells of the line to positions of the row, and back; then positions to places in the list of pages.
         origin = row_begin - first_position // CELL
+        pages = page_list + (place - first_position // CELL if APART else origin)
         begin, end = tl.maximum(share_begin, row_begin), tl.minimum(share_end, row_end)
         first_block = tl.maximum((begin - origin) * BLOCKS, low // KEYS)
         last_block = tl.minimum((end - origin) * BLOCKS - 1, last // KEYS)
-        peak = tl.full([LINES], float("-inf"), tl.float32)
-        total = tl.zeros([LINES], tl.float32)
-        mixed = tl.zeros([LINES, BLOCK_DIM], tl.float32)
+        goes_on = is_line & (begin == row_begin) & (first_position > 0)
+        peak, total, mixed = _beginning(
+            packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
+        )
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
-            next_page = tl.load(page_list + origin + tl.minimum(first_block, last_block) // BLOCKS)
+            next_page = tl.load(pages + tl.minimum(first_block, last_block) // BLOCKS)
         else:
-            next_page, page = page, tl.load(page_list + tl.minimum(row_end, share_end - 1))
+            after = following[3] if APART else tl.minimum(row_end, share_end - 1)
+            next_page, page = page, tl.load(page_list + after)
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
-            next_page = tl.load(page_list + origin + tl.minimum(block + 1, last_block) // BLOCKS)
+            next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
             there = key_position <= last
             if WINDOW:
@@ -276,14 +340,14 @@ def _attend_share(
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
             seen = there[None, :]
-            if TOKENS > 1:
+            if TOKENS > 1 and not GROUPED:
                 seen = seen & (key_position[None, :] <= position[:, None])
                 if WINDOW:
                     seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             new_peak = tl.maximum(peak, tl.max(scores, 1))
             # One token sees a key of every block. Of several, one may see nothing yet: any finite number works.
-            reference = new_peak if TOKENS == 1 else tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
             weights = tl.exp2(scores - reference[:, None])
             fading = tl.exp2(peak - reference)
             total = total * fading + tl.sum(weights, 1)
@@ -297,6 +361,8 @@ def _attend_share(
                 total += tl.exp2(sink * LOG2_E - peak)
             out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
             tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+            if GROUPED:
+                tl.store(prefix_sums_ptr + packed * HEADS + head, peak + tl.log2(total), mask=is_line)
         else:
             which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * (TOKENS * GROUP) + line
             # Cells that no query sees any more leave nothing to divide.
@@ -306,16 +372,18 @@ def _attend_share(
             sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
             tl.store(parts_ptr + sums_at, peak + tl.log2(total), mask=is_line)
         row_begin = row_end
-        row_end, start, first_position, first, known = following
+        row_end, start, first_position, place, first, known = following
 
 
 @jit(**STEP)
 def _merge_parts(
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
+    page_place, member_token, prefix_ptr, prefix_sums_ptr,
     positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
-    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, EARLY: tl.constexpr, BORDERS: tl.constexpr, AT_ONCE: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr,
+    EARLY: tl.constexpr, BORDERS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Merge the parts of AT_ONCE tokens of one head, each weighted by the sum that it was divided by.
 
@@ -348,7 +416,7 @@ def _merge_parts(
     total = tl.full([AT_ONCE], 1.0 if HAS_SINKS else 0.0, tl.float32)
     mixed = tl.zeros([AT_ONCE, BLOCK_DIM], tl.float32)
     # Where rows are many, most of those that a border cuts have two parts.
-    BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else 4
+    BLOCK: tl.constexpr = 16 if AT_ONCE == 1 else (4 if AT_ONCE <= 8 else 2)
     has_two = last_share == first_share + 1 if BORDERS else False
     if has_two:
         peak, total, mixed = _add_parts(
@@ -361,9 +429,12 @@ def _merge_parts(
                 peak, total, mixed, parts_ptr, share, first_share, last_share, shares, head, line, is_token,
                 HEADS, GROUP, HEAD_DIM, BLOCK_DIM, TOKENS, BLOCK,
             )  # fmt: skip
-    out_at = (tl.cast(first, tl.int64) + token)[:, None] * out_token_stride + head * HEAD_DIM + feature[None, :]
+    packed = _packed(first + token, is_token, member_token, GROUPED)
+    out_at = packed[:, None] * out_token_stride + head * HEAD_DIM + feature[None, :]
     is_output = is_token[:, None] & is_feature[None, :]
     tl.store(out_ptr + out_at, (mixed / total[:, None]).to(out_ptr.dtype.element_ty), mask=is_output)
+    if GROUPED:
+        tl.store(prefix_sums_ptr + packed * HEADS + head, peak + tl.log2(total), mask=is_token)
 
 
 @triton.jit

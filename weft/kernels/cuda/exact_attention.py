@@ -51,3 +51,8 @@ def attend(
 
 def warm_attention(forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
     """Do nothing: there is no library to compile for."""
+
+
+def prefix_members(form: AttentionForm, dtype: torch.dtype) -> int:
+    """Return 1: bits must not depend on which rows share a prefix."""
+    return 1

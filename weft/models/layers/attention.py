@@ -121,6 +121,9 @@ class Attention(ProjectedMixer):
     def warm(self, operations: Operations) -> None:
         operations.warm_attention([self.form], self.shape.dtype)
 
+    def prefix_members(self, operations: Operations) -> int | None:
+        return None if self.form.window is not None else operations.prefix_members(self.form, self.shape.dtype)
+
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         if self.sinks is not None:
             yield Source(prefix + "sinks", self.sinks, cut=self.head_cut)

@@ -29,6 +29,7 @@ from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import Boards, RecordedSteps, step_sizes
+from weft.runner.cuda.shared_prefixes import members_of
 from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
@@ -129,7 +130,8 @@ def steps_of(
     prompts = [StepInputs(size, rows, *where) for size in sizes]
     boards = Boards(runner.board, runner.refused, runner.moved)
     parts = (model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
-    yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter).steps())
+    members = members_of(model, operations)
+    yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter, members).steps())
     if drafter:
         return
     if in_turns:

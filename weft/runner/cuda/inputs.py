@@ -15,13 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Ints, Plan
-from weft.kernels.interface import NO_SLOT, Batch, Operations, PageList
+from weft.kernels.interface import NO_SLOT, Batch, Operations, PageList, PageSections, SharedPrefixes
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.runner.cuda.shared_prefixes import PrefixGroups
 
 # One number per row each.
 PER_ROW = ("token", "seat", "from_board", "start", "slot", "tail", "closing")
 PER_ROW_OF_PAGES = ("write_page", "first_position")
+# Of shared prefixes, one number per row or one more. There are never more groups than rows.
+OF_GROUPS = ("order", "first", "start", "place", "bounds")
+OF_OWN_PAGES = ("own_place", "own_first_position", "own_bounds")
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
 # Writes an array by name, and its padding.
@@ -63,12 +67,15 @@ class DecodeInputs:
             for name in PER_ROW_OF_PAGES:
                 self._place(f"{paging}.{name}", rows)
             self._place(f"{paging}.bounds", rows + 1)
+        for name in (*OF_GROUPS, *OF_OWN_PAGES) if "full" in self.pagings else ():
+            self._place(f"shared.{name}", rows + 1)
         for paging in self.pagings:
             self._place(f"{paging}.pages", rows * (cells if paging == "full" else min(cells, spec.window_cells + 2)))
         self.device = torch.device(device)
         self.buffer = torch.zeros(self.size, dtype=torch.int32, device=device)
         self.packed_first = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self.none = torch.zeros(1, dtype=torch.int32, device=device)
+        self.zeros = torch.zeros(rows, dtype=torch.int32, device=device)
 
     @property
     def per_row(self) -> tuple[str, ...]:
@@ -84,10 +91,15 @@ class DecodeInputs:
 
     # filling ----------------------------------------------------------------------------------------------------------
 
-    def fill(self, plan: Plan, rows: int, lines: Ints | None = None) -> None:
-        """Send a plan of decodes, padded to `rows` rows, and the lines of hidden states. The copy is asynchronous."""
+    def fill(self, plan: Plan, rows: int, lines: Ints | None = None, groups: PrefixGroups | None = None) -> None:
+        """Send a plan of decodes, padded to `rows` rows, and the lines of hidden states. The copy is asynchronous.
+
+        With `groups`, send the prefixes that they share, too.
+        """
         pinned = torch.empty(self.size, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         used = self._write(plan, rows, lines, pinned.numpy())
+        if groups is not None:
+            self._write_groups(groups, rows, pinned.numpy())
         self.buffer[:used].copy_(pinned[:used], non_blocking=True)
 
     def fill_with_padding(self) -> None:
@@ -102,6 +114,10 @@ class DecodeInputs:
             self.tensor(f"{paging}.write_page").fill_(scratch_page)
             self.tensor(f"{paging}.pages").fill_(scratch_page)
             self.tensor(f"{paging}.bounds").copy_(self.packed_first)
+        for name in OF_GROUPS if "full" in self.pagings else ():
+            self.tensor(f"shared.{name}").fill_(0)
+        for name in ("own_place", "own_bounds") if "full" in self.pagings else ():
+            self.tensor(f"shared.{name}").copy_(self.packed_first)
 
     def _write(self, plan: Plan, rows: int, lines: Ints | None, host: NDArray[np.int32]) -> int:
         """Write all arrays into `host`; return how much of it to copy."""
@@ -149,6 +165,31 @@ class DecodeInputs:
         host[pages + count : end] = scratch_page
         return end
 
+    def _write_groups(self, groups: PrefixGroups, rows: int, host: NDArray[np.int32]) -> None:
+        """Write where groups and rows find their pages in the full list, which is there already."""
+
+        def put(name: str, values: Ints, length: int, padding: int = 0) -> None:
+            first = self.places[f"shared.{name}"].first
+            host[first : first + len(values)] = values
+            host[first + len(values) : first + length] = padding
+
+        cell, real = self.spec.cell, len(groups.shared)
+        bounds = host[self.places["full.bounds"].first :][: rows + 1]
+        put("order", groups.order, rows)
+        put("first", groups.first, rows + 1, len(groups.order))
+        put("start", groups.cells * cell - 1, rows)
+        put("place", bounds[groups.order[groups.first[:-1]]], rows)
+        put("bounds", groups.bounds, rows + 1, int(groups.bounds[-1]))
+        put("own_first_position", groups.shared * cell, rows)
+        # All of padding is its own.
+        place, own = (host[self.places[f"shared.{name}"].first :] for name in ("own_place", "own_bounds"))
+        place[:rows] = bounds[:-1]
+        place[:real] += groups.shared
+        left_out = np.cumsum(groups.shared, dtype=np.int32)
+        own[: rows + 1] = bounds
+        own[1 : real + 1] -= left_out
+        own[real + 1 : rows + 1] -= left_out[-1]
+
     @property
     def scratch_seat(self) -> int:
         """Return the line of the token board after the last real one."""
@@ -156,8 +197,11 @@ class DecodeInputs:
 
     # reading ----------------------------------------------------------------------------------------------------------
 
-    def batch(self, rows: int, token_ids: Tensor) -> Batch:
-        """Return the step as kernels see it: views of the buffer. Nothing here depends on its contents."""
+    def batch(self, rows: int, token_ids: Tensor, members: int = 1) -> Batch:
+        """Return the step as kernels see it: views of the buffer. Nothing here depends on its contents.
+
+        Up to `members` rows read a shared prefix together; if 1, groups are not read.
+        """
         return Batch(
             operations=self.operations,
             tokens=rows,
@@ -184,6 +228,20 @@ class DecodeInputs:
             host_start=nothing(),
             host_first=nothing(),
             host=None,
+            shared=self._shared(rows, members) if members > 1 else None,
+        )
+
+    def _shared(self, rows: int, members: int) -> SharedPrefixes:
+        def tensor(name: str, length: int = rows) -> Tensor:
+            return self.tensor(f"shared.{name}", length)
+
+        return SharedPrefixes(
+            members,
+            tensor("order"),
+            tensor("first", rows + 1),
+            tensor("start"),
+            PageSections(tensor("place"), self.zeros[:rows], tensor("bounds", rows + 1)),
+            PageSections(tensor("own_place"), tensor("own_first_position"), tensor("own_bounds", rows + 1)),
         )
 
     def _page_list(self, paging: str, rows: int) -> PageList | None:

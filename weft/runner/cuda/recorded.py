@@ -23,6 +23,7 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
+from weft.runner.cuda.shared_prefixes import PrefixSharing, shared_sizes
 from weft.runner.hidden_states import ReadsStates, StateUse
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as it
@@ -132,7 +133,8 @@ class Boards(NamedTuple):
 class RecordedSteps:
     """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size.
 
-    `use` is what steps do with hidden states. A `drafter` needs only the most likely tokens.
+    `use` is what steps do with hidden states. A `drafter` needs only the most likely tokens. If more than one of the
+    `members` of a group of decodes may read a shared prefix together, steps that do so are recorded as well.
     """
 
     def __init__(
@@ -144,10 +146,14 @@ class RecordedSteps:
         prompts: list[StepInputs],
         use: StateUse | None = None,
         drafter: bool = False,
+        members: int = 1,
     ) -> None:
         self.use, self.drafter = use, drafter
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
+        # Rows of a drafter may be moved to where pages are not complete.
+        self.sharing = PrefixSharing(decodes.spec.cell, members) if members > 1 and not drafter else None
+        self.shared_rows = [] if self.sharing is None else shared_sizes(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
         self._drafts_first = sorted(prompts, key=lambda each: each.size.samples is None)
         # By rows and drafts: asked for many times in a plan.
@@ -156,6 +162,11 @@ class RecordedSteps:
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
         if len(plan.tokens) == plan.rows:
+            groups = None if self.sharing is None else self.sharing.of(plan)
+            if groups is not None:
+                rows = next(rows for rows in self.shared_rows if rows >= plan.rows)
+                self.decodes.fill(plan, rows, self._lines(plan), groups)
+                return self._replay(("shared", rows), lambda: self._decode(rows, is_shared=True))
             rows = next(rows for rows in self.rows if rows >= plan.rows)
             self.decodes.fill(plan, rows, self._lines(plan))
             return self._replay((rows, plan.frequent), lambda: self._decode(rows, plan.frequent))
@@ -206,12 +217,16 @@ class RecordedSteps:
         replay()
         return output
 
-    def _decode(self, rows: int, frequent: bool = False) -> StepOutput:
-        """Run one step on the present inputs. A head may guess among the frequent tokens only."""
+    def _decode(self, rows: int, frequent: bool = False, is_shared: bool = False) -> StepOutput:
+        """Run one step on the present inputs. A head may guess among the frequent tokens only.
+
+        `is_shared`: the inputs have groups, whose prefixes are read together.
+        """
         inputs = self.decodes
         seat, from_board = inputs.tensor("seat", rows), inputs.tensor("from_board", rows)
         ids = inputs.operations.read_board(self.boards.token, seat, from_board, inputs.tensor("token", rows))
-        batch = inputs.batch(rows, ids)
+        members = self.sharing.members if is_shared and self.sharing is not None else 1
+        batch = inputs.batch(rows, ids, members)
         if self.use is None:
             return self._choose(self._compute(batch, None), batch, seat, from_board)
         if self.drafter:
@@ -268,6 +283,7 @@ class RecordedSteps:
         for frequent in (False, True) if limited else (False,):
             steps += [((each.size, frequent), partial(self._prompt, each, frequent)) for each in self.prompts[::-1]]
             steps += [((rows, frequent), partial(self._decode, rows, frequent)) for rows in self.rows[::-1]]
+        steps += [(("shared", rows), partial(self._decode, rows, is_shared=True)) for rows in self.shared_rows[::-1]]
         return steps
 
     def record_all(self, progress: bool) -> None:

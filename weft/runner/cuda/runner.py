@@ -19,6 +19,7 @@ from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import Boards, RecordedSteps, StepOutput, draft_counts, step_sizes
+from weft.runner.cuda.shared_prefixes import members_of
 from weft.runner.hidden_states import StateUse
 from weft.runner.runner import Flight, Runner, WaitingFlight, fly
 from weft.runner.step_sampling import stage_sampling
@@ -72,7 +73,7 @@ class CudaRunner(Runner):
         boards = Boards(self.board, self.refused, self.moved)
         parts = (model, self.store.views, boards, decodes, prompts)
         with torch.inference_mode():
-            self.recorded = RecordedSteps(*parts, use, self.drafter)
+            self.recorded = RecordedSteps(*parts, use, self.drafter, members_of(model, self.operations))
             if self.device.type == "cuda":
                 self.recorded.record_all(progress)
 
