@@ -30,9 +30,10 @@ NEVER = 1 << 62
 # Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
 # steps between two of them.
 FRUITLESS, RAREST_QUESTION = 2, 4
-# Rows of a step that search texts for a guess, of those that found none the last time; or twice as many as just did.
-# The host has as much time as the device takes for a step, whatever the number of rows.
-FEW_QUESTIONS = 8
+# Rows that search texts for a guess, of those that found none the last time, for each second of a step: the host has as
+# much time as the device takes, and they need a twentieth of it at most. A few always do, or twice as many as just
+# found one.
+QUESTIONS_A_SECOND, FEW_QUESTIONS = 2500, 4
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -84,7 +85,8 @@ class DraftRows:
         # Seats that had a guess when they were asked last, or need not search for one, and whose turn it is to search.
         self._guessing: set[int] = set()
         self._turn = 0
-        self._questions = seats
+        # How many searched and found a guess in the last step. At first, all may.
+        self._found = seats
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
         self._drafted: dict[int, Proposal] = {}
@@ -131,15 +133,16 @@ class DraftRows:
             return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
         known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
-        return self._in_turn(found) if known else []
+        return self._in_turn(found, drafting.costs.seconds(len(seats), 0)) if known else []
 
-    def _in_turn(self, seats: list[int]) -> list[int]:
-        """Return the seats that are asked in this step: of those that must search, a few at a time."""
+    def _in_turn(self, seats: list[int], seconds: float) -> list[int]:
+        """Return the seats that are asked in a step of this duration: of those that must search, a few at a time."""
         searching = [seat for seat in seats if seat not in self._guessing]
-        if len(searching) <= self._questions:
+        most = max(FEW_QUESTIONS, int(seconds * QUESTIONS_A_SECOND), 2 * self._found)
+        if len(searching) <= most:
             return seats
         first = self._turn % len(searching)
-        self._turn = first + self._questions
+        self._turn = first + most
         asked = {*searching[first : self._turn], *searching[: max(0, self._turn - len(searching))]}
         return [seat for seat in seats if seat in asked or seat in self._guessing]
 
@@ -159,7 +162,7 @@ class DraftRows:
             else:
                 self._guessing.discard(row.seat)
                 self._note_fruitless(row.seat, number)
-        self._questions = max(FEW_QUESTIONS, 2 * (len(self._guessing) - known))
+        self._found = len(self._guessing) - known
         if not found:
             self._waiting = set()
             self.first_wake = min(self._wakes)

@@ -155,7 +155,9 @@ class SharedTexts:
         self._texts: OrderedDict[int, tuple[bytes, NDArray[np.int32]]] = OrderedDict()
         # By the highest bits of a run's key. About twice as many entries as tokens: few runs are lost to others.
         self._shift = 63 - most.bit_length()
-        self._table = np.zeros(1 << most.bit_length(), np.int64)
+        # Written once, so that the system provides its memory now and not page by page in the steps.
+        self._table = np.empty(1 << most.bit_length(), np.int64)
+        self._table[:] = 0
         # Reads single entries, faster than numpy does.
         self._entries = self._table.data
         self._number = 0
