@@ -206,5 +206,5 @@ def test_rates_with_masks_are_those_of_answers_that_follow_the_grammar(llm: LLM)
     before, grammars = llm.engine, mask_gap.wide_grammars(llm.vocab_size)
     engine = Engine(before.ledger.spec, before._device, before.config, grammars)
     assert mask_rates.rate(engine, llm, 2, mask_gap.PEOPLE, 8) > 0
-    words = mask_gap.wide_grammars(20_000)._tokenizer.words
+    words = mask_gap.wide_grammars(20_000)._words._tokenizer.words
     assert len(set(words)) == len(words) == 20_000

@@ -253,7 +253,7 @@ def test_a_header_that_was_damaged_anywhere_is_no_header(byte: int) -> None:
 
 
 def test_a_prefix_file_that_ends_early_is_damaged_whatever_its_checksum(tmp_path: Path) -> None:
-    head = prefix_file.PrefixHead(LAYOUT.fingerprint, LAYOUT.unit_bytes, 1)
+    head = prefix_file.PrefixHead(LAYOUT.identity, LAYOUT.unit_bytes, 1)
     short = replace(RIGHT, checksum=checksum(PAYLOAD[:-1]))
     (tmp_path / "prefix").write_bytes(head.encode() + short.encode() + PAYLOAD[:-1])
     with pytest.raises(InvalidOption, match="is damaged at unit 0"):
@@ -261,7 +261,7 @@ def test_a_prefix_file_that_ends_early_is_damaged_whatever_its_checksum(tmp_path
 
 
 def test_a_prefix_file_with_units_of_other_sizes_is_refused(tmp_path: Path) -> None:
-    head = prefix_file.PrefixHead(LAYOUT.fingerprint, {**LAYOUT.unit_bytes, Kind.STATE: 1}, 0)
+    head = prefix_file.PrefixHead(LAYOUT.identity, {**LAYOUT.unit_bytes, Kind.STATE: 1}, 0)
     (tmp_path / "prefix").write_bytes(head.encode())
     with pytest.raises(InvalidOption, match="belongs to another model"):
         prefix_file.import_prefix(DiskFile(FlakyBlocks(LAYOUT.size_bytes), LAYOUT), tmp_path / "prefix")
@@ -269,7 +269,7 @@ def test_a_prefix_file_with_units_of_other_sizes_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("byte", [0, 8, 12, 16, 48, 56, 64, 72, 80])
 def test_a_prefix_file_whose_head_was_damaged_anywhere_is_none(byte: int, tmp_path: Path) -> None:
-    head = bytearray(prefix_file.PrefixHead(LAYOUT.fingerprint, LAYOUT.unit_bytes, 0).encode())
+    head = bytearray(prefix_file.PrefixHead(LAYOUT.identity, LAYOUT.unit_bytes, 0).encode())
     head[byte] ^= 1
     (tmp_path / "prefix").write_bytes(bytes(head))
     with pytest.raises(InvalidOption, match="is no prefix file of this version"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class RecordedMemory:
     """
 
     def __init__(self, size_bytes: int) -> None:
-        self._bytes = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        mapped = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8)[:size_bytes]
         self.taken_bytes = 0
 
     def begin(self) -> None:
