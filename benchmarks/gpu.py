@@ -199,7 +199,7 @@ class Attempts:
 
 
 def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
-    """Load the model as users do, through the options of `weft.LLM`: the defaults, those of the column, and others."""
+    """Load the model through `weft.LLM` with its defaults, changed by the column's options and by `options`."""
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
     given |= options_of(arguments.columns[0] if "columns" in arguments else DEFAULT)
     llm = LLM(model, progress=False, **given | options)

@@ -51,7 +51,7 @@ ROTARY_FIELDS = {
 
 
 def fields_of(tiny: Tiny) -> dict[str, Any]:
-    """Return a configuration as a file has it. Fields that are not there have Weft's own defaults."""
+    """Return a configuration as config.json would store it. Missing fields take Weft's defaults."""
     fields = {**tiny.settings, "architectures": [tiny.model_class]} | tiny.published
     return text_part({name: value for name, value in fields.items() if value is not None})
 

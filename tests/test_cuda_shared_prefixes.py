@@ -232,7 +232,7 @@ def shared_steps(monkeypatch) -> list[PrefixGroups]:
 
 
 def shared_asks() -> list[Ask]:
-    """Two prompts of two shared cells; the second and the third find those of the first, beside a row of its own."""
+    """Run two prompts that share two cells with earlier ones, beside a row that shares nothing."""
     prompt = tokens(2 * SHORT_CELL + 2, seed=1)
     return [
         Ask([*prompt, *tokens(2, seed=2)], greedy(5)),

@@ -90,7 +90,7 @@ def test_exact_engines_of_different_forms_share_no_key() -> None:
 
 
 def named(prompt: int, total: int, form: str | None) -> list[bytes]:
-    """Return the keys of a sequence of this many tokens, of which the first ones are its prompt."""
+    """Return the keys of a sequence with this many tokens, starting with its prompt."""
     tokens = np.arange(total, dtype=np.int32)
     sequence = Sequence(0, Request(tokens[:prompt], SamplingParams(max_tokens=total)), total, 0, 4, form=form)
     sequence.generated = tokens[prompt:].tolist()

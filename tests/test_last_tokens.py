@@ -1,4 +1,4 @@
-"""A prompt that is cut to its last tokens: they are those of the whole text, and the rest is not tokenized."""
+"""Truncating a prompt keeps the last tokens of the whole text without tokenizing the rest."""
 
 from __future__ import annotations
 

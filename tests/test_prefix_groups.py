@@ -21,7 +21,7 @@ from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_g
 def best_saving(paths: list[tuple[int, ...]], members: int) -> int:
     """Cells that are saved if the rows of every node of the trie are one group, or grouped below, whatever is better.
 
-    The definition, without sorting: rows are told apart by one page after another.
+    This is the definition: split the rows by their first page, then by their second, and so on, without sorting.
     """
     if len(paths) < 2:
         return 0

@@ -36,8 +36,8 @@ from weft.models.identity import identity_of, revisions_of
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
+from weft.models.notices import check_length, report_choices
 from weft.models.weights import build, find_checkpoint, has_head, load_model
-from weft.notices import check_length, report_choices
 from weft.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work

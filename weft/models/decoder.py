@@ -162,7 +162,7 @@ def gated_mlp(config: Config, bias: bool = False) -> GatedMLP:
 
 
 def grouped_route(config: Config, count: int, scaling: float = 1.0) -> Route:
-    """Return the choice among `count` experts by independent scores, of which only some groups may be chosen.
+    """Return a router that scores `count` experts independently and chooses from the best groups only.
 
     `scaling` is the family's default of the factor of their weights.
     """

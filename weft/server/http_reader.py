@@ -149,7 +149,7 @@ class HttpReader:
 
 
 def agree(url: Any, hosts: list[str | None]) -> bool:
-    """Return whether a target names no host, or the one of the Host header. Proxies that forward requests name it."""
+    """Return whether a target has no host part, or the same host as the Host header. Forward proxies send one."""
     if url.schema is None:
         return True
     host = url.host.decode("latin-1")

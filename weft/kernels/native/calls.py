@@ -44,7 +44,7 @@ class RenewableValues(Protocol):
 class RecordedMemory:
     """Memory that the calls of recorded steps write to. Steps of a model follow one another, so all of them share it.
 
-    It has its size from the start, of which the system provides what the largest step uses.
+    The whole size is reserved at the start; the system commits only what the largest step uses.
     """
 
     def __init__(self, size_bytes: int) -> None:

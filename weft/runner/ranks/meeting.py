@@ -13,7 +13,7 @@ from secrets import token_hex
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A file that the ranks of a group have inherited, by its descriptor. Names in it begin with those of the group."""
+    """Inherited file through which the ranks of a group meet. Every key in it starts with the name of the group."""
 
     descriptor: int
     group: str
