@@ -75,7 +75,7 @@ ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
 APART = ["weft.memory.device"]
 WITH_TENSORS = (
     "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.rank_loading",
-    "weft.models.notices", "weft.drafters", "weft.offline.llm",
+    "weft.drafters", "weft.offline.llm",
 )  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 
