@@ -90,7 +90,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-        loading = sys.modules.get("weft.loading")
+        loading = sys.modules.get("weft.start.loading")
         if loading is not None:
             loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)  # type: ignore[attr-defined]
 

@@ -33,7 +33,7 @@ from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import Member
 from weft.fleet.pairing import destination_of, prefix_request
 from weft.fleet.routing import RoutedChoice
-from weft.server.process_backend import ProcessBackend
+from weft.start.process_backend import ProcessBackend
 
 SECRET = b"only for measurements on this machine"
 # Medians of a prompt's way, and the share of it that was hidden.

@@ -39,11 +39,11 @@ from benchmarks.gpu import (
     without_flashinfer,
 )
 from weft import LLM
-from weft import loading as weft_loading
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.recorded import RecordedSteps
+from weft.start import loading as weft_loading
 
 MODELS = ("qwen3.5-9b",)
 WAYS = {

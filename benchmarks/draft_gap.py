@@ -31,11 +31,11 @@ from benchmarks.planner import SPEC, prompt
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.device.store import Store
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.choosing import everywhere
-from weft.memory.device.store import Store
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import buckets, step_sizes

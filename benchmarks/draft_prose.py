@@ -30,8 +30,8 @@ from weft.base.config import MOST_DRAFTS
 from weft.base.options import Options
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.loading import Loaded, load
 from weft.speculate.counts import DraftCounts
+from weft.start.loading import Loaded, load
 
 WAYS = {"off": "off", "off again": "off", "suffix": "suffix"}
 # Tokens of each row in a turn, and steps before them that are not measured: threads and caches are those of the others.

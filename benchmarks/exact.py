@@ -23,9 +23,9 @@ import torch
 
 from benchmarks.gpu import Attempts, arguments_of, keep, machine, run
 from weft.base.plan import Plan
+from weft.device.store import Store
 from weft.kernels.choosing import choose
 from weft.kernels.interface import Operations
-from weft.memory.device.store import Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
@@ -216,7 +216,7 @@ def show(model: str, found: dict[str, Any]) -> None:
         print(f"  {label:>14} {seconds['usual'] * 1e3:>9.3f} {seconds['exact'] * 1e3:>9.3f} {cost:>+7.1%}{missed}")
     for part, error in found["errors"].items():
         print(f"  {part}: {error}")
-    print(f"  for weft/exact_costs.py:\n    {table_line(model, found)}")
+    print(f"  for weft/start/exact_costs.py:\n    {table_line(model, found)}")
 
 
 def table_line(model: str, found: dict[str, Any]) -> str:

@@ -25,14 +25,14 @@ from typing import Any
 from benchmarks.instant import INFO, PROGRAM
 from tests import tiny_model
 from tests.fake_engines import InstantEngine
+from weft.backends.dispatcher import Dispatcher
 from weft.base.options import Options
 from weft.engine.protocol import Command, End, Replies, Submit
 from weft.server.app import create_app
-from weft.server.dispatcher import Dispatcher
-from weft.server.launch import Server
 from weft.server.listener import bind
-from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
+from weft.start.launch import Server
+from weft.start.process_backend import ProcessBackend
 from weft.text.template import ChatTemplate
 
 PROMPT = "x" * 40

@@ -9,9 +9,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.fake_engines import InstantEngine, fake_info
+from weft.backends.backend import ModelInfo
 from weft.base.options import Options
-from weft.server.backend import ModelInfo
-from weft.server.engine_process import main
+from weft.start.engine_process import main
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 # The vocabulary size of the tests' tokenizer.

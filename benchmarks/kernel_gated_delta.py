@@ -23,10 +23,10 @@ from torch import Tensor
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from tests.operations import GPU, gated_delta_memory, projected_gated_delta
 from tests.plans import Capture, Row, make_plan
+from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda.gated_delta import SOLVE, WALK, GatedDeltaLaunch, launch_decode, launch_extend
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs
-from weft.memory.device.store import RecurrentView, Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
 from tests.operations import GPU, causal_conv, gated_short_conv
+from weft.device.store import AttentionView, RecurrentView, Store
 from weft.kernels.interface import Batch, PageList
 from weft.kernels.plain.norm import rms_norm as rms_norm_heads
 from weft.kernels.plain.rotary import rotate
 from weft.kernels.recurrent import short_conv_memory
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Change
-from weft.memory.device.store import AttentionView, RecurrentView, Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]

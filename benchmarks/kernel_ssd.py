@@ -22,10 +22,10 @@ import triton.language as tl
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from tests.operations import GPU, ssd, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
+from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
 from weft.kernels.recurrent import UNLIMITED, SsdInputs
-from weft.memory.device.store import RecurrentView, Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

@@ -113,7 +113,7 @@ def time_collections(nodes: int) -> tuple[float, float, float]:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    import weft.loading  # noqa: F401
+    import weft.start.loading  # noqa: F401
 
     def collect() -> float:
         began = time.perf_counter()

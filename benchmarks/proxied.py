@@ -36,17 +36,17 @@ from benchmarks.http import ask, stopped
 from benchmarks.instant import PROGRAM
 from benchmarks.replicas import SECRET
 from tests import tiny_model
+from weft.backends.dispatcher import Dispatcher
 from weft.base.options import Options
 from weft.fleet.backend import FleetBackend
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
 from weft.server.app import create_app
-from weft.server.dispatcher import Dispatcher
-from weft.server.launch import Server
 from weft.server.listener import bind
-from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
+from weft.start.launch import Server
+from weft.start.process_backend import ProcessBackend
 from weft.text.template import ChatTemplate
 
 STARTING_SECONDS = 300.0

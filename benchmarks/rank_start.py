@@ -27,11 +27,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 MODEL = "lfm2-1.2b"
-IDLE = "import sys, weft.loading; print('ready', flush=True); sys.stdin.read()"
+IDLE = "import sys, weft.start.loading; print('ready', flush=True); sys.stdin.read()"
 LOADING = """
 import sys
 from weft.base.options import Options
-from weft.server.engine_process import load_engine
+from weft.start.engine_process import load_engine
 options = {"memory": "64MiB", "max_length": 1024, "device": "cpu"}
 engine, _ = load_engine(Options(model=sys.argv[1], tensor_parallel=int(sys.argv[2]), **options), False)
 print("ready", flush=True)

@@ -18,6 +18,7 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks.instant import PROGRAM
+from weft.backends.backend import Backend
 from weft.base.cores import core_numbers
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
@@ -26,8 +27,7 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
-from weft.server.backend import Backend
-from weft.server.process_backend import ProcessBackend
+from weft.start.process_backend import ProcessBackend
 
 SECRET = b"only for measurements on this machine"
 

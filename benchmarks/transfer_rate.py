@@ -15,7 +15,6 @@ from time import perf_counter
 
 import numpy as np
 
-from weft.apart import carriage_of
 from weft.base.transfers import (
     Destination,
     Granted,
@@ -30,6 +29,7 @@ from weft.base.transfers import (
     UnitReceived,
 )
 from weft.memory.kinds import Kind
+from weft.start.disaggregated import carriage_of
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport, TransferDoor

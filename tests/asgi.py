@@ -14,7 +14,7 @@ from tests.held_steps import SECONDS
 from weft.engine.events import Output
 from weft.server.app import create_app
 from weft.server.settings import ServerSettings
-from weft.server.thread_backend import ThreadBackend
+from weft.start.thread_backend import ThreadBackend
 
 # No token of the fake engine is one.
 END_TOKENS = frozenset([257])

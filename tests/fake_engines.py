@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from weft.backends.backend import ModelInfo
 from weft.base.errors import InvalidField, OptionError
 from weft.base.options import Options
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
 from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
 from weft.memory.misses import Miss, Reason
-from weft.server.backend import ModelInfo
-from weft.server.engine_process import main
+from weft.start.engine_process import main
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 VOCABULARY = 256

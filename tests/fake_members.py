@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from tests.fake_engines import answer, fake_info
+from weft.backends.backend import ModelInfo
+from weft.backends.dispatcher import Dispatcher
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, Report
@@ -22,8 +24,6 @@ from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import Member
-from weft.server.backend import ModelInfo
-from weft.server.dispatcher import Dispatcher
 
 # A prompt that begins with this token is refused for its own fault.
 BAD = 99

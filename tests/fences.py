@@ -15,72 +15,39 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 SKIPPED = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pycache__", "build", "dist", "results"}
 
-# Who may import whom, by package; the longest prefix of a module's name counts.
-MAY_IMPORT = {
-    "weft.base": ["weft.base"],
-    "weft.memory": ["weft.base", "weft.memory"],
-    "weft.memory.device": ["weft.base", "weft.memory", "weft.memory.device"],
-    "weft.speculate": ["weft.base", "weft.speculate"],
-    "weft.engine": ["weft.base", "weft.memory", "weft.speculate", "weft.engine"],
-    "weft.text": ["weft.base", "weft.text"],
-    "weft.kernels": ["weft.base", "weft.memory.spec", "weft.memory.device", "weft.kernels"],
-    "weft.models": [
-        "weft.base",
-        "weft.memory.identity",
-        "weft.memory.spec",
-        "weft.memory.device",
-        "weft.kernels",
-        "weft.models",
-    ],
-    "weft.runner": ["weft.base", "weft.memory", "weft.memory.device", "weft.kernels", "weft.models", "weft.runner"],
-    "weft.builtin": ["weft.builtin"],
-    "weft.answers": ["weft.base", "weft.engine", "weft.text", "weft.answers"],
-    "weft.server": [
-        "weft.base",
-        "weft.builtin",
-        "weft.fleet",
-        "weft.memory.journal",
-        "weft.memory.keys",
-        "weft.memory.misses",
-        "weft.engine",
-        "weft.text",
-        "weft.answers",
-        "weft.server",
-    ],
-    "weft.fleet": [
-        "weft.base",
-        "weft.memory.keys",
-        "weft.memory.journal",
-        "weft.engine",
-        "weft.text",
-        "weft.server",
-        "weft.fleet",
-    ],
-    "weft.transfer": [
-        "weft.base",
-        "weft.memory",
-        "weft.server",
-        "weft.fleet",
-        "weft.transfer",
-    ],
-    # The one module of the server that knows tensors, inside a function that only the engine's process calls.
-    "weft.server.engine_process": ["weft"],
-    "weft.cli": ["weft"],
-    # Loading, and the offline API: above everything but the command line.
-    "weft": ["weft"],
+# The order of packages, from the ground up. A package imports from the levels below its own: nothing above, nothing
+# beside it. So two packages never import each other.
+ORDER = (
+    ("base", "builtin"),
+    ("memory", "speculate", "text", "wire"),
+    ("device", "engine", "transfer"),
+    ("kernels", "answers", "backends"),
+    ("models", "fleet", "server"),
+    ("runner", "simulate"),
+    ("start",),
+    ("offline",),
+    ("cli",),
+    ("ray", "__main__"),
+)
+# All that these packages may know of another one.
+NARROW = {
+    ("device", "memory"): ("kinds", "spec"),
+    ("kernels", "memory"): ("spec",),
+    ("models", "memory"): ("identity", "spec"),
+    ("backends", "memory"): ("journal", "misses"),
+    ("fleet", "memory"): ("journal", "keys"),
+    ("server", "memory"): (),
 }
-# Ways into Weft from outside, which read the command line's options.
-ENTRIES = ("weft.cli", "weft.__main__", "weft.ray")
-# Packages that an allowed one above them does not bring along.
-APART = ["weft.memory.device"]
+# Packages beside serving, and the only modules that may open their doors.
+DOORS = {"simulate": ("weft.cli.simulate",), "ray": ()}
 WITH_TENSORS = (
-    "weft.memory.device", "weft.kernels", "weft.models", "weft.runner", "weft.loading", "weft.rank_loading",
-    "weft.drafters", "weft.offline.llm",
+    "weft.device", "weft.kernels", "weft.models", "weft.runner", "weft.start.loading", "weft.start.rank_loading",
+    "weft.start.drafters", "weft.offline.llm",
 )  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 
 WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}
-HOMES = ("weft.memory", "weft.models", "weft.kernels")
+HOMES = ("weft.memory", "weft.device", "weft.models", "weft.kernels")
 # OpenAI's API calls a streamed piece a delta: whoever speaks it must say so.
 SPEAKERS = {"weft.server": {"delta"}, "weft.cli": {"delta"}}
 
@@ -146,26 +113,40 @@ def imports(text: str) -> set[str]:
     return found
 
 
+def package_of(module: str) -> str:
+    """
+    >>> package_of("weft.memory.tiers.link"), package_of("weft.__main__")
+    ('memory', '__main__')
+    """
+    return module.split(".")[1]
+
+
+def loose_modules(modules: Iterable[str]) -> list[str]:
+    """Modules that stand in no package, and packages that stand on no level."""
+    levels = {package for level in ORDER for package in level}
+    return sorted({module for module in modules if module != "weft" and package_of(module) not in levels})
+
+
 def wrong_imports(modules: dict[str, str], known: Iterable[str]) -> list[str]:
-    """Imports against the direction. `known` are the modules that exist: other names are not modules."""
-    known = set(known)
+    """Imports against the order of packages. `known` are the modules that exist: other names are not modules."""
+    level_of = {package: level for level, packages in enumerate(ORDER) for package in packages}
+    # The package as a whole is loaded with each of its modules, and says nothing of direction.
+    known = set(known) - {"weft"}
     complaints = []
-    for module, text in modules.items():
-        layer = max((package for package in MAY_IMPORT if within(module, package)), key=len)
-        for other in sorted(imports(text) & known):
-            if not _allowed(other, MAY_IMPORT[layer]):
-                complaints.append(f"{module} imports {other}")
-            if within(other, "weft.cli") and not any(within(module, entry) for entry in ENTRIES):
-                complaints.append(f"{module} imports {other}: nothing is above the command line")
-    return complaints
-
-
-def _allowed(module: str, packages: list[str]) -> bool:
-    apart = next((each for each in APART if within(module, each)), None)
-    if apart is not None and packages != ["weft"]:
-        return apart in packages
-    # A package's own __init__ comes with each of its modules.
-    return any(within(module, package) or within(package, module) for package in packages)
+    for module in modules.keys() - {"weft"}:
+        own = package_of(module)
+        for other in sorted(imports(modules[module]) & known):
+            package, _, part = other.removeprefix("weft.").partition(".")
+            if package == own:
+                continue
+            if level_of[package] >= level_of[own]:
+                complaints.append(f"{module} imports {other}, which does not stand below it")
+            parts = NARROW.get((own, package))
+            if part and parts is not None and not any(within(part, each) for each in parts):
+                complaints.append(f"{module} imports {other}, which is none of its business")
+            if module not in DOORS.get(package, (module,)):
+                complaints.append(f"{module} imports {other}, which serving does without")
+    return sorted(complaints)
 
 
 def heavy_imports(modules: dict[str, str]) -> list[str]:

@@ -15,10 +15,10 @@ from benchmarks.instant import PROGRAM as ENGINE
 from tests import tiny_model
 from weft.base.options import Options
 from weft.server.app import create_app
-from weft.server.launch import Server
 from weft.server.listener import bind
-from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
+from weft.start.launch import Server
+from weft.start.process_backend import ProcessBackend
 from weft.text.template import ChatTemplate
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))

@@ -28,10 +28,10 @@ from tests.golden_cases import FAMILIES, cases_of, fields_of
 from tests.operations import PLAIN
 from tests.oracle import DirectRunner
 from weft.base.errors import ModelError
+from weft.device import store
 from weft.kernels.choosing import REVISIONS
 from weft.kernels.interface import Operations
 from weft.memory import spec as memory_spec
-from weft.memory.device import store
 from weft.models.layers import attention
 from weft.models.model import CausalModel, sources
 from weft.models.registry import family_of

@@ -24,10 +24,10 @@ from weft.engine.loop import Engine
 from weft.server.app import create_app
 from weft.server.connections import bounded_connections
 from weft.server.front import pool_for
-from weft.server.launch import Server
 from weft.server.listener import bind
 from weft.server.settings import ServerSettings
-from weft.server.thread_backend import ThreadBackend
+from weft.start.launch import Server
+from weft.start.thread_backend import ThreadBackend
 from weft.text.template import ChatTemplate
 
 T = TypeVar("T")

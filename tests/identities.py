@@ -25,17 +25,17 @@ from tests.oracle import Oracle
 from tests.remote import FakeStore
 from tests.test_remote_tier import save_all
 from weft import LLM
-from weft.apart import contract_of
 from weft.base.errors import InvalidOption
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Offer
 from weft.kernels.choosing import REVISIONS
-from weft.loading import load
 from weft.memory.tiers import remote_store
 from weft.memory.tiers.disk_file import open_existing
 from weft.memory.tiers.prefix_file import export_prefix, import_prefix
 from weft.models.lfm2 import Lfm2
+from weft.start.disaggregated import contract_of
+from weft.start.loading import load
 from weft.transfer.messages import Contract, TransferError
 
 OPTIONS: dict[str, Any] = {

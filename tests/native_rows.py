@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tests.operations import CPU, NATIVE
 from tests.plans import NOWHERE, Capture, Row, make_plan
+from weft.device.store import RecurrentView, Store
 from weft.kernels.interface import Batch
 from weft.kernels.native.library import available
-from weft.memory.device.store import RecurrentView, Store
 from weft.memory.spec import MemorySpec, RecurrentMemory
 from weft.runner.batching import build_batch
 

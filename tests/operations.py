@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm
 from weft.kernels.choosing import DECODES, GROUPS, assemble, everywhere
@@ -15,7 +16,6 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import UNLIMITED, ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import AttentionView, RecurrentView
 from weft.memory.spec import RecurrentMemory
 
 PLAIN = everywhere("plain")

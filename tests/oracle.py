@@ -21,8 +21,8 @@ from torch import Tensor
 from tests.operations import CPU
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan, Sampling
+from weft.device.store import Store
 from weft.kernels.interface import Operations
-from weft.memory.device.store import Store
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel

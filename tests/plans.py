@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tests.operations import CPU
 from weft.base.plan import Captures, Plan, Sampling
+from weft.device.store import RecurrentView, Store
 from weft.kernels.interface import Batch, Operations
-from weft.memory.device.store import RecurrentView, Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec, RecurrentMemory
 from weft.runner.batching import build_batch

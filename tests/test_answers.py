@@ -93,7 +93,7 @@ def test_requests_are_built_and_answers_are_followed_in_one_place():
     weft = fences.sources("weft")
     # The codec rebuilds, on the engine's side, what was built on the other; warming repeats what was built here before,
     # and a prefill engine gets the beginning of it.
-    rebuilding = {"weft.server.codec", "weft.fleet.warming", "weft.fleet.pairing"}
+    rebuilding = {"weft.backends.codec", "weft.fleet.warming", "weft.fleet.pairing"}
     assert makers("Request", weft) == {"weft.answers.requests", *rebuilding}
     assert makers("Answer", weft) == {"weft.answers.followed"}
     assert makers("Request", {"weft.server.front": "x = engine.Request(1)"})

@@ -11,7 +11,6 @@ import pytest
 
 from tests.apart import make_pair, run_pair
 from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
-from weft.apart import staging_bytes
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
@@ -24,6 +23,7 @@ from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
 from weft.memory.tiers.departures import SHARE, Aloft, Departures, area_bytes
+from weft.start.disaggregated import staging_bytes
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport

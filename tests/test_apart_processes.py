@@ -15,6 +15,7 @@ import pytest
 
 from tests.test_backends import alone, collect, in_loop, started, varied_requests
 from tests.test_fleet_local import SMALL
+from weft.backends.backend import ModelInfo
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
@@ -26,10 +27,9 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
-from weft.server import process_backend
-from weft.server.backend import ModelInfo
 from weft.server.metrics import EngineCollector
-from weft.server.process_backend import ProcessBackend
+from weft.start import process_backend
+from weft.start.process_backend import ProcessBackend
 
 SECRET = b"s" * 32
 # The number of requests that the slow fuzz sends, and what it draws from: several may run side by side.

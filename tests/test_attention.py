@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.operations import CPU, PLAIN, attention
 from tests.plans import Row, make_plan
+from weft.device.store import AttentionView
 from weft.kernels.cpu import paged_reads
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, plan_reads
 from weft.kernels.interface import Batch, Operations
-from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 

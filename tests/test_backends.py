@@ -20,16 +20,16 @@ import pytest
 from tests import tiny_model
 from tests.fake_engines import POISON, PROGRAM, answer, load_instant
 from tests.held_steps import SECONDS, HeldSteps, wait_until
+from weft.backends.dispatcher import Dispatcher
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.request import Request
-from weft.server.dispatcher import Dispatcher
-from weft.server.engine_process import load_engine
-from weft.server.output_stream import OutputStream
-from weft.server.process_backend import ProcessBackend
-from weft.server.thread_backend import ThreadBackend
+from weft.start.engine_process import load_engine
+from weft.start.process_backend import ProcessBackend
+from weft.start.thread_backend import ThreadBackend
 
 SMALL = Options(**tiny_model.OPTIONS, draft="off", memory="16MiB", max_length=512, max_sequences=4, threads=1)
 LONG = 100_000
@@ -351,7 +351,7 @@ async def test_a_failed_step_ends_all_requests_and_tells_no_secrets(kind, caplog
 
 @in_loop
 async def test_a_failing_engine_process_is_not_started_again_for_ever(monkeypatch):
-    monkeypatch.setattr("weft.server.process_backend.MAX_RESTARTS", 2)
+    monkeypatch.setattr("weft.start.process_backend.MAX_RESTARTS", 2)
     async with started(instant("process", restart=True)) as backend:
         for _ in range(3):
             with pytest.raises(EngineStopped):
@@ -425,7 +425,7 @@ async def test_an_engine_that_dies_while_others_wait_for_its_last_words_is_waite
 
 @in_loop
 async def test_an_engine_that_does_not_end_by_itself_is_killed(monkeypatch):
-    monkeypatch.setattr("weft.server.process_backend.GOODBYE_SECONDS", 0.2)
+    monkeypatch.setattr("weft.start.process_backend.GOODBYE_SECONDS", 0.2)
     backend = instant("process", step_seconds=100)
     await backend.start()
     await backend.submit(ask([1], LONG))
@@ -453,7 +453,7 @@ FRONT = """
 import asyncio
 from tests import tiny_model
 from tests.fake_engines import *
-from weft.server.process_backend import ProcessBackend
+from weft.start.process_backend import ProcessBackend
 
 async def main():
     backend = ProcessBackend(Options(model="{seconds}"), program=PROGRAM)

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tests.operations import CPU, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
-from weft.kernels import upload as uploading
+from weft.device import upload as uploading
+from weft.device.upload import upload
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import short_conv_memory
-from weft.kernels.upload import upload
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 

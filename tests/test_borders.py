@@ -8,17 +8,17 @@ from collections import deque
 import numpy as np
 
 from tests.fake_engines import VOCABULARY, InstantEngine
+from weft.backends.codec import encode_command
 from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine import service
 from weft.engine.protocol import Command, Shutdown, Submit
 from weft.engine.request import Request
 from weft.engine.service import Service
-from weft.server import engine_process
 from weft.server.bodies import MAX_QUOTED, wrong_type
-from weft.server.codec import encode_command
-from weft.server.engine_process import SocketInbox
 from weft.server.errors import MAX_MESSAGE, describe
+from weft.start import engine_process
+from weft.start.engine_process import SocketInbox
 
 
 def asked(tokens: int, answers: int = 50) -> Request:

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from tests import tiny_model
 from tests.texts import texts
+from weft.backends import messages as wire
+from weft.backends.backend import ModelInfo
+from weft.backends.codec import EventReader, decode_begin, decode_command, encode_command, encode_event, frame
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
@@ -24,20 +27,8 @@ from weft.engine.protocol import End, Outputs, Question, Refusal, Refuse, Replie
 from weft.engine.request import Request
 from weft.engine.service import Service
 from weft.memory.misses import Miss, Reason
-from weft.server import messages as wire
-from weft.server.backend import ModelInfo
-from weft.server.codec import (
-    HEADER_BYTES,
-    EventReader,
-    Frames,
-    ProtocolError,
-    decode_begin,
-    decode_command,
-    encode_command,
-    encode_event,
-    frame,
-)
-from weft.server.engine_process import SocketInbox, load_engine
+from weft.start.engine_process import SocketInbox, load_engine
+from weft.wire.frames import HEADER_BYTES, Frames, ProtocolError
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 

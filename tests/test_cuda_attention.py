@@ -19,13 +19,13 @@ from torch import Tensor
 
 from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
+from weft.device.store import AttentionView
 from weft.kernels.cuda import attention as on_gpu
 from weft.kernels.cuda import attention_prefill, flashinfer
 from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts, attends_drafts
 from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.cuda.flashinfer import WrapperShape
 from weft.kernels.interface import Operations
-from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 

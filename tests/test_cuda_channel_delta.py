@@ -11,8 +11,8 @@ from tests.plans import Row, make_plan
 from tests.test_channel_delta import make_rig as rig_of
 from tests.test_channel_delta import random_inputs
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.device.store import Store
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape
-from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 

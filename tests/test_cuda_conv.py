@@ -12,10 +12,10 @@ from tests.operations import GPU_ROWS, causal_conv, gated_short_conv
 from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.device.store import Store
 from weft.kernels.cuda import causal_conv as cuda_conv
 from weft.kernels.cuda import overlap
 from weft.kernels.recurrent import short_conv_memory
-from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 

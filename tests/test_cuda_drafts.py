@@ -20,8 +20,8 @@ from tests.test_drafts import ScriptedDrafting
 from tests.test_drafts_of_models import make_asks
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan
+from weft.device.store import Store
 from weft.engine.loop import Engine
-from weft.memory.device.store import Store
 from weft.runner.cuda import recorded
 from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepOutput, draft_sizes, prompt_sizes, step_sizes

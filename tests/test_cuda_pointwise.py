@@ -8,6 +8,7 @@ import torch
 from tests.compiled import assert_compiles
 from tests.operations import GPU_ROWS
 from tests.plans import Row, make_plan
+from weft.device.store import Store
 from weft.kernels.activations import NAMES
 from weft.kernels.cuda import overlap
 from weft.kernels.plain.norm import gated_rms_norm, rms_norm
@@ -16,7 +17,6 @@ from weft.kernels.plain.norm import rms_norm as rms_norm_heads
 from weft.kernels.plain.rotary import make_rotation, rotate
 from weft.kernels.rotary import RotaryKind, frequencies
 from weft.kernels.stream import Change
-from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 

@@ -15,10 +15,10 @@ from tests.operations import CPU, GPU_ROWS, PLAIN
 from tests.plans import Capture, Row, make_plan
 from tests.test_late_masks import HashedConstraint
 from weft.base.config import EngineConfig
+from weft.device.store import Store
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.recurrent import short_conv_memory
-from weft.memory.device.store import Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch

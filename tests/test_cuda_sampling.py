@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.compiled import assert_compiles
 from tests.operations import CPU, GPU, PLAIN
 from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
+from weft.device.upload import upload
 from weft.kernels.cuda import following, sampling, sampling_scores
 from weft.kernels.following import DraftSamples
 from weft.kernels.sampling import Draws
-from weft.kernels.upload import upload
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner import sampler

@@ -22,6 +22,7 @@ from tests.operations import CPU, GPU_ROWS, PLAIN
 from tests.plans import Row, make_plan
 from tests.test_cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine, cuda_engine
 from tests.test_prefix_groups import check_reused_seats, random_paths
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.choosing import assemble, exact_packages
 from weft.kernels.cuda import attention_shared
@@ -29,7 +30,6 @@ from weft.kernels.cuda.attention import read_pages
 from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
 from weft.kernels.cuda.attention_shared import attend_shared, prefix_members
 from weft.kernels.interface import Batch
-from weft.memory.device.store import AttentionView
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.cuda import shared_prefixes

@@ -14,11 +14,11 @@ from tests.operations import CPU, GPU_ROWS, gated_short_conv, projected_short_co
 from tests.plans import NOWHERE, Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.device.store import RecurrentView
 from weft.kernels.cuda import short_conv
 from weft.kernels.cuda.linear import matmul
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import short_conv_memory
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import MemorySpec
 from weft.models.layers.short_conv import ShortConv
 from weft.runner.batching import build_batch

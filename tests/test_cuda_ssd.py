@@ -16,13 +16,13 @@ from tests.operations import CPU, GPU_ROWS, ssd, ssd_memory
 from tests.plans import Known, Rig, Row, make_plan
 from tests.test_ssd import by_group, naive_ssd
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.device.store import Store
 from weft.kernels.cpu.ssd import time_step
 from weft.kernels.cuda import ssd as cuda_ssd
 from weft.kernels.cuda import ssd_short
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import short_tokens
 from weft.kernels.recurrent import UNLIMITED
-from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 

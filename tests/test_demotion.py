@@ -13,10 +13,10 @@ from tests.tiered import TieredDevice
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.sampling import SamplingParams
+from weft.device.host_memory import CopyFlight
 from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.kernels.host_memory import CopyFlight
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.popularity import class_of

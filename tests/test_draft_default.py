@@ -10,14 +10,15 @@ import torch
 
 from tests import tiny_model
 from tests.mtp_oracle import checkpoint
-from weft import LLM, SamplingParams, exact_costs, loading
+from weft import LLM, SamplingParams
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
-from weft.exact_costs import Cost
 from weft.kernels import choosing
 from weft.memory.capacity import least_bytes, longest_alone
 from weft.speculate import drafting
 from weft.speculate.costs import FreeDrafts
+from weft.start import exact_costs, loading
+from weft.start.exact_costs import Cost
 
 # The second continues the first, and the last repeats itself.
 PROMPTS = (

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from tests import tiny_model
-from weft import LLM, exact_costs, loading
+from weft import LLM
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options
 from weft.cli.main import main, parse
-from weft.exact_costs import COSTS, MOST, Cost, decide
 from weft.kernels import choosing
 from weft.kernels.choosing import choose, everywhere, why_not_exact
 from weft.kernels.interface import Operations
 from weft.models.weights import build
+from weft.start import exact_costs, loading
+from weft.start.exact_costs import COSTS, MOST, Cost, decide
 
 CHEAP = Cost("a model", "2026-01-01", 0.02, -0.1, 0.0, MOST)
 

@@ -19,6 +19,7 @@ from tests.exact_steps import EXACT
 from tests.test_cuda_attention import Scene
 from tests.test_exact_latent_attention import launch_by_head
 from weft.base.errors import OptionError
+from weft.device.store import AttentionView
 from weft.kernels import choosing
 from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.choosing import choose
@@ -34,7 +35,6 @@ from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs
 from weft.kernels.weight import Weight
-from weft.memory.device.store import AttentionView
 from weft.models.config import text_part
 from weft.models.layers.embedding import VocabularyHead
 from weft.models.layers.linear import Linear

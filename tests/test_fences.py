@@ -26,28 +26,40 @@ EVERYTHING = WEFT | sources("tests") | sources("benchmarks")
 
 def test_imports_go_down():
     assert fences.wrong_imports(WEFT, WEFT) == []
+    assert len(fences.ORDER) <= 10
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
         ("weft.base.grid", "from weft.memory.spec import Part"),
-        ("weft.memory.cache", "from weft.memory.device.store import Store"),
+        ("weft.memory.cache", "from weft.device.store import Store"),
         ("weft.memory.cache", "import weft.engine.loop"),
         ("weft.engine.loop", "from weft.runner import runner"),
-        ("weft.engine.loop", "def late():\n    from weft.memory import device"),
+        ("weft.engine.loop", "def late():\n    from weft.device import store"),
         ("weft.text.answer", "from weft.memory.misses import Miss"),
         ("weft.kernels.cpu.ssd", "from weft.memory.ledger import Ledger"),
         ("weft.models.lfm2", "from weft.runner.batching import build_batch"),
-        ("weft.runner.runner", "import weft.engine.planner"),
+        ("weft.runner.runner", "import weft.engine.planner\nimport weft.start.loading"),
         ("weft.offline.llm", "from weft.cli.main import main"),
-        ("weft.server.dispatcher", "def late():\n    from weft.loading import load"),
-        ("weft.server.codec", "from weft.memory.ledger import Ledger"),
-        ("weft.engine.service", "from weft.server.codec import frame"),
+        ("weft.server.app", "def late():\n    from weft.start.loading import load"),
+        ("weft.server.app", "from weft.fleet.router import FleetRouter"),
+        ("weft.fleet.router", "from weft.server.app import make_app"),
+        ("weft.server.app", "from weft.memory.ledger import Ledger"),
+        ("weft.transfer.tcp", "from weft.fleet.listener import FleetListener"),
+        ("weft.wire.frames", "from weft.backends.codec import frame"),
+        ("weft.engine.service", "from weft.backends.codec import frame"),
+        ("weft.cli.serve", "from weft.simulate.engine import SimulatedEngine"),
+        ("weft.start.launch", "from weft.ray.replica import Replica"),
     ],
 )
-def test_an_import_that_goes_up_is_seen(module, line):
+def test_an_import_that_goes_up_or_aside_is_seen(module, line):
     assert fences.wrong_imports({module: line}, WEFT)
+
+
+def test_nothing_stands_loose_at_the_top():
+    assert fences.loose_modules(WEFT) == []
+    assert fences.loose_modules(["weft", "weft.loading", "weft.memory.trie"]) == ["weft.loading"]
 
 
 def test_torch_is_imported_only_where_tensors_are():
@@ -68,7 +80,7 @@ def test_parts_without_torch_really_load_none():
     parts.remove("weft.__main__")
     assert {"weft.memory.ledger", "weft.engine.loop", "weft.text.answer", "weft.cli.main"} <= set(parts)
     assert not loaded_by(*parts) & fences.HEAVY
-    assert "torch" in loaded_by("weft.kernels.upload")
+    assert "torch" in loaded_by("weft.device.upload")
 
 
 def test_words_of_recurrent_layers_stay_home():
@@ -80,14 +92,14 @@ def test_words_of_recurrent_layers_stay_home():
 
 
 # Where hardware is at home: operations, the memory of a device, and the runner that records steps of a GPU.
-HARDWARE = ("weft.kernels", "weft.memory.device", "weft.runner.cuda")
+HARDWARE = ("weft.kernels", "weft.device", "weft.runner.cuda")
 # What else reads a name that looks like a question to a device, and why it is none.
 NO_QUESTIONS = {
     ("weft.base.options", "asks facts.device"): "the name of a device, by which defaults are looked up",
     ("weft.fleet.local", "asks options.device"): "the name of a device, by which replicas share a machine",
-    ("weft.loading", "asks options.device"): "the name of a device, which is handed on",
-    ("weft.loading", "asks self.device"): "the name of a device, which is handed on",
-    ("weft.rank_loading", "asks options.device"): "the name of a device, which is handed on",
+    ("weft.start.loading", "asks options.device"): "the name of a device, which is handed on",
+    ("weft.start.loading", "asks self.device"): "the name of a device, which is handed on",
+    ("weft.start.rank_loading", "asks options.device"): "the name of a device, which is handed on",
     ("weft.models.dummy", "asks next(iter(own.values())).device"): "random weights are drawn where they lie",
     ("weft.runner.runner", "asks self.device"): "where a step is uploaded to",
     ("weft.runner.head", "asks self.device"): "where a step is uploaded to",
@@ -196,9 +208,9 @@ NOT_WAITING = {
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
     ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
-    ("weft.kernels.download", "Download.arrays"): "the one download of a step, when it lands",
-    ("weft.kernels.host_memory", "HostMemory._measure"): "before the first request",
-    ("weft.kernels.host_memory", "unpin"): "after the last one",
+    ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
+    ("weft.device.host_memory", "HostMemory._measure"): "before the first request",
+    ("weft.device.host_memory", "unpin"): "after the last one",
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",
@@ -206,7 +218,7 @@ NOT_WAITING = {
 
 
 def test_nothing_on_the_way_of_a_step_is_written_to_wait():
-    found = fences.waits({m: text for m, text in WEFT.items() if fences.within(m, "weft.memory.device")})
+    found = fences.waits({m: text for m, text in WEFT.items() if fences.within(m, "weft.device")})
     for package in ("weft.kernels", "weft.models", "weft.runner"):
         found |= fences.waits({m: text for m, text in WEFT.items() if fences.within(m, package)})
     assert found == set(NOT_WAITING)

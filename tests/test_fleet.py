@@ -14,6 +14,7 @@ import pytest
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import BAD, Clock, FakeMember, ask, random_traffic, turns
 from tests.test_backends import in_loop
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, ModelError, RequestError
 from weft.base.grid import CELL
 from weft.engine.events import FinishReason
@@ -23,7 +24,6 @@ from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
 from weft.fleet.totals import merged_reports
 from weft.fleet.warming import WantedPrefix, WantedPrefixes
-from weft.server.output_stream import OutputStream
 
 
 class Fleet:

@@ -19,6 +19,9 @@ from tests.rolling import rolling_spec
 from tests.test_backends import collect, in_loop, real, started
 from tests.test_fleet import fleet_of, prefix_of
 from tests.test_fleet_remote import bodies_of, door, remote, until
+from weft.backends import messages as wire
+from weft.backends.backend import Backend
+from weft.backends.codec import EventReader, encode_event, frame
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import Dropped, tenant_digest
@@ -34,9 +37,7 @@ from weft.memory import journal as journal_module
 from weft.memory.journal import CacheChanges, Journal
 from weft.memory.keys import chain, root_key
 from weft.memory.ledger import Ledger
-from weft.server import messages as wire
-from weft.server.backend import Backend
-from weft.server.codec import EventReader, ProtocolError, encode_event, frame
+from weft.wire.frames import ProtocolError
 
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "60"))
 SALTS = (b"1" * 32, b"2" * 32)

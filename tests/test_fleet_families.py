@@ -19,7 +19,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.routing import RoutedChoice
-from weft.server.thread_backend import ThreadBackend
+from weft.start.thread_backend import ThreadBackend
 
 pytestmark = pytest.mark.slow
 

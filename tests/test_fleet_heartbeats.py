@@ -11,11 +11,11 @@ import pytest
 from tests.fake_engines import answer, fake_info
 from tests.test_backends import ask, in_loop, instant, started, tokens_of
 from tests.test_fleet_remote import SECRET, door, remote, until
+from weft.backends import messages as wire
+from weft.backends.codec import frame
 from weft.base.errors import EngineStopped
-from weft.fleet.handshake import ReplicaSide
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
-from weft.server import messages as wire
-from weft.server.codec import frame
+from weft.wire.handshake import ReplicaSide
 
 
 @in_loop

@@ -27,7 +27,7 @@ from weft.fleet.member import MemberState
 from weft.fleet.router import FleetRouter
 from weft.fleet.routing import RoutedChoice
 from weft.memory.keys import chain, root_key
-from weft.server.process_backend import ProcessBackend
+from weft.start.process_backend import ProcessBackend
 
 SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
 LONG = 100_000

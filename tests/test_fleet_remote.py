@@ -15,13 +15,22 @@ import pytest
 from tests.fake_engines import answer
 from tests.held_steps import SECONDS
 from tests.test_backends import LONG, alone, ask, collect, in_loop, instant, real, started, tokens_of, varied_requests
+from weft.backends import messages as wire
+from weft.backends.backend import Backend
+from weft.backends.codec import EventReader, decode_command, encode_command, encode_event, frame
+from weft.backends.dispatcher import Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.events import FinishReason
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews, Question, RequestFailed, Shutdown, Subscribe, Topic
 from weft.fleet import listener as listener_module
 from weft.fleet.backend import FleetBackend
-from weft.fleet.handshake import (
+from weft.fleet.listener import FleetDoor, FleetListener
+from weft.fleet.remote import MAX_EVENT_BYTES, UNREAD, RemoteBackend, ReplicaAddress
+from weft.fleet.routing import RoutedChoice
+from weft.memory.journal import CacheChanges
+from weft.wire.frames import Frames, ProtocolError
+from weft.wire.handshake import (
     MAX_BYTES,
     HandshakeError,
     Hello,
@@ -31,15 +40,7 @@ from weft.fleet.handshake import (
     Welcome,
     read_secret,
 )
-from weft.fleet.listener import FleetDoor, FleetListener
-from weft.fleet.remote import MAX_EVENT_BYTES, UNREAD, RemoteBackend, ReplicaAddress
-from weft.fleet.routing import RoutedChoice
-from weft.memory.journal import CacheChanges
-from weft.server import messages as wire
-from weft.server.backend import Backend
-from weft.server.codec import EventReader, Frames, ProtocolError, decode_command, encode_command, encode_event, frame
-from weft.server.dispatcher import Dispatcher
-from weft.server.tls import TlsFiles
+from weft.wire.tls import TlsFiles
 
 SECRET = b"a secret of at least thirty-two characters"
 

@@ -9,12 +9,12 @@ from tests.fake_engines import answer
 from tests.held_steps import SECONDS
 from tests.test_backends import LONG, ask, collect, in_loop, instant, started, tokens_of
 from tests.test_fleet_remote import SECRET, address_of, door, exchange, framed, remote, until
+from weft.backends.codec import encode_command
 from weft.engine.events import FinishReason
 from weft.engine.protocol import Question, Submit, Topic
 from weft.fleet import listener as listener_module
-from weft.fleet.handshake import Proof, RouterSide
 from weft.fleet.listener import FleetListener
-from weft.server.codec import encode_command
+from weft.wire.handshake import Proof, RouterSide
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -12,7 +12,7 @@ from tests.fake_engines import PROGRAM
 from tests.held_steps import SECONDS
 from weft.base.garbage_collection import freeze_heap
 from weft.base.options import Options
-from weft.server.process_backend import ProcessBackend
+from weft.start.process_backend import ProcessBackend
 
 
 class Loop:

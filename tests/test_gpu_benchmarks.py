@@ -18,8 +18,8 @@ from weft import LLM
 from weft.base.options import Options
 from weft.engine.loop import Engine
 from weft.kernels.cpu import following
-from weft.loading import load
 from weft.runner.cuda import recorded
+from weft.start.loading import load
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ import pytest
 from tests.asgi import Exchange, PacedEngine, application
 from tests.serving import serving
 from weft.base.errors import OptionError
+from weft.base.guarded_files import MAX_FILE_BYTES, lookups
 from weft.server import keys as keys_module
 from weft.server.auth import Keys, reread
-from weft.server.keys import MAX_FILE_BYTES, MAX_KEYS, Key, RateLimits, lookups, parse_line, read_key_file, resolve_keys
-from weft.server.launch import Orders
+from weft.server.keys import MAX_KEYS, Key, RateLimits, parse_line, read_key_file, resolve_keys
 from weft.server.settings import ServerSettings
+from weft.start.launch import Orders
 
 
 def written(place: Path, text: str, mode: int = 0o600) -> str:

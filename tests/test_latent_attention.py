@@ -10,11 +10,11 @@ from torch import Tensor
 
 from tests.operations import CPU, PLAIN
 from tests.plans import Row, make_plan
+from weft.device.store import AttentionView, Store
 from weft.kernels.attention import LatentWeights
 from weft.kernels.cpu import attention
 from weft.kernels.cpu.paged_reads import SharedRead
 from weft.kernels.interface import Batch, Operations
-from weft.memory.device.store import AttentionView, Store
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 

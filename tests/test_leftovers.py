@@ -46,7 +46,7 @@ def kill(served: Served, program: str | None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("ranks", "program"),
-    [("1", None), ("2", None), ("2", "weft.server.engine_process"), ("2", "weft.rank_process")],
+    [("1", None), ("2", None), ("2", "weft.start.engine_process"), ("2", "weft.start.rank_process")],
     ids=["a server", "a server with two ranks", "the engine of two ranks", "a rank"],
 )
 def test_a_kill_leaves_nothing_in_the_temporary_directory(ranks: str, program: str | None, tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.server import anthropic_messages
 from weft.server.bodies import check_depth, decode, wrong_type
-from weft.server.codec import Frames
 from weft.server.fields import check_fields
 from weft.server.native import GenerateRequest, NativeSampling
 from weft.server.openai_responses import ResponsesRequest, messages_of
@@ -46,6 +45,7 @@ from weft.text.template import ChatTemplate
 from weft.text.tokenizer import load_tokenizer
 from weft.text.tool_grammar import tool_grammar
 from weft.text.tools import FORMATS, parser_for
+from weft.wire.frames import Frames
 
 TIMES = 100
 # Of the long text. Old code needed seconds for one of these.

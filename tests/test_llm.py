@@ -12,9 +12,9 @@ import torch
 from tests import tiny_model
 from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams, builtin
 from weft.base.options import Options
-from weft.loading import facts_of, load_text
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
+from weft.start.loading import facts_of, load_text
 
 LONG = "The river ran past the mill and under the bridge, and nobody asked where it went. " * 3
 LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 1024}
@@ -379,7 +379,7 @@ def test_a_gpu_that_is_too_small_is_told_like_a_machine_that_is(monkeypatch):
     def full(size_bytes: int, device: torch.device) -> torch.Tensor:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("weft.memory.device.store._zeros", full)
+    monkeypatch.setattr("weft.device.store._zeros", full)
     with pytest.raises(OptionError, match=r"cannot allocate memory of 2\.0 GiB"):
         make(memory="2GiB")
 

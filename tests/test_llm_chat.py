@@ -7,7 +7,7 @@ import pytest
 from tests import tiny_model
 from tests.test_llm import greedy, make
 from weft.base.options import Options
-from weft.server.launch import load_texts
+from weft.start.launch import load_texts
 
 
 @pytest.fixture(scope="module")

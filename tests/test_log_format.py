@@ -13,17 +13,17 @@ import pytest
 
 from tests.serving import SECONDS, serving
 from weft.base.options import Options
-from weft.server.launch import LaunchSettings, make_backend
 from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits, ServerSettings
 from weft.server.text_messages import HEADER_BYTES, Failed, Job, decode_reply, frame, setup_of
-from weft.server.thread_backend import ThreadBackend
+from weft.start.launch import LaunchSettings, make_backend
+from weft.start.thread_backend import ThreadBackend
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .+|  .*")
 
 MANY_SOURCES = """
 import logging, sys, threading, warnings
-from weft.server.logs import set_up_logging
+from weft.base.logs import set_up_logging
 set_up_logging("INFO", sys.argv[1])
 logging.getLogger("uvicorn.error").error("from uvicorn")
 warnings.warn("from a library")

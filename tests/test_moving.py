@@ -14,8 +14,8 @@ from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import SPEC
 from weft.base.moving import move_rows
 from weft.base.plan import Plan
+from weft.device.store import Store
 from weft.kernels.following import DraftSamples
-from weft.memory.device.store import Store
 from weft.runner.cuda.padding import Filling, Size, StepInputs
 
 ROOM = 3

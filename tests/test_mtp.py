@@ -29,7 +29,6 @@ from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import Guesses
 from weft.engine.loop import Engine
-from weft.loading import chosen_draft
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models import mtp
@@ -40,6 +39,7 @@ from weft.runner.hidden_states import HiddenStates, KeepsStates
 from weft.runner.runner import Runner
 from weft.speculate.costs import FreeDrafts
 from weft.speculate.drafting import Drafting, SequenceDrafts
+from weft.start.loading import chosen_draft
 
 FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h", "qwen3_5, yarn beside sections")
 LARGER = ("qwen3_5_moe", "nemotron_h, latent experts in groups")

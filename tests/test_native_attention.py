@@ -13,13 +13,13 @@ from torch import Tensor
 from tests.native_rows import NAMES, dtypes, needs_compiler
 from tests.operations import CPU, NATIVE, attention
 from tests.plans import Row, make_plan
+from weft.device.store import AttentionView
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.norm import rms_norm_heads
 from weft.kernels.cpu.rotary import make_rotation, rotate
 from weft.kernels.interface import Batch
 from weft.kernels.native import attention as native
 from weft.kernels.rotary import RotaryKind, frequencies
-from weft.memory.device.store import AttentionView
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.models.layers.attention import Attention, AttentionShape
 from weft.runner.batching import build_batch

@@ -10,6 +10,7 @@ import pytest
 from tests.fake_engines import VOCABULARY, InstantEngine
 from tests.rolling import rolling_spec
 from tests.test_backends import ask
+from weft.backends.codec import EventReader
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import (
     Command,
@@ -30,7 +31,7 @@ from weft.memory.cache import Cache
 from weft.memory.journal import CacheChanges, Journal, Tier
 from weft.memory.ledger import Ledger
 from weft.memory.trie import Node
-from weft.server.codec import EventReader, Frames
+from weft.wire.frames import Frames
 
 CELLS = 10 * CHANGES_PER_STEP + 7
 

@@ -16,7 +16,7 @@ from tests.disk_blocks import IDENTITY
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import Clock, CountedChoice, FakeMember, turns
 from tests.test_backends import in_loop
-from weft.apart import join
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
@@ -28,7 +28,7 @@ from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.pairing import destination_of
 from weft.fleet.routing import RoutedChoice
-from weft.server.output_stream import OutputStream
+from weft.start.disaggregated import join
 
 PREFILL, DECODE = {"role": "prefill"}, {"role": "decode", "transfer": {"port": 7000, "secure": False}}
 
@@ -472,7 +472,7 @@ def test_prompts_are_sent_to_the_interface_that_a_decode_engine_receives_them_on
     settings = transfer_of(ServeOptions(**options, transfer_listen=listen))
     assert settings is not None
     bound = socket.create_server(("127.0.0.1", 0))
-    monkeypatch.setattr("weft.apart.socket.create_server", lambda address, family: bound)
+    monkeypatch.setattr("weft.start.disaggregated.socket.create_server", lambda address, family: bound)
     workload = make_pair(0).workload
     loaded = SimpleNamespace(spec=workload.spec, identity=IDENTITY, config=workload.config)
     runner = SimpleNamespace(tiers=[None], area=lambda level: None, area_units=lambda level: None)

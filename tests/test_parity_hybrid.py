@@ -7,7 +7,7 @@ import torch
 
 from tests.hybrid_models import HYBRIDS, NEMOTRON_H, ODD_HYBRIDS
 from tests.oracle import TOLERANCE, DirectRunner, Oracle, assert_parity, make_pair, random_tokens
-from weft.memory.device.store import RecurrentView
+from weft.device.store import RecurrentView
 
 
 def remember_longer(oracle: Oracle) -> None:

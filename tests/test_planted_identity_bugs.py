@@ -11,10 +11,10 @@ import pytest
 
 from tests.identities import STORED, WAYS, check_reads_nothing
 from tests.test_identities import check_salts_in_a_store, check_salts_of_transfers, check_salts_on_disk
-from weft import loading
 from weft.engine import sequence
 from weft.memory.keys import root_key
 from weft.models import weights
+from weft.start import loading
 
 Patch = pytest.MonkeyPatch
 

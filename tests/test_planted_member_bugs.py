@@ -13,12 +13,12 @@ import pytest
 
 from tests import test_fleet, test_fleet_drops
 from tests.fake_members import random_traffic
-from weft.fleet import handshake
 from weft.fleet.backend import FleetBackend
 from weft.fleet.member import Member
 from weft.fleet.stream import FleetStream
 from weft.fleet.warming import DropsHeard
 from weft.memory.journal import Journal
+from weft.wire import handshake
 
 Patch = pytest.MonkeyPatch
 

@@ -13,8 +13,8 @@ from tests.test_backends import SMALL, ask, both, collect, in_loop, real, starte
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.server.grammars import with_source
-from weft.server.process_backend import ProcessBackend
-from weft.server.thread_backend import ThreadBackend
+from weft.start.process_backend import ProcessBackend
+from weft.start.thread_backend import ThreadBackend
 from weft.text.grammar import Grammars, Guide
 
 DIGITS = Grammar("regex", "[0-9]+")

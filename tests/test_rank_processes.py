@@ -21,7 +21,7 @@ import torch
 from tests.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.oracle import Oracle
 from tests.test_tensor_parallel import constrained_answers
-from weft import LLM, SamplingParams, rank_loading, rank_process
+from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
@@ -50,7 +50,8 @@ from weft.runner.ranks.channel import (
     encode_plan,
 )
 from weft.runner.ranks.processes import RankProcesses
-from weft.server.process_backend import ProcessBackend
+from weft.start import rank_loading, rank_process
+from weft.start.process_backend import ProcessBackend
 
 OPTIONS = {"memory": "32MiB", "max_length": 256, "threads": 1, "dtype": "float32", "progress": False}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)

@@ -31,8 +31,8 @@ from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.ray.members import Announcement, Follower, MemberList
 from weft.ray.replica import EngineReplica
 from weft.ray.settings import parse
-from weft.server.engine_process import load_engine
-from weft.server.process_backend import ProcessBackend
+from weft.start.engine_process import load_engine
+from weft.start.process_backend import ProcessBackend
 
 OPTIONS = {"memory": "16MiB", "max_length": 512, "max_sequences": 4, "threads": 1, "dtype": "float32"}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)

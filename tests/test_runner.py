@@ -15,9 +15,9 @@ from tests.operations import CPU
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores, quota_cores
 from weft.base.sampling import SamplingParams
+from weft.device.upload import upload
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.kernels.upload import upload
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.weights import load_model

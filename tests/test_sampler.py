@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.operations import CPU, PLAIN
 from weft.base.plan import BANNED, Captures, Plan, Sampling
-from weft.kernels.upload import upload
+from weft.device.upload import upload
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 

@@ -19,7 +19,9 @@ import pytest
 from tests import tiny_model
 from tests.held_steps import wait_until
 from tests.serving import SECONDS, SMALL, Served, serving, wait_for_log
+from weft.backends.backend import ModelInfo
 from weft.base.errors import OptionError
+from weft.base.logs import LogFormat
 from weft.base.options import Options
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
@@ -32,12 +34,10 @@ from weft.cli.serve import (
     read_keys,
     settings_of,
 )
-from weft.server.backend import ModelInfo
 from weft.server.keys import Key, RateLimits
-from weft.server.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
 from weft.server.listener import bind, listen
-from weft.server.logs import LogFormat
 from weft.server.settings import ServerSettings
+from weft.start.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
 from weft.text.reasoning import REASONING
 from weft.text.tools import FORMATS
 

@@ -13,7 +13,7 @@ from tests.mtp_oracle import Checkpoint
 from tests.test_mtp import engine_in
 from weft import builtin
 from weft.base.options import Options
-from weft.loading import chosen_draft
+from weft.start.loading import chosen_draft
 from weft.text.tokenizer import load_tokenizer
 
 QUESTIONS = ("Tell me a short story about a fox.", "What is an umbrella for?", "Count from 3 to 12.")

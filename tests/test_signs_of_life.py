@@ -14,13 +14,13 @@ from tests.fake_engines import InstantEngine, fake_info
 from tests.held_steps import SECONDS, wait_until
 from tests.serving import Served, serving
 from tests.test_backends import ask, collect, in_loop, instant, started
+from weft.backends.dispatcher import Dispatcher
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped
 from weft.engine.events import Output
 from weft.engine.protocol import Command, Question, Topic
 from weft.engine.request import Request
-from weft.server.dispatcher import Dispatcher
-from weft.server.output_stream import OutputStream
-from weft.server.thread_backend import ThreadBackend
+from weft.start.thread_backend import ThreadBackend
 
 # Of a front whose engine must not count as ill while the machine is busy with something else.
 PATIENCE = 1.0

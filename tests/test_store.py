@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.memory.device.store import RecurrentView, Store
+from weft.device.store import RecurrentView, Store
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec, Part, RecurrentMemory
 

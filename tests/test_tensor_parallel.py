@@ -24,13 +24,13 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.loading import check_shapes
 from weft.models import configurations, weights
 from weft.models.config import Config, read_config, text_part
 from weft.models.gpt_oss import ClampedExperts
 from weft.models.sharding import Shard, building_for
 from weft.models.weights import build, load_model
 from weft.speculate.drafting import Drafting
+from weft.start.loading import check_shapes
 
 TOLERANCE = 1e-4
 ASKS = [

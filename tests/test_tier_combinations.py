@@ -23,8 +23,8 @@ from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction, UnitCopy
 from weft.base.errors import CopyFailed
 from weft.base.options import Options, SizingFacts, resolve
+from weft.device.host_memory import HostMemory
 from weft.engine.loop import Engine
-from weft.kernels.host_memory import HostMemory
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.tiers.disk_file import open_file
 from weft.memory.tiers.disk_format import DiskLayout

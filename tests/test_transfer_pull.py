@@ -26,7 +26,6 @@ from weft.base.transfers import (
     UnitReceived,
     UnitsSent,
 )
-from weft.fleet.handshake import MAX_BYTES, ReplicaSide, RouterSide
 from weft.memory.kinds import Kind
 from weft.memory.tiers.sent_units import header_of_staged
 from weft.transfer import sending
@@ -49,6 +48,7 @@ from weft.transfer.messages import (
 )
 from weft.transfer.pulling import Readings, address_of
 from weft.transfer.sending import ReceiverDebt
+from weft.wire.handshake import MAX_BYTES, ReplicaSide, RouterSide
 
 __all__ = ["pair"]
 POISON = 0xEE

@@ -30,12 +30,12 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.memory.kinds import Kind
-from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.pulling import Carriage, Carrier
 from weft.transfer.sending import ReceiverDebt
 from weft.transfer.tcp import TcpTransport, TransferDoor
+from weft.wire.tls import TlsFiles
 
 SECRET = b"s" * 32
 SIZES = {Kind.PAGE: 4096, Kind.STATE: 1 << 16}

@@ -11,10 +11,10 @@ import pytest
 from tests.held_steps import wait_until
 from tests.pulled import begin, pair
 from tests.test_transfer_tcp import OFFER, SECRET, End
-from weft.apart import carriage_of
 from weft.base.errors import InvalidOption
 from weft.base.transfers import ReceivingEnded, SendingEnded, TransferSettings, UnitReceived
 from weft.memory.kinds import Kind
+from weft.start.disaggregated import carriage_of
 
 __all__ = ["pair"]
 

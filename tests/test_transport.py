@@ -20,9 +20,8 @@ from tests.wire_server import get, json_of, rest_of, wire_server
 from weft.base.errors import OptionError
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
-from weft.fleet.remote import client_context
 from weft.server.listener import unix_listener
-from weft.server.tls import TlsFiles
+from weft.wire.tls import TlsFiles, client_context
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from tests.fences import ROOT
 from tests.serving import SECONDS, serving
 from weft.cli.main import parse
-from weft.server.watchdog import notify, service_seconds
+from weft.start.watchdog import notify, service_seconds
 
 UNIT = ROOT / "deploy" / "weft.service"
 # A call in C that never ends and holds the interpreter lock; and one that waits without it.
@@ -31,7 +31,7 @@ def watched(seconds: float, work: str) -> subprocess.CompletedProcess[str]:
     """Run a loop that does this work without answering, under a watch."""
     code = f"""
 import asyncio
-from weft.server.watchdog import Watchdog
+from weft.start.watchdog import Watchdog
 
 async def main():
     watchdog = Watchdog({seconds})

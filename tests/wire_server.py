@@ -23,11 +23,11 @@ from weft.base.errors import RequestError
 from weft.server.access_log import AccessLog
 from weft.server.errors import response
 from weft.server.http import HttpConnection
-from weft.server.launch import Address, Server
 from weft.server.listener import bind, unix_listener
 from weft.server.metrics import Metrics
 from weft.server.receiving import Receiving
 from weft.server.settings import Limits, ServerSettings
+from weft.start.launch import Address, Server
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,

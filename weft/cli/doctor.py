@@ -72,7 +72,7 @@ def libraries() -> Iterator[tuple[str, str]]:
 
 def machine() -> dict[str, str]:
     from weft.base import processor
-    from weft.kernels.devices import free_bytes
+    from weft.device.devices import free_bytes
 
     return {
         "system": f"{platform.system()} {platform.machine()}",

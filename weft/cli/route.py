@@ -13,9 +13,9 @@ from weft.cli.options import argument
 from weft.cli.serve import FrontOptions, ServeOptions, place_of, read_again, set_up_logs, settings_of
 
 if TYPE_CHECKING:
+    from weft.backends.backend import ModelInfo
     from weft.fleet.remote import RemoteBackend, ReplicaAddress
-    from weft.server.backend import ModelInfo
-    from weft.server.launch import Companion, Running, Texts
+    from weft.start.launch import Companion, Running, Texts
 
 __all__ = ("ABOUT", "RouteOptions", "run", "set_up_logs")
 ABOUT = "serve the same API without an engine, and send requests to replicas (weft serve --fleet-listen)"
@@ -50,7 +50,7 @@ def run(options: RouteOptions) -> int:
     from weft.fleet.remote import ReplicaAddress
     from weft.fleet.replicas_file import parse_replicas, read_replicas
     from weft.fleet.routing import RoutedChoice
-    from weft.server.launch import Served, launch
+    from weft.start.launch import Served, launch
 
     check_given(options)
     settings, connect = settings_of(options), connector(options)
@@ -77,8 +77,8 @@ def check_given(options: RouteOptions) -> None:
 
 def connector(options: RouteOptions) -> Callable[[ReplicaAddress], RemoteBackend]:
     """Return what makes the backend of an address."""
-    from weft.fleet.handshake import read_secret
     from weft.fleet.remote import RemoteBackend
+    from weft.wire.handshake import read_secret
 
     assert options.fleet_secret is not None
     secret, most = read_secret("fleet_secret", options.fleet_secret), options.max_open_requests
@@ -99,7 +99,7 @@ def file_watcher(path: str, connect: Callable[[ReplicaAddress], RemoteBackend], 
 def texts_of(options: RouteOptions | ServeOptions, info: ModelInfo) -> Texts:
     """Load tokenizer and template from this machine. Raises if they are not those of the replicas' model."""
     from weft import builtin
-    from weft.server.launch import load_texts
+    from weft.start.launch import load_texts
     from weft.text.identity import text_digest
     from weft.text.tokenizer import find_text_files
 

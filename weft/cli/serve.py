@@ -19,9 +19,9 @@ from weft.cli.options import argument
 
 if TYPE_CHECKING:
     from weft.server.keys import Key
-    from weft.server.launch import Companion, LaunchSettings
     from weft.server.settings import Limits, ServerSettings
-    from weft.server.tls import TlsFiles
+    from weft.start.launch import Companion, LaunchSettings
+    from weft.wire.tls import TlsFiles
 
 log = logging.getLogger("weft")
 
@@ -249,13 +249,13 @@ def read_address(text: str, name: str = "fleet_listen") -> tuple[str, int]:
 
 
 def set_up_logs(options: FrontOptions) -> None:
-    from weft.server.logs import set_up_logging
+    from weft.base.logs import set_up_logging
 
     set_up_logging(options.log_level.upper(), options.log_format)
 
 
 def run(options: ServeOptions) -> int:
-    from weft.server.launch import launch, serving_engines
+    from weft.start.launch import launch, serving_engines
 
     place = replace(
         place_of(options),
@@ -282,7 +282,7 @@ def run(options: ServeOptions) -> int:
 
 def transfer_of(options: ServeOptions) -> TransferSettings | None:
     """Return how engines exchange prefixes, if they have roles."""
-    from weft.fleet.handshake import read_secret
+    from weft.wire.handshake import read_secret
 
     if options.prefill_replicas:
         return TransferSettings("decode", secrets.token_bytes(32), options.arrivals, way=options.transfer)
@@ -303,8 +303,8 @@ def transfer_of(options: ServeOptions) -> TransferSettings | None:
 
 def place_of(options: FrontOptions) -> LaunchSettings:
     """Return where and how a front runs."""
-    from weft.server.launch import LaunchSettings
-    from weft.server.tls import TlsFiles
+    from weft.start.launch import LaunchSettings
+    from weft.wire.tls import TlsFiles
 
     return LaunchSettings(
         host=options.host,
@@ -327,9 +327,9 @@ def read_again(options: FrontOptions) -> Callable[[], ServerSettings] | None:
 
 def fleet_door(options: ServeOptions, tls: TlsFiles | None, sockets: ExitStack) -> Companion:
     """Bind the socket for routers, and return what serves them."""
-    from weft.fleet.handshake import read_secret
     from weft.fleet.listener import FleetDoor, listening
     from weft.server.listener import bind
+    from weft.wire.handshake import read_secret
 
     assert options.fleet_listen is not None
     assert options.fleet_secret is not None

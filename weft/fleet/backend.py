@@ -14,6 +14,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
+from weft.backends.backend import Backend, ModelInfo
+from weft.backends.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
 from weft.base.tenants import Dropped
 from weft.engine.protocol import EngineNews
@@ -32,9 +35,6 @@ from weft.fleet.questions import NONE_AVAILABLE, PROBE_SECONDS, MemberQuestions
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, total_info
 from weft.fleet.warm_up import WarmUp
-from weft.server.backend import Backend, ModelInfo
-from weft.server.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
-from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 

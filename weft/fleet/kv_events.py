@@ -18,12 +18,12 @@ from typing import Any
 
 import msgspec
 
+from weft.backends.backend import Backend
 from weft.base.errors import OptionError
 from weft.base.grid import CELL
 from weft.engine.protocol import EngineNews
 from weft.fleet.backend import FleetBackend
 from weft.memory.journal import CacheChanges, Tier
-from weft.server.backend import Backend
 
 log = logging.getLogger("weft")
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import sha256
-from pathlib import Path
 from typing import cast
 
-from weft.base.errors import OptionError
-from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
+from weft.backends import messages as wire
+from weft.backends.backend import Backend
+from weft.backends.codec import decode_command, frame
 from weft.fleet.session import MAX_UNREAD_NEWS, EngineReplaced, RouterSession
-from weft.fleet.sockets import notice_death
-from weft.server import messages as wire
-from weft.server.backend import Backend
-from weft.server.codec import HEADER_BYTES, Frames, ProtocolError, decode_command, frame
-from weft.server.tls import TlsFiles
+from weft.wire.frames import HEADER_BYTES, Frames, ProtocolError
+from weft.wire.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
+from weft.wire.sockets import notice_death
+from weft.wire.tls import TlsFiles, certificate_name
 
 log = logging.getLogger("weft")
 
@@ -54,17 +51,6 @@ class FleetDoor:
     tls: TlsFiles | None = None
     max_routers: int = MAX_ROUTERS
     handshake_seconds: float = HANDSHAKE_SECONDS
-
-
-def certificate_name(files: TlsFiles) -> bytes:
-    """Return the digest of a certificate, as the other side of a connection computes it."""
-    try:
-        text = Path(files.certfile).expanduser().read_text()
-        begin = text.index("-----BEGIN CERTIFICATE-----")
-        end = text.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")
-        return sha256(ssl.PEM_cert_to_DER_cert(text[begin:end])).digest()
-    except (OSError, ValueError) as error:
-        raise OptionError(f"cannot read the certificate {files.certfile}: {error}") from None
 
 
 class FleetListener:

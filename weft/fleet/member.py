@@ -7,10 +7,10 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
 
+from weft.backends.backend import Backend, ModelInfo
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped
 from weft.engine.request import Request
-from weft.server.backend import Backend, ModelInfo
-from weft.server.output_stream import OutputStream
 
 # Pause before an ejected member may return: doubled with every ejection that soon follows a return.
 FIRST_PAUSE_SECONDS = 1.0

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.grid import CELL, floor_to_grid
 from weft.base.sampling import SamplingParams
@@ -18,7 +19,6 @@ from weft.engine.events import FinishReason
 from weft.engine.request import Request
 from weft.fleet.choosing import Chooser
 from weft.fleet.member import LEFT, Member
-from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import cast
 
+from weft.backends import messages as wire
+from weft.backends.backend import ModelInfo
+from weft.backends.codec import EventReader, encode_command
+from weft.backends.dispatcher import MAX_OPEN, Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.protocol import Command, Event, Stopped, Submit
-from weft.fleet.handshake import MAX_BYTES, PLAIN, HandshakeError, RouterSide
-from weft.fleet.sockets import notice_death
-from weft.server import messages as wire
-from weft.server.backend import ModelInfo
-from weft.server.codec import EventReader, Frames, ProtocolError, encode_command
-from weft.server.dispatcher import MAX_OPEN, Dispatcher
-from weft.server.tls import CIPHERS
+from weft.wire.frames import Frames, ProtocolError
+from weft.wire.handshake import MAX_BYTES, PLAIN, HandshakeError, RouterSide
+from weft.wire.sockets import notice_death
+from weft.wire.tls import client_context
 
 log = logging.getLogger("weft")
 
@@ -54,16 +54,6 @@ class ReplicaAddress:
                 f"a replica must be tcp://HOST:PORT or tls://HOST:PORT, the address of its --fleet-listen, got {url!r}"
             )
         return cls(found[2] or found[3], int(found[4]), found[1] == "tls")
-
-
-def client_context() -> ssl.SSLContext:
-    """Return a context that encrypts. The handshake of the fleet proves whose certificate it is."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(CIPHERS)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class RemoteBackend(Dispatcher):

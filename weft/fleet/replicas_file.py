@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from weft.backends.backend import Backend
 from weft.base.errors import OptionError
 from weft.fleet.backend import FleetBackend
 from weft.fleet.remote import ReplicaAddress
-from weft.server.backend import Backend
 
 log = logging.getLogger("weft")
 

@@ -11,6 +11,10 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from weft.backends.backend import Backend
+from weft.backends.codec import encode_event
+from weft.backends.dispatcher import MAX_OPEN, UNWELL
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError, WeftError
 from weft.engine.events import Output, Report
 from weft.engine.protocol import (
@@ -30,10 +34,7 @@ from weft.engine.protocol import (
     Topic,
 )
 from weft.engine.request import Request
-from weft.server.backend import Backend
-from weft.server.codec import ProtocolError, encode_event
-from weft.server.dispatcher import MAX_OPEN, UNWELL
-from weft.server.output_stream import OutputStream
+from weft.wire.frames import ProtocolError
 
 log = logging.getLogger("weft")
 

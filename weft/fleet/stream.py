@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.fleet.member import LEFT, Member
 from weft.fleet.pairing import PrefillLeg
-from weft.server.output_stream import OutputStream
 
 
 class FleetStream(OutputStream):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from weft.server.backend import ModelInfo
+from weft.backends.backend import ModelInfo
 
 # Facts that must be the same for all members, or answers would depend on the member that gives them.
 SAME = ("name", "architecture", "dtype", "vocab_size", "max_length")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from weft.base.errors import OptionError
-from weft.kernels.devices import device_name
+from weft.device.devices import device_name
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import declines as declines_decodes

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from weft.base.plan import Plan
+from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm, LatentWeights
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
@@ -38,7 +39,6 @@ from weft.kernels.rotary import Rotation
 from weft.kernels.rows import RowPositions
 from weft.kernels.stream import Addend, Normed, Residual
 from weft.kernels.weight import Weight
-from weft.memory.device.store import AttentionView, RecurrentView
 from weft.memory.spec import MemorySpec, RecurrentMemory
 
 # Slot value for a state that is not written.

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
-from weft.memory.device.store import View
 from weft.models.config import Config, shown
 from weft.models.layers.attention import AttentionShape
 from weft.models.layers.embedding import Embedding, VocabularyHead

@@ -15,10 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
-from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.decoder import DecoderModel, attention_shape, frame, mamba2_shape
 from weft.models.layers.attention import Attention

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
-from weft.memory.device.store import View
 from weft.models.config import WINDOWED, Config
 from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.device.store import View
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
-from weft.memory.device.store import View
 from weft.memory.spec import Memory
 from weft.models.sharding import ALONE, RankCut, Shard
 

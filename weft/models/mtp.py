@@ -14,9 +14,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.stream import Residual
-from weft.memory.device.store import View
 from weft.models.config import Config, shown
 from weft.models.decoder import Block, DecoderModel
 from weft.models.layers.linear import Linear

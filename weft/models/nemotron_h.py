@@ -10,10 +10,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Normed, Residual
-from weft.memory.device.store import View
 from weft.models.config import Config, shown
 from weft.models.decoder import Decoder, DecoderModel, grouped_route
 from weft.models.layers.attention import Attention, AttentionShape

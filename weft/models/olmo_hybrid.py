@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from weft.base.errors import ModelError
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Residual
-from weft.memory.device.store import View
 from weft.models.config import Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention

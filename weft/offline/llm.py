@@ -22,9 +22,9 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.loading import load
 from weft.offline.interrupts import InterruptLater
 from weft.offline.result import Chunk, Result, chunk_of, result_of
+from weft.start.loading import load
 from weft.text.bad_words import token_sequences
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from weft.backends.backend import Backend
 from weft.fleet.backend import FleetBackend
-from weft.server.backend import Backend
 
 log = logging.getLogger("weft")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from weft.backends.output_stream import OutputStream
 from weft.engine.request import Request
 from weft.ray.settings import Autoscaling
-from weft.server.launch import Running
-from weft.server.output_stream import OutputStream
+from weft.start.launch import Running
 
 LOAD = "weft_load"
 

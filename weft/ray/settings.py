@@ -14,12 +14,12 @@ import msgspec
 
 from weft import __version__
 from weft.base.errors import InvalidOption, OptionError
+from weft.base.logs import LogFormat
 from weft.base.options import Options, memory_bytes
 from weft.base.suggest import did_you_mean
 from weft.base.transfers import TransferSettings
 from weft.cli.serve import ServeOptions
-from weft.fleet.handshake import read_secret
-from weft.server.logs import LogFormat
+from weft.wire.handshake import read_secret
 
 VARIABLE = "WEFT_FLEET"
 MAX_BYTES = 1 << 16

@@ -13,10 +13,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from weft.base.plan import Ints, Plan
+from weft.device.staging import StagedValue
+from weft.device.upload import upload
 from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
 from weft.kernels.rows import Longs, RowPositions, ranges
-from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 

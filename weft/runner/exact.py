@@ -19,9 +19,9 @@ from torch import Tensor
 
 from weft.base.grid import first_window_cell, floor_to_grid
 from weft.base.plan import Captures, Plan
+from weft.device.staging import StagedValue
 from weft.kernels.interface import Batch
 from weft.kernels.rows import ranges
-from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel

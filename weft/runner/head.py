@@ -10,9 +10,9 @@ from torch import Tensor
 
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Plan
+from weft.device.staging import StagedValue
+from weft.device.upload import upload
 from weft.kernels.interface import Batch
-from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
 from weft.runner.batching import build_step
 from weft.runner.hidden_states import HiddenStates, ReadsStates
 from weft.runner.runner import ComputedStep, Flight, Runner

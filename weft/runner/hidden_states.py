@@ -17,10 +17,10 @@ from torch import Tensor
 from weft.base.config import MOST_DRAFTS
 from weft.base.grid import cells_covering
 from weft.base.plan import Ints, Plan
+from weft.device.store import View
 from weft.kernels.following import DraftSamples
 from weft.kernels.interface import Batch
 from weft.kernels.rows import Longs, ranges
-from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 

@@ -21,14 +21,14 @@ from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Ints, Landing, Plan, Scores
+from weft.device.download import Download
+from weft.device.host_memory import HostMemory
+from weft.device.marks import LayerMarks
+from weft.device.staging import StagedValue
+from weft.device.store import Store
+from weft.device.upload import upload
 from weft.kernels.choosing import check_device, choose
-from weft.kernels.download import Download
-from weft.kernels.host_memory import HostMemory
 from weft.kernels.interface import Batch, Operations, OrderedDecodes
-from weft.kernels.marks import LayerMarks
-from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
-from weft.memory.device.store import Store
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec

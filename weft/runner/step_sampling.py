@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan, Sampling
+from weft.device.staging import StagedValue
 from weft.kernels.following import DraftSamples
 from weft.kernels.sampling import Draws
-from weft.kernels.staging import StagedValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from weft.base.logs import log_fields
 from weft.server.auth import Tenant
 from weft.server.errors import GONE, is_anthropic
 from weft.server.generation import Generation
-from weft.server.logs import log_fields
 from weft.server.metrics import OTHER, Metrics
 from weft.server.sse import DIRECT, DISCONNECT, ERROR
 

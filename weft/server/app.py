@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from weft.backends.backend import Backend
 from weft.base.errors import WeftError
 from weft.base.sampling import SamplingParams
 from weft.server import (
@@ -28,7 +29,6 @@ from weft.server import (
 )
 from weft.server.access_log import REQUEST_ID, AccessLog
 from weft.server.auth import Keys
-from weft.server.backend import Backend
 from weft.server.connection_metrics import ConnectionCollector
 from weft.server.connections import Connections
 from weft.server.errors import json_response, response

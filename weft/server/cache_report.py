@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from weft.backends.backend import Backend
 from weft.base.errors import InvalidField
 from weft.base.tenants import TENANT_BYTES, tenant_digest
 from weft.server.auth import Keys
-from weft.server.backend import Backend
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 
 from weft.base.errors import InvalidField
+from weft.base.logs import is_plain
 from weft.server.bodies import parsed
-from weft.server.logs import is_plain
 
 log = logging.getLogger("weft.server")
 

@@ -18,19 +18,19 @@ from starlette.responses import Response
 from weft import __version__
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request
+from weft.backends.backend import Backend
 from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
+from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.server.auth import Tenant
-from weft.server.backend import Backend
 from weft.server.bodies import check_count
 from weft.server.body_reader import BodyReader, is_quick
 from weft.server.errors import json_response
 from weft.server.fields import UnknownFields
 from weft.server.generation import Generation
 from weft.server.grammars import Form, with_source
-from weft.server.logs import LogFormat
 from weft.server.metrics import Metrics
 from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.server.receiving import Receiving

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 
 from weft.answers.followed import FollowedAnswer, Piece
+from weft.backends.backend import Backend
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import RequestError
 from weft.engine.events import FinishReason, Output
 from weft.server.auth import Tenant
-from weft.server.backend import Backend
 from weft.server.grammars import Form
 from weft.server.metrics import Meter, Metrics
-from weft.server.output_stream import OutputStream
 from weft.server.rates import Used
 
 # Of several answers, the first of these tells how it ended.

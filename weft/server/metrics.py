@@ -20,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weft import __version__
+from weft.backends.backend import Backend
 from weft.base.errors import EngineStopped
 from weft.server import timings
-from weft.server.backend import Backend
 from weft.server.timings import Histogram
 
 STATS_SECONDS = 5.0

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from weft.server.logs import LogFormat
+from weft.base.logs import LogFormat
 from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits
 from weft.text.template import ChatTemplate

@@ -22,9 +22,9 @@ import tokenizers
 
 from weft.base.errors import RequestError
 from weft.base.garbage_collection import freeze_heap
+from weft.base.logs import set_up_logging
 from weft.server import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.grammars import prepared_grammar
-from weft.server.logs import set_up_logging
 from weft.server.prompt_builder import PromptBuilder, PromptFacts
 from weft.server.text_messages import (
     HEADER_BYTES,

@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from weft.base.transfers import TransferEvent
-from weft.fleet.handshake import PLAIN
 from weft.transfer.messages import HEADER_BYTES, Contract, PeerGone, TransferError
 from weft.transfer.pulling import Carriage
+from weft.wire.handshake import PLAIN
 
 # A peer that neither sends nor takes a byte for this long has gone.
 PATIENCE_SECONDS = 30.0

@@ -15,7 +15,6 @@ from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
-from weft.fleet.handshake import MAX_BYTES, ReplicaSide
 from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
 from weft.memory.tiers.sent_units import GrantedPlaces
 from weft.transfer.connection import TransferConnection, TransferOwner
@@ -37,6 +36,7 @@ from weft.transfer.messages import (
     read_from_sender,
 )
 from weft.transfer.pulling import NotPulled, Readings
+from weft.wire.handshake import MAX_BYTES, ReplicaSide
 
 log = logging.getLogger("weft")
 

@@ -16,9 +16,6 @@ from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, UnitsSent
-from weft.fleet.handshake import MAX_BYTES, RouterSide
-from weft.fleet.remote import client_context
-from weft.fleet.sockets import notice_death
 from weft.memory.kinds import Kind
 from weft.memory.tiers.sent_units import header_of_staged, piece_of
 from weft.transfer.connection import (
@@ -45,6 +42,9 @@ from weft.transfer.messages import (
     read_from_receiver,
 )
 from weft.transfer.pulling import Carrier, NotPulled, address_of
+from weft.wire.handshake import MAX_BYTES, RouterSide
+from weft.wire.sockets import notice_death
+from weft.wire.tls import client_context
 
 log = logging.getLogger("weft")
 

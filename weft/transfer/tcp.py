@@ -25,14 +25,13 @@ from weft.base.transfers import (
     StagedUnit,
     TransferEvent,
 )
-from weft.fleet.listener import certificate_name
-from weft.fleet.sockets import notice_death
-from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories, channel_of
 from weft.transfer.messages import Contract
 from weft.transfer.pulling import Carriage
 from weft.transfer.receiving import Ending, Granting, Incomer
 from weft.transfer.sending import FINISH, Outgoer
+from weft.wire.sockets import notice_death
+from weft.wire.tls import TlsFiles, certificate_name
 
 log = logging.getLogger("weft")
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.index_building import indices
@@ -24,7 +25,6 @@ from weft.kernels.cpu.rotary import rotate
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView
 
 # Values and, if needed, the logarithm of the sum that they were divided by, [tokens, heads].
 Mixed = tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads"] | None]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Convolution
 from weft.kernels.cpu.linear import linear
@@ -18,7 +19,6 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import RecurrentView
 
 # Tokens per block, so that its inputs and sums stay in a core's cache from tap to tap.
 BLOCK = 64

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cpu.cells import append, gather, opened, outputs_only, total_of_one, with_tail
 from weft.kernels.cpu.gated_delta import correct, unit_keys_and_queries
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
@@ -21,7 +22,6 @@ from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.plain.channel_delta import decays_and_rates
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape, channel_delta_state, conv_parts
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 # Tokens whose pairs are weighed channel by channel; those further apart are weighed by matmuls.

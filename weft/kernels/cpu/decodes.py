@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cpu.linear import linear
 from weft.kernels.cpu.ssd import gated
@@ -19,7 +20,6 @@ from weft.kernels.recurrent import ConvolutionWeights, SsdInputs
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import AttentionView, RecurrentView
 
 __all__ = ["attend", "causal_conv", "channel_delta", "gated_delta", "record_decodes", "short_conv", "ssd"]
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cpu.cells import (
     append,
     append_all,
@@ -36,7 +37,6 @@ from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 NORM_EPSILON = 1e-6

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from weft.base.plan import Ints, Plan
+from weft.device.staging import StagedValue
 from weft.kernels.cpu.indices import (
     CaptureAt,
     Convolution,
@@ -22,7 +23,6 @@ from weft.kernels.cpu.indices import (
 )
 from weft.kernels.interface import Batch
 from weft.kernels.rows import Longs, RowPositions, ranges
-from weft.kernels.staging import StagedValue
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Rows per group: the intermediate values of a rank of this size should fit in a core's cache.

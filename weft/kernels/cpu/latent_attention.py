@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import LatentWeights
 from weft.kernels.cpu.attention import attention
 from weft.kernels.cpu.linear import wide
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
-from weft.memory.device.store import AttentionView
 
 
 def attend_latents(

@@ -12,11 +12,11 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cpu.cells import first_states, hand_out, opened, spread, totals, write_tail
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.interface import Batch
-from weft.memory.device.store import RecurrentView
 
 # The parts of a tail on the columns of some cells, by name: [rows, reach, *shape].
 Columns = dict[str, Float[Tensor, "rows reach ..."]]

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.cells import (
     append,
@@ -34,7 +35,6 @@ from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape, conv_parts, ssd_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 

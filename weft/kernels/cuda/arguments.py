@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.cuda.launching import Arguments, named
 from weft.kernels.interface import Batch
-from weft.memory.device.store import AttentionView, RecurrentView
 
 # They lie in a step's upload at varying addresses, and their numbers vary: neither must be compiled in.
 UPLOADED = (

@@ -33,6 +33,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.base.grid import CELL
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.activation import gated_product
@@ -46,7 +47,6 @@ from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.rotary import rotate_and_write
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView
 
 __all__ = ["attend", "prefix_members", "warm_attention"]
 

@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch, PageSections
-from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, records_drafts, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch
-from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda.attention_decode import (
     MOST_LINES,
@@ -28,7 +29,6 @@ from weft.kernels.cuda.attention_decode import (
 )
 from weft.kernels.cuda.launching import power_of_two
 from weft.kernels.interface import Batch, PageList, PageSections, SharedPrefixes
-from weft.memory.device.store import AttentionView
 
 # Maximum members of a group that read a shared prefix together. Larger groups are cut, and read it again.
 MOST_MEMBERS = 16

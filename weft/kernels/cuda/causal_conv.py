@@ -19,13 +19,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.arguments import STEP, pieces_of, records_drafts, rows_of, window_of
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.cuda.tails import place_of
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
-from weft.memory.device.store import RecurrentView
 
 # Channels per program and its warps, measured on an H200: for few decodes (total number of values), for many, for
 # longer rows, where several programs split a block, and for rows of up to `FEW_TOKENS` in steps without longer ones.

@@ -12,6 +12,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of
 from weft.kernels.cuda.channel_delta_decode import decode_channels, weigh_channels
 from weft.kernels.cuda.channel_delta_extend import solve_channels, walk_channels
@@ -20,7 +21,6 @@ from weft.kernels.cuda.launching import named, padded, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape, channel_delta_state, conv_parts
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 # Value columns of a state that a program holds, and tokens of a tail that are weighed at a time. Those of the gated

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.attention_prefill import ALONE, attend_pieces
@@ -20,7 +21,6 @@ from weft.kernels.cuda.exact_decode import attend_decodes
 from weft.kernels.cuda.rotary import DECODE_TILE, rotate_and_write
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView
 
 
 def attend(

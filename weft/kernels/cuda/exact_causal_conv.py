@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.causal_conv import Gates, causal_conv
 from weft.kernels.cuda.exact_linear import linear, shares_of
 from weft.kernels.cuda.exact_norm import rows_of
@@ -13,7 +14,6 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import RecurrentView
 
 __all__ = ["causal_conv", "short_conv"]
 

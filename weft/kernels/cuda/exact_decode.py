@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, rows_of
 from weft.kernels.cuda.attention_decode import AT_ONCE, LAUNCHES, LOG2_E, PLAIN_LAUNCH, multiprocessors_of
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
-from weft.memory.device.store import AttentionView
 
 
 class RowSharing(NamedTuple):

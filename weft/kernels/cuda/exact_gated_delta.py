@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda import gated_delta as usual
 from weft.kernels.cuda.gated_delta import gated_delta_memory
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs
-from weft.memory.device.store import RecurrentView
 
 __all__ = ["gated_delta", "gated_delta_memory"]
 

@@ -11,13 +11,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import LatentWeights
 from weft.kernels.cuda.latent_attention import attend_lines, write_latents
 from weft.kernels.cuda.launching import jit, named
 from weft.kernels.cuda.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
-from weft.memory.device.store import AttentionView
 
 # Shares of a decode. Not measured: a compromise between one long row and the memory for the parts of many.
 SHARES = 8

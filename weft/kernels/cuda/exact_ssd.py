@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda import ssd as usual
 from weft.kernels.cuda.ssd import ssd_memory
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import SsdInputs
-from weft.memory.device.store import RecurrentView
 
 __all__ = ["ssd", "ssd_memory"]
 

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.choosing import Table
 from weft.kernels.cuda.overlap import in_full
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import ChannelDeltaInputs, ConvolutionWeights, DeltaInputs, SsdInputs
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import RecurrentView
 
 BY_ROW = ("token_ids", "positions", "start", "slot", "tail", "closing", "host_start")
 # Inputs of recurrences that have a line for each token.

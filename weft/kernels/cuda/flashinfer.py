@@ -24,9 +24,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.cuda.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch, PageList
-from weft.memory.device.store import AttentionView
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gated_delta_cells import solve_cells
 from weft.kernels.cuda.gated_delta_decode import decode_rows, weigh_tails
@@ -24,7 +25,6 @@ from weft.kernels.cuda.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.overlap import early
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 

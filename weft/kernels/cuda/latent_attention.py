@@ -16,13 +16,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import LatentWeights
 from weft.kernels.cuda.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
 from weft.kernels.cuda.attention_decode import multiprocessors_of
 from weft.kernels.cuda.launching import jit, named, padded, power_of_two
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
-from weft.memory.device.store import AttentionView
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.arguments import STEP, rows_of, window_of
 from weft.kernels.cuda.causal_conv import Gates, causal_conv, earlier_of, load_taps, store_window, sum_earlier
 from weft.kernels.cuda.launching import jit, named
@@ -27,7 +28,6 @@ from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import RecurrentView
 
 __all__ = ["causal_conv", "short_conv"]
 

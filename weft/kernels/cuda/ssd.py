@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.cuda.activation import activate
 from weft.kernels.cuda.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.gpus import gpu_of
@@ -35,7 +36,6 @@ from weft.kernels.cuda.ssd_extend import cells_kernel, keep_kernel, steps_kernel
 from weft.kernels.cuda.ssd_short import NEW, short_kernel, weigh_short
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 # Minimum side of a matmul.

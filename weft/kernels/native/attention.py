@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView
 
 LAYER = Struct("9P7q3f")
 # Floats of a vector: lines of sums are whole vectors.

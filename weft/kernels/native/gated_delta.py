@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.native.steps import step_address
 from weft.kernels.recurrent import DeltaInputs
-from weft.memory.device.store import RecurrentView
 
 RULE = Struct("13P15qd")
 

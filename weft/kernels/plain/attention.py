@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
@@ -20,7 +21,6 @@ from weft.kernels.plain.norm import rms_norm
 from weft.kernels.plain.rotary import rotate
 from weft.kernels.plain.rows import Row, rows_of_step
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView
 
 
 def attend(

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.plain.linear import linear
 from weft.kernels.plain.rows import Row, rows_of_step
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
-from weft.memory.device.store import RecurrentView
 
 
 def causal_conv(

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.plain.gated_delta import unit
 from weft.kernels.plain.walking import walk
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape, channel_delta_state, conv_parts
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.plain.walking import walk
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 NORM_EPSILON = 1e-6

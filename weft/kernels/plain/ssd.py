@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.kernels.plain.walking import walk
 from weft.kernels.recurrent import SsdInputs, SsdShape, conv_parts, ssd_state
-from weft.memory.device.store import RecurrentView
 from weft.memory.spec import Part, RecurrentMemory
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.plain.rows import rows_of_step
-from weft.memory.device.store import RecurrentView
 
 # Maps a state and one token's contribution (the parts of a tail, by name) to the next state.
 Advance = Callable[[Tensor, dict[str, Tensor]], Tensor]

@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.device.store import AttentionView, View
 from weft.kernels.attention import AttentionForm
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import AttentionView, View
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
 from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm

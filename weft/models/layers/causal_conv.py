@@ -8,10 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.device.store import RecurrentView
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
 from weft.kernels.stream import Normed
-from weft.memory.device.store import RecurrentView
 from weft.models.layers.linear import Linear, parent_of
 from weft.models.model import Layer, Source
 from weft.models.sharding import RankCut

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.device.store import RecurrentView, View
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import RecurrentView, View
 from weft.memory.spec import Memory
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv

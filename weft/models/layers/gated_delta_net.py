@@ -11,10 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
+from weft.device.store import RecurrentView, View
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import DeltaInputs, DeltaShape
 from weft.kernels.rotary import Rotation
-from weft.memory.device.store import RecurrentView, View
 from weft.memory.spec import Memory
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv

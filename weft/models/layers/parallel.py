@@ -8,10 +8,10 @@ from typing import cast
 
 from torch import nn
 
+from weft.device.store import View
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
-from weft.memory.device.store import View
 from weft.models.layers.linear import JointLinear, Linear, SummedLinear, parent_of
 from weft.models.model import Layer, ProjectedMixer, Source, sources
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from weft.device.store import RecurrentView, View
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import short_conv_memory
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
-from weft.memory.device.store import RecurrentView, View
 from weft.memory.spec import Memory
 from weft.models.layers.attention import DTYPE_NAMES
 from weft.models.layers.causal_conv import CausalConv

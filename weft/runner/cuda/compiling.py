@@ -21,7 +21,7 @@ import torch
 
 import weft
 from weft.base.plan import Plan
-from weft.kernels.devices import device_name
+from weft.device.devices import device_name
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel

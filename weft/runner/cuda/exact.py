@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Plan
+from weft.device.staging import StagedValue
+from weft.device.upload import upload
 from weft.kernels.interface import Batch
 from weft.kernels.rows import ranges
-from weft.kernels.staging import StagedValue
-from weft.kernels.upload import upload
 from weft.runner.cuda.padding import Size
 from weft.runner.cuda.recorded import StepOutput, step_sizes
 from weft.runner.cuda.runner import CudaRunner

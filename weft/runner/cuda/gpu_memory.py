@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from weft.base.plan import Ints, Plan
+from weft.device.store import Store
 from weft.kernels.interface import Operations
-from weft.memory.device.store import Store
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.plan import Captures, Ints, Plan, Sampling
+from weft.device.staging import StagedValue
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
 from weft.kernels.rows import RowPositions, ranges
-from weft.kernels.staging import StagedValue
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import stage_batch, write_captures

@@ -17,8 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.plan import Ints, Plan
+from weft.device.store import View
 from weft.kernels.interface import Batch
-from weft.memory.device.store import View
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.inputs import DecodeInputs

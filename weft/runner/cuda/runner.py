@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from weft.base.plan import Plan
+from weft.device.marks import LayerMarks
+from weft.device.store import Store
 from weft.kernels.choosing import check_device, everywhere
 from weft.kernels.interface import Operations
-from weft.kernels.marks import LayerMarks
-from weft.memory.device.store import Store
 from weft.memory.spec import MemorySpec
 from weft.models.decoder import DecoderModel
 from weft.models.model import CausalModel, Mixer

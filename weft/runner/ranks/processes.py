@@ -1,7 +1,7 @@
 """The first rank's view of a tensor-parallel group: it starts the other ranks, sends them its plans and hears them.
 
-Each of them is `python -m weft.rank_process FD`, with one end of a socket pair as file descriptor FD. It ends when the
-other end closes. The death of any rank ends the group: no rank can compute without the others.
+Each of them is `python -m weft.start.rank_process FD`, with one end of a socket pair as file descriptor FD. It ends
+when the other end closes. The death of any rank ends the group: no rank can compute without the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from weft.runner.ranks.meeting import new_meeting
 
 log = logging.getLogger("weft")
 
-PROGRAM = (sys.executable, "-P", "-m", "weft.rank_process")
+PROGRAM = (sys.executable, "-P", "-m", "weft.start.rank_process")
 GOODBYE_SECONDS = 10.0
 # How long an engine with nothing else to do waits for a copy of another rank at a time.
 COPY_SECONDS = 1e-3

@@ -1,6 +1,6 @@
 """The engine process: loads a model and steps it for the front at the other end of its socket.
 
-Started as `python -m weft.server.engine_process FD`, with one end of a socket pair as file descriptor FD: it has no
+Started as `python -m weft.start.engine_process FD`, with one end of a socket pair as file descriptor FD: it has no
 name in the file system, and no other process can connect. The process ends on command, when a step fails, or when the
 front ends.
 """
@@ -21,19 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import builtin
+from weft.backends import messages as wire
+from weft.backends.backend import ModelInfo
+from weft.backends.codec import decode_begin, decode_command, encode_event, frame
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
+from weft.base.logs import set_up_logging
 from weft.base.options import Options
 from weft.base.transfers import TransferSettings
 from weft.engine.preparation import OwnCommand
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service
-from weft.server import messages as wire
-from weft.server.backend import ModelInfo
-from weft.server.codec import Frames, ProtocolError, decode_begin, decode_command, encode_event, frame
-from weft.server.logs import set_up_logging
 from weft.text.identity import text_digest
 from weft.text.tokenizer import find_text_files
+from weft.wire.frames import Frames, ProtocolError
 
 if TYPE_CHECKING:
     from weft.engine.loop import Engine
@@ -164,10 +165,10 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
 
     # First, so that all ranks import their libraries at the same time.
     others = RankProcesses(options.tensor_parallel) if options.tensor_parallel > 1 else None
-    from weft.apart import join, with_areas
     from weft.engine.loop import Engine
-    from weft.loading import load
     from weft.memory.capacity import longest_alone
+    from weft.start.disaggregated import join, with_areas
+    from weft.start.loading import load
 
     loaded = load(options, progress, apart=transfer is not None, others=others)
     loaded = loaded if transfer is None else with_areas(loaded, transfer)

@@ -6,11 +6,11 @@ import asyncio
 import threading
 from collections.abc import Callable
 
+from weft.backends.backend import ModelInfo
+from weft.backends.dispatcher import MAX_OPEN, Dispatcher
 from weft.base.options import Options
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox
-from weft.server.backend import ModelInfo
-from weft.server.dispatcher import MAX_OPEN, Dispatcher
 
 Make = Callable[[], tuple[Drivable, ModelInfo]]
 
@@ -33,7 +33,7 @@ class ThreadBackend(Dispatcher):
         patience_seconds: float | None = None,
     ) -> ThreadBackend:
         def make() -> tuple[Drivable, ModelInfo]:
-            from weft.server.engine_process import load_engine
+            from weft.start.engine_process import load_engine
 
             return load_engine(options, progress)
 

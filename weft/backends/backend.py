@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from weft.backends.output_stream import OutputStream
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
-from weft.server.output_stream import OutputStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import cast
 
+from weft.backends import messages as wire
+from weft.backends.backend import ModelInfo
+from weft.backends.codec import EventReader, encode_command, frame
+from weft.backends.dispatcher import MAX_OPEN, Dispatcher
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
+from weft.base.logs import LogFormat
 from weft.base.options import Options
 from weft.base.transfers import TransferSettings
 from weft.engine.protocol import Command, Event, Shutdown, Stopped
-from weft.server import messages as wire
-from weft.server.backend import ModelInfo
-from weft.server.codec import EventReader, Frames, ProtocolError, encode_command, frame
-from weft.server.dispatcher import MAX_OPEN, Dispatcher
-from weft.server.logs import LogFormat
+from weft.wire.frames import Frames, ProtocolError
 
 log = logging.getLogger("weft")
 
@@ -98,7 +99,7 @@ class ProcessBackend(Dispatcher):
         self._variables = dict(variables or {})
         self._transfer = transfer
         self._restart = restart
-        self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.server.engine_process")
+        self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.start.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
         self._ready: asyncio.Future[ModelInfo] | None = None

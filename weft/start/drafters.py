@@ -11,8 +11,8 @@ from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError
 from weft.base.options import Options, draft_of
+from weft.device.devices import free_bytes
 from weft.kernels.choosing import Chosen, choose
-from weft.kernels.devices import free_bytes
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config
 from weft.models.dtypes import choose_dtype

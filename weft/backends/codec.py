@@ -1,8 +1,4 @@
-"""Encodes and decodes messages, and frames them on a byte stream. Decoding runs no code and is bounded in size.
-
-A frame is its length in four bytes, big-endian, and one MessagePack message. Anything else is a `ProtocolError`. A
-frame that is too long is refused before its content arrives.
-"""
+"""Encodes and decodes the messages of engines. Decoding runs no code and is bounded in size."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from weft.backends import messages as wire
+from weft.backends.backend import ModelInfo
 from weft.base.errors import InvalidField, RequestError, WeftError
 from weft.base.plan import Scores
 from weft.base.tenants import Dropped
@@ -34,11 +32,8 @@ from weft.engine.protocol import (
 )
 from weft.engine.request import Request
 from weft.memory.journal import CacheChanges
-from weft.server import messages as wire
-from weft.server.backend import ModelInfo
+from weft.wire.frames import HEADER_BYTES, MAX_FRAME_BYTES, ProtocolError
 
-HEADER_BYTES = 4
-MAX_FRAME_BYTES = 1 << 27
 # Maximum characters of an error message for people.
 MAX_WORDS = 4000
 
@@ -48,10 +43,6 @@ _from_engine = msgspec.msgpack.Decoder(wire.FromEngine)
 _request = msgspec.msgpack.Decoder(wire.RequestBody)
 
 
-class ProtocolError(WeftError):
-    """A peer sent a message that violates the protocol."""
-
-
 # frames ---------------------------------------------------------------------------------------------------------------
 
 
@@ -59,30 +50,6 @@ def frame(message: wire.EngineMessage) -> bytes:
     body = _encode(message)
     assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
     return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-class Frames:
-    """Splits a byte stream into the bodies of frames."""
-
-    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that these bytes complete."""
-        buffer, bodies, start = self._buffer, [], 0
-        buffer += data
-        while len(buffer) - start >= HEADER_BYTES:
-            first = start + HEADER_BYTES
-            size = int.from_bytes(buffer[start:first], "big")
-            if size > self._limit:
-                raise ProtocolError(f"frame has {size} bytes; the limit is {self._limit}")
-            if len(buffer) < first + size:
-                break
-            start = first + size
-            bodies.append(bytes(memoryview(buffer)[first:start]))
-        del buffer[:start]
-        return bodies
 
 
 def _plain(value: Any) -> Any:

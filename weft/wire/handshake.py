@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.errors import OptionError, WeftError
-from weft.server.codec import HEADER_BYTES
-from weft.server.keys import others_can_read, read_guarded
+from weft.base.guarded_files import others_can_read, read_guarded
+from weft.wire.frames import HEADER_BYTES
 
 VERSION = 3
 NONCE_BYTES = MAC_BYTES = 32

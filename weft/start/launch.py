@@ -27,8 +27,10 @@ import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
+from weft.backends.backend import Backend, ModelInfo
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
+from weft.base.logs import LogFormat
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
@@ -39,20 +41,18 @@ from weft.server.access_log import AccessLog
 from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
 from weft.server.auth import Keys, reread
-from weft.server.backend import Backend, ModelInfo
 from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
 from weft.server.front import pool_for
 from weft.server.http import ServerContext
 from weft.server.listener import Listener, bind, unix_listener
-from weft.server.logs import LogFormat
-from weft.server.process_backend import ProcessBackend
 from weft.server.settings import ServerSettings
-from weft.server.thread_backend import ThreadBackend
-from weft.server.tls import TlsFiles
-from weft.server.watchdog import Watchdog, notify
+from weft.start.process_backend import ProcessBackend
+from weft.start.thread_backend import ThreadBackend
+from weft.start.watchdog import Watchdog, notify
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
 from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
+from weft.wire.tls import TlsFiles
 
 log = logging.getLogger("weft")
 

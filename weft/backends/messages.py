@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.grammar import Grammar
+from weft.base.logs import LogFormat
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination, TransferSettings
@@ -20,7 +21,6 @@ from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import Topic
 from weft.memory.journal import MOST_DROPS, MOST_IN_BATCH
 from weft.memory.misses import Miss
-from weft.server.logs import LogFormat
 
 MAX_ROWS = 1 << 16
 MAX_PROMPT_BYTES = 1 << 26

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from weft.backends.backend import ModelInfo
+from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.engine.protocol import (
     Command,
@@ -30,8 +32,6 @@ from weft.engine.protocol import (
     Topic,
 )
 from weft.engine.request import Request
-from weft.server.backend import ModelInfo
-from weft.server.output_stream import OutputStream
 
 log = logging.getLogger("weft")
 

@@ -1,9 +1,10 @@
-"""TLS for the listening socket: certificate and key from files, reloaded on request."""
+"""TLS of listening sockets, whose certificate and key are reloaded on request, and of connections to replicas."""
 
 from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from weft.base.errors import OptionError
@@ -51,3 +52,24 @@ class TlsFiles:
             return Path(self.password_file).expanduser().read_text().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(f"cannot read --ssl-keyfile-password-file {self.password_file}: {error}") from None
+
+
+def certificate_name(files: TlsFiles) -> bytes:
+    """Return the digest of a certificate, as the other side of a connection computes it."""
+    try:
+        text = Path(files.certfile).expanduser().read_text()
+        begin = text.index("-----BEGIN CERTIFICATE-----")
+        end = text.index("-----END CERTIFICATE-----") + len("-----END CERTIFICATE-----")
+        return sha256(ssl.PEM_cert_to_DER_cert(text[begin:end])).digest()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"cannot read the certificate {files.certfile}: {error}") from None
+
+
+def client_context() -> ssl.SSLContext:
+    """Return a context that encrypts. The handshake of the fleet proves whose certificate it is."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -13,19 +13,19 @@ from weft.memory.identity import Identity
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.departures import SHARE, area_bytes
-from weft.server.tls import TlsFiles
 from weft.transfer.connection import Memories
 from weft.transfer.group import GroupTransport
 from weft.transfer.messages import Contract, TransferError
 from weft.transfer.nixl_carrier import NixlCarrier
 from weft.transfer.pulling import Carriage
 from weft.transfer.tcp import TcpTransport, TransferDoor
+from weft.wire.tls import TlsFiles
 
 if TYPE_CHECKING:
-    from weft.loading import Loaded
     from weft.runner.ranks.leading import LeadingRunner
     from weft.runner.ranks.part import LoadedPart
     from weft.runner.runner import Runner
+    from weft.start.loading import Loaded
 
 # The least size of a staging area, and the most that it has so that a whole step can leave while it is computed.
 STAGING_BYTES = 256 << 20
@@ -58,7 +58,7 @@ def staging_bytes(spec: MemorySpec, step_tokens: int) -> int:
 
 def with_areas(loaded: Loaded, settings: TransferSettings) -> Loaded:
     """Return the model with a configuration that has memory for prefixes that come or go."""
-    from weft.kernels.devices import free_bytes
+    from weft.device.devices import free_bytes
 
     if settings.role == "prefill":
         size = staging_bytes(loaded.spec, loaded.config.max_tokens_per_step)

@@ -19,12 +19,10 @@ from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_tokens, has_room, resolve
 from weft.base.sampling import SamplingParams
-from weft.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
+from weft.device.devices import choose_device, device_name, free_bytes
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
-from weft.exact_costs import decide, family_of
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
-from weft.kernels.devices import choose_device, device_name, free_bytes
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.identity import Identity
@@ -38,7 +36,6 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.notices import check_length, report_choices
 from weft.models.weights import build, find_checkpoint, has_head, load_model
-from weft.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.runner.cuda.compiling import compile_once, warm_mixers
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.exact import ExactRunner
@@ -47,6 +44,9 @@ from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
+from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
+from weft.start.exact_costs import decide, family_of
+from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template

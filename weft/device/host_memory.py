@@ -19,7 +19,7 @@ import torch
 
 from weft.base.copies import CopyPlan, Direction, Run
 from weft.base.errors import InvalidOption
-from weft.memory.device.store import Store
+from weft.device.store import Store
 from weft.memory.spec import ALIGNMENT
 
 # Bytes copied to measure the rate at the start.

@@ -1,6 +1,6 @@
 """A process that holds one rank's part of a model and executes the plans of the first rank.
 
-Started as `python -m weft.rank_process FD` by the first rank, with one end of a socket pair as file descriptor FD: it
+The first rank starts it as `python -m weft.start.rank_process FD`; FD is one end of a socket pair. So the connection
 has no name in the file system, and no other process can connect. The process ends when the first rank does.
 """
 
@@ -47,8 +47,8 @@ log = logging.getLogger("weft")
 
 def run_rank(channel: Channel, lifeline: Lifeline) -> int:
     """Load a part, join the group and execute plans until the first rank ends; return the process's exit code."""
-    from weft.rank_loading import load_part
     from weft.runner.ranks.reporting import RankReporter
+    from weft.start.rank_loading import load_part
 
     begin: LoadPart = channel.receive(LoadPart)
     logging.basicConfig(level=begin.log_level, format=f"%(levelname)s %(name)s: rank {begin.rank}: %(message)s")
@@ -94,7 +94,7 @@ def _join_transfers(
     part: LoadedPart, runner: RankRunner, reporter: RankReporter, settings: TransferSettings
 ) -> int | None:
     """Send or receive this rank's part of prefixes; return the port on which it receives them."""
-    from weft.apart import rank_transport
+    from weft.start.disaggregated import rank_transport
 
     transport, port = rank_transport(part, runner, settings)
     reporter.attach(transport)

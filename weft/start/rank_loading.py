@@ -9,8 +9,8 @@ import torch
 from weft import builtin
 from weft.base.errors import OptionError
 from weft.base.options import Options
+from weft.device.devices import choose_device, free_bytes, gpu_count, use_gpu
 from weft.kernels.choosing import choose
-from weft.kernels.devices import choose_device, free_bytes, gpu_count, use_gpu
 from weft.memory.spec import MemorySpec
 from weft.models.dtypes import choose_dtype
 from weft.models.identity import identity_of

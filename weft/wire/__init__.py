@@ -1,0 +1,1 @@
+"""Connections between the processes of Weft: frames, handshakes, TLS."""
