@@ -29,7 +29,7 @@ from weft.backends.dispatcher import Dispatcher
 from weft.base.options import Options
 from weft.engine.protocol import Command, End, Replies, Submit
 from weft.server.app import create_app
-from weft.server.listener import bind
+from weft.server.http.listener import bind
 from weft.server.settings import ServerSettings
 from weft.start.launch import Server
 from weft.start.process_backend import ProcessBackend

@@ -25,11 +25,11 @@ import numpy as np
 from weft import builtin
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
-from weft.server.bodies import check_depth, decode
-from weft.server.errors import json_response
-from weft.server.openai_chat import ChatRequest
+from weft.server.apis.openai_chat import ChatRequest
+from weft.server.apis.tokens import TokenizeRequest
+from weft.server.http.errors import json_response
 from weft.server.settings import Limits
-from weft.server.tokens import TokenizeRequest
+from weft.server.texts.bodies import check_depth, decode
 from weft.text.grammar import Grammars
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer, load_tokenizer

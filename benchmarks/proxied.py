@@ -43,7 +43,7 @@ from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
 from weft.server.app import create_app
-from weft.server.listener import bind
+from weft.server.http.listener import bind
 from weft.server.settings import ServerSettings
 from weft.start.launch import Server
 from weft.start.process_backend import ProcessBackend

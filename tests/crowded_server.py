@@ -17,7 +17,7 @@ FAR = 3000.0
 def main() -> None:
     limits = Limits(header_seconds=FAR, idle_seconds=FAR)
     with (
-        mock.patch("weft.server.connections.descriptors_for_connections", return_value=10_000),
+        mock.patch("weft.server.http.connections.descriptors_for_connections", return_value=10_000),
         wire_server(limits, sys.argv[1]) as server,
     ):
         print(server.name[1], flush=True)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from weft.server import text_process
-from weft.server.prompt_builder import PromptBuilder
+from weft.server.texts.prompt_builder import PromptBuilder
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 

@@ -15,7 +15,7 @@ from benchmarks.instant import PROGRAM as ENGINE
 from tests import tiny_model
 from weft.base.options import Options
 from weft.server.app import create_app
-from weft.server.listener import bind
+from weft.server.http.listener import bind
 from weft.server.settings import ServerSettings
 from weft.start.launch import Server
 from weft.start.process_backend import ProcessBackend

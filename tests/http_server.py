@@ -22,9 +22,9 @@ from weft.base.options import Options
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.server.app import create_app
-from weft.server.connections import bounded_connections
 from weft.server.front import pool_for
-from weft.server.listener import bind
+from weft.server.http.connections import bounded_connections
+from weft.server.http.listener import bind
 from weft.server.settings import ServerSettings
 from weft.start.launch import Server
 from weft.start.thread_backend import ThreadBackend

@@ -15,9 +15,9 @@ from tests.asgi import Exchange, PacedEngine, application
 from tests.fake_engines import POISON
 from tests.serving import serving
 from weft.base.logs import JsonLines, TextLines
+from weft.server.access.keys import Key
 from weft.server.access_log import METHODS
-from weft.server.keys import Key
-from weft.server.openai_completions import Completion
+from weft.server.apis.openai_completions import Completion
 from weft.server.settings import Limits, ServerSettings
 
 PROMPT = [100, 101, 102]

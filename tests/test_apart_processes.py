@@ -27,7 +27,7 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.listener import FleetDoor, FleetListener
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
-from weft.server.metrics import EngineCollector
+from weft.server.metrics.registry import EngineCollector
 from weft.start import process_backend
 from weft.start.process_backend import ProcessBackend
 

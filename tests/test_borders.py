@@ -15,8 +15,8 @@ from weft.engine import service
 from weft.engine.protocol import Command, Shutdown, Submit
 from weft.engine.request import Request
 from weft.engine.service import Service
-from weft.server.bodies import MAX_QUOTED, wrong_type
-from weft.server.errors import MAX_MESSAGE, describe
+from weft.server.http.errors import MAX_MESSAGE, describe
+from weft.server.texts.bodies import MAX_QUOTED, wrong_type
 from weft.start import engine_process
 from weft.start.engine_process import SocketInbox
 

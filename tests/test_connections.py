@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from weft.server.connection_metrics import ConnectionCollector
-from weft.server.connections import LOG_SECONDS, Connections, Occasionally
+from weft.server.http.connections import LOG_SECONDS, Connections, Occasionally
+from weft.server.metrics.connections import ConnectionCollector
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from tests.fences import ROOT
 from weft.cli.serve import trusted_hosts
 from weft.ray.deployments import MARGIN_SECONDS
 from weft.ray.settings import parse as parse_fleet
-from weft.server.guard import OPEN_ROUTES
+from weft.server.access.guard import OPEN_ROUTES
 
 DOCKERFILES = ("Dockerfile", "Dockerfile.cuda")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -17,7 +17,7 @@ from tests.fences import ROOT
 from tests.held_steps import wait_until
 from tests.serving import SECONDS, serving, wait_for_log, with_descriptors
 from tests.wire_server import LOOPS, get, receive_until, rest_of
-from weft.server.connections import descriptors_for_connections, raise_descriptor_limit
+from weft.server.http.connections import descriptors_for_connections, raise_descriptor_limit
 
 BODY = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000\r\n\r\n"
 LAST = get("/", "1.1", "Connection: close")
@@ -100,7 +100,7 @@ def answered(wire: socket.socket) -> bool:
 
 def test_the_limit_of_descriptors_is_raised_as_far_as_allowed_and_some_are_kept_back(monkeypatch):
     # Those of this process change whenever garbage is collected.
-    monkeypatch.setattr("weft.server.connections.os.listdir", lambda folder: ["0", "1", "2"])
+    monkeypatch.setattr("weft.server.http.connections.os.listdir", lambda folder: ["0", "1", "2"])
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))

@@ -14,8 +14,8 @@ from tests.test_access_log import FIELDS, NAMED
 from tests.wire_server import get, json_of, wire_server
 from weft.base.errors import OptionError
 from weft.base.logs import TextLines
-from weft.server.addresses import parse
-from weft.server.keys import Key
+from weft.server.access.keys import Key
+from weft.server.http.addresses import parse
 from weft.server.settings import ServerSettings
 
 FORGED = 'x status=200 key=admin end="stop'

@@ -16,7 +16,7 @@ import weft
 from benchmarks.http import LockstepBackend
 from tests import tiny_model
 from weft.server.app import create_app
-from weft.server.http_exchange import HttpExchange
+from weft.server.http.exchange import HttpExchange
 from weft.server.settings import ServerSettings
 from weft.text.template import ChatTemplate
 

@@ -13,7 +13,7 @@ import trustme
 from tests.held_steps import wait_until
 from tests.http_server import serving
 from tests.wire_server import LOOPS, get, json_of, post, receive_until, rest_of, wire_server
-from weft.server import half_closed
+from weft.server.http import half_closed
 from weft.server.settings import ServerSettings
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

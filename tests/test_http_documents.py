@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.fences import ROOT
-from weft.server.anthropic_messages import (
+from weft.server.apis.anthropic_messages import (
     AnthropicMessage,
     AnthropicTool,
     AnthropicToolChoice,
@@ -17,14 +17,14 @@ from weft.server.anthropic_messages import (
     OutputConfig,
     Thinking,
 )
-from weft.server.control import AbortRequest
-from weft.server.native import GenerateRequest, NativeSampling
-from weft.server.openai_chat import ChatRequest
-from weft.server.openai_completions import CompletionRequest
-from weft.server.openai_messages import ChatMessage
-from weft.server.openai_responses import InputItem, ResponsesRequest
+from weft.server.apis.control import AbortRequest
+from weft.server.apis.native import GenerateRequest, NativeSampling
+from weft.server.apis.openai_chat import ChatRequest
+from weft.server.apis.openai_completions import CompletionRequest
+from weft.server.apis.openai_responses import InputItem, ResponsesRequest
+from weft.server.apis.tokens import DetokenizeRequest, TokenizeRequest
 from weft.server.settings import Limits
-from weft.server.tokens import DetokenizeRequest, TokenizeRequest
+from weft.server.texts.openai_messages import ChatMessage
 
 BODIES = (
     ChatRequest,

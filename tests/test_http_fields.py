@@ -13,9 +13,9 @@ from tests.http_server import Served, serving
 from tests.http_values import RICH, saying
 from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
-from weft.server import fields
-from weft.server.field_reference import READERS, rewritten
+from weft.server.apis.field_reference import READERS, rewritten
 from weft.server.settings import ServerSettings
+from weft.server.texts import fields
 
 BODIES = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
@@ -75,7 +75,7 @@ def test_every_field_has_one_treatment_on_a_route():
 
 def test_the_documentation_has_the_table():
     page = (ROOT / "docs" / "api.md").read_text()
-    assert rewritten(page) == page, "run python -m weft.server.field_reference docs/api.md"
+    assert rewritten(page) == page, "run python -m weft.server.apis.field_reference docs/api.md"
 
 
 def checked(route: str, body: dict) -> list[str]:

@@ -15,12 +15,12 @@ from tests.http_server import Served, serving
 from tests.http_values import LIMITS, LONG, RICH, SCHEMA, TOOLS
 from tests.texts import texts
 from weft.base.errors import EngineStopped, RequestError
-from weft.server import delivery
-from weft.server.anthropic_events import SIGNATURE, Blocks
-from weft.server.errors import INTERNAL, STOPPED, anthropic_error
+from weft.server.apis import delivery
+from weft.server.apis.anthropic_events import SIGNATURE, Blocks
 from weft.server.generation import Generation
+from weft.server.http.errors import INTERNAL, STOPPED, anthropic_error
+from weft.server.http.sse import Silence
 from weft.server.settings import ServerSettings
-from weft.server.sse import Silence
 from weft.text.answer_parts import AnswerPart
 from weft.text.output import output_parser
 

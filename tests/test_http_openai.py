@@ -13,7 +13,7 @@ import pytest
 from tests.held_steps import SECONDS
 from tests.http_server import Served, serving
 from tests.http_values import PATH, RICH, TOOLS, saying
-from weft.server import openai_completions
+from weft.server.apis import openai_completions
 from weft.server.settings import ServerSettings
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.server.http_reader import MAX_UPGRADES, Event, Head, HttpReader, Mark
+from weft.server.http.reader import MAX_UPGRADES, Event, Head, HttpReader, Mark
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -9,7 +9,7 @@ import pytest
 
 from tests.http_server import Served, serving
 from tests.http_values import CALL, LONG, RICH, SCHEMA, TOOLS
-from weft.server.responses_events import Events
+from weft.server.apis.responses_events import Events
 from weft.server.settings import ServerSettings
 from weft.text.output import output_parser
 

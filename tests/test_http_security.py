@@ -13,11 +13,11 @@ from hypothesis import settings as hypothesis_settings
 
 from tests.http_server import Served, raw, serving
 from tests.http_values import LIMITS
-from weft.server import auth
+from weft.server.access import auth
+from weft.server.access.auth import Keys
+from weft.server.access.guard import OPEN_ROUTES
+from weft.server.apis.openapi import OPERATIONS
 from weft.server.app import ROUTES
-from weft.server.auth import Keys
-from weft.server.guard import OPEN_ROUTES
-from weft.server.openapi import OPERATIONS
 from weft.server.settings import ServerSettings
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 6

@@ -9,7 +9,7 @@ import pytest
 
 from tests.held_steps import wait_until
 from tests.wire_server import LOOPS, WireServer, get, json_of, post, receive_until, rest_of, wire_server
-from weft.server.http import MAX_PIPELINED
+from weft.server.http.protocol import MAX_PIPELINED
 from weft.server.settings import Limits
 
 CLOSE = "Connection: close"

@@ -11,11 +11,11 @@ import pytest
 
 from tests.asgi import Exchange, PacedEngine, application
 from tests.serving import serving
+from weft.base import guarded_files
 from weft.base.errors import OptionError
 from weft.base.guarded_files import MAX_FILE_BYTES, lookups
-from weft.server import keys as keys_module
-from weft.server.auth import Keys, reread
-from weft.server.keys import MAX_KEYS, Key, RateLimits, parse_line, read_key_file, resolve_keys
+from weft.server.access.auth import Keys, reread
+from weft.server.access.keys import MAX_KEYS, Key, RateLimits, parse_line, read_key_file, resolve_keys
 from weft.server.settings import ServerSettings
 from weft.start.launch import Orders
 
@@ -130,10 +130,10 @@ def test_a_file_of_roots_may_be_shared_with_the_server_by_its_group():
     state = os.stat_result((0o100640, 0, 0, 1, 0, 0, 0, 0, 0, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: 1000)
-        assert not keys_module.others_can_read(state)
-        assert not keys_module.others_can_write(state)
+        assert not guarded_files.others_can_read(state)
+        assert not guarded_files.others_can_write(state)
         # But one of another user is that user's to change.
-        assert keys_module.others_can_write(os.stat_result((0o100400, 0, 0, 1, 1001, 0, 0, 0, 0, 0)))
+        assert guarded_files.others_can_write(os.stat_result((0o100400, 0, 0, 1, 1001, 0, 0, 0, 0, 0)))
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o720])

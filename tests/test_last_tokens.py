@@ -12,8 +12,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from tests import tiny_model
 from weft.builtin import FOLDER
-from weft.server.prompt_builder import PromptBuilder, PromptFacts
 from weft.server.settings import Limits
+from weft.server.texts.prompt_builder import PromptBuilder, PromptFacts
 from weft.text import conversation
 from weft.text.last_tokens import LEAST_CHARACTERS, start_of_last
 from weft.text.patterns import LINEAR

@@ -27,12 +27,12 @@ from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.request import Request
-from weft.server import anthropic_messages
-from weft.server.bodies import check_depth, decode, wrong_type
-from weft.server.fields import check_fields
-from weft.server.native import GenerateRequest, NativeSampling
-from weft.server.openai_responses import ResponsesRequest, messages_of
+from weft.server.apis import anthropic_messages
+from weft.server.apis.native import GenerateRequest, NativeSampling
+from weft.server.apis.openai_responses import ResponsesRequest, messages_of
 from weft.server.settings import Limits
+from weft.server.texts.bodies import check_depth, decode, wrong_type
+from weft.server.texts.fields import check_fields
 from weft.text.answer_parts import AnswerPart, joined
 from weft.text.grammar_source import as_lark, source_of, terminal_depth
 from weft.text.nesting import nesting

@@ -13,9 +13,9 @@ import pytest
 
 from tests.serving import SECONDS, serving
 from weft.base.options import Options
-from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits, ServerSettings
-from weft.server.text_messages import HEADER_BYTES, Failed, Job, decode_reply, frame, setup_of
+from weft.server.texts.messages import HEADER_BYTES, Failed, Job, decode_reply, frame, setup_of
+from weft.server.texts.prompt_builder import PromptFacts
 from weft.start.launch import LaunchSettings, make_backend
 from weft.start.thread_backend import ThreadBackend
 

@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.fake_engines import fake_info
 from tests.http_server import Served, serving
 from weft.base.errors import EngineStopped
-from weft.server import metrics as metrics_module
-from weft.server.metrics import Metrics
+from weft.server.metrics import registry as metrics_module
+from weft.server.metrics.registry import Metrics
+from weft.server.metrics.timings import Histogram
 from weft.server.settings import ServerSettings
-from weft.server.timings import Histogram
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"

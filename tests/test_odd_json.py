@@ -13,7 +13,7 @@ import pytest
 
 from tests.http_server import Served, serving
 from tests.http_values import RICH
-from weft.server.body_reader import SMALL_BYTES
+from weft.server.texts.body_reader import SMALL_BYTES
 
 # Python's JSON takes all of these, and the compiler of grammars none.
 REFUSED_AS_TEXT = {

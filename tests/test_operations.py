@@ -6,8 +6,8 @@ import re
 
 from tests.fences import ROOT
 from tests.test_docs import unknown
-from weft.server.connections import RESERVED_DESCRIPTORS
-from weft.server.http import MAX_PIPELINED, State
+from weft.server.http.connections import RESERVED_DESCRIPTORS
+from weft.server.http.protocol import MAX_PIPELINED, State
 from weft.server.settings import Limits
 
 SECURITY = (ROOT / "docs" / "security.md").read_text()
@@ -23,7 +23,7 @@ def test_every_rule_of_security_names_a_test_that_exists() -> None:
 
 
 def test_security_lists_the_open_routes() -> None:
-    from weft.server.guard import OPEN_ROUTES
+    from weft.server.access.guard import OPEN_ROUTES
 
     section = SECURITY.partition("## Routes that answer without a key")[2].partition("\n## ")[0]
     assert tuple(re.findall(r"^    (\w+) (/\S+)$", section, re.MULTILINE)) == OPEN_ROUTES

@@ -12,7 +12,7 @@ from tests.http_server import serving
 from tests.test_backends import SMALL, ask, both, collect, in_loop, real, started, tokens_of
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
-from weft.server.grammars import with_source
+from weft.server.texts.grammars import with_source
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 from weft.text.grammar import Grammars, Guide

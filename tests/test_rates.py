@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.asgi import Exchange, PacedEngine, application
 from tests.fake_engines import InstantEngine
 from weft.engine.events import Report
-from weft.server.auth import Keys
-from weft.server.keys import Key, RateLimits
-from weft.server.rates import RATE_HEADERS, Account, Bucket, RateLimited, Used
+from weft.server.access.auth import Keys
+from weft.server.access.keys import Key, RateLimits
+from weft.server.access.rates import RATE_HEADERS, Account, Bucket, RateLimited, Used
 from weft.server.settings import Limits, ServerSettings
 
 

@@ -18,10 +18,10 @@ from tests.held_steps import SECONDS, wait_until
 from tests.test_backends import in_loop
 from tests.wire_server import LOOPS, json_of, post, receive_until, wire_server
 from weft.base.errors import RequestError
+from weft.server.access.auth import Tenant
 from weft.server.app import ROUTES
-from weft.server.auth import Tenant
-from weft.server.http_exchange import HttpExchange
-from weft.server.receiving import FREE_BYTES, NO_ROOM, PATIENCE_SECONDS, WINDOW_SECONDS, Receiving
+from weft.server.http.exchange import HttpExchange
+from weft.server.http.receiving import FREE_BYTES, NO_ROOM, PATIENCE_SECONDS, WINDOW_SECONDS, Receiving
 from weft.server.settings import Limits
 
 BOUND = 1 << 20
@@ -303,7 +303,7 @@ PROGRAM = """
 import asyncio, resource
 from pathlib import Path
 from starlette.requests import Request
-from weft.server.receiving import Receiving
+from weft.server.http.receiving import Receiving
 from weft.server.settings import Limits
 
 CLIENTS, PARTS, PART = 96, 14, 1 << 16

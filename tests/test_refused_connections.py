@@ -16,7 +16,7 @@ from tests.test_access_log import FIELDS, lines, shown
 from tests.test_slow_clients import PATIENT
 from tests.wire_server import LOOPS, WireServer, get, post, receive_until, rest_of, wire_server
 from weft.base.logs import TextLines
-from weft.server.http import MAX_PIPELINED
+from weft.server.http.protocol import MAX_PIPELINED
 
 KEY = "Authorization: Bearer sesame"
 CHUNKED = f"POST /hold HTTP/1.1\r\nHost: localhost\r\n{KEY}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()

@@ -34,8 +34,8 @@ from weft.cli.serve import (
     read_keys,
     settings_of,
 )
-from weft.server.keys import Key, RateLimits
-from weft.server.listener import bind, listen
+from weft.server.access.keys import Key, RateLimits
+from weft.server.http.listener import bind, listen
 from weft.server.settings import ServerSettings
 from weft.start.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
 from weft.text.reasoning import REASONING

@@ -27,8 +27,8 @@ from tests.wire_server import (
     rest_of,
     wire_server,
 )
-from weft.server.http import State
-from weft.server.receiving import Receiving
+from weft.server.http.protocol import State
+from weft.server.http.receiving import Receiving
 from weft.server.settings import Limits, ServerSettings
 
 # Every deadline but one is far away, so that a test that ends shows which one ended it.
@@ -331,7 +331,7 @@ def test_refused_clients_that_are_cut_while_they_are_accepted_do_not_stay(loop):
 
 def test_one_address_cannot_take_every_connection(loop, monkeypatch):
     # Loopback has no bound of its own; here it is an address like others.
-    monkeypatch.setattr("weft.server.http.share_of", lambda address: address)
+    monkeypatch.setattr("weft.server.http.protocol.share_of", lambda address: address)
     with wire_server(hurried(connections=10, connections_per_address=2), loop) as server:
         holding = [server.connect() for _ in range(2)]
         for wire in holding:

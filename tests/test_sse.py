@@ -14,8 +14,8 @@ from tests.asgi import Exchange, PacedEngine, application
 from tests.held_steps import SECONDS, HeldSteps, wait_until
 from tests.http_server import serving
 from weft.cli.client import Client
+from weft.server.http.sse import DONE, KEEP_ALIVE, EventStream, Silence
 from weft.server.settings import ServerSettings
-from weft.server.sse import DONE, KEEP_ALIVE, EventStream, Silence
 
 
 class Sleeper:

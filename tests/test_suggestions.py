@@ -10,8 +10,8 @@ import pytest
 from tests import tiny_model
 from weft import LLM, ModelError, SamplingParams
 from weft.cli.main import main
-from weft.server.schemas import SamplingFields, sampling_params
 from weft.server.settings import Limits
+from weft.server.texts.schemas import SamplingFields, sampling_params
 from weft.text.suggestions import suggested_params
 
 GREEDY = SamplingParams(temperature=0.0)

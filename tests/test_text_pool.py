@@ -18,11 +18,11 @@ from tests.http_server import Served, posted, serving
 from tests.test_backends import in_loop
 from weft.base.errors import EngineStopped, RequestError
 from weft.server import front as front_module
-from weft.server.body_reader import SMALL_BYTES
-from weft.server.prompt_builder import PromptFacts
 from weft.server.settings import Limits, ServerSettings
-from weft.server.text_messages import setup_of
-from weft.server.text_pool import ENDED, TextPool
+from weft.server.texts.body_reader import SMALL_BYTES
+from weft.server.texts.messages import setup_of
+from weft.server.texts.pool import ENDED, TextPool
+from weft.server.texts.prompt_builder import PromptFacts
 
 FACTS = PromptFacts("tiny", 259, 2048, 2048)
 LIMITS = Limits(waiting_bytes=1000, text_memory_bytes=2 << 30)

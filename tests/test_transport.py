@@ -20,7 +20,7 @@ from tests.wire_server import get, json_of, rest_of, wire_server
 from weft.base.errors import OptionError
 from weft.cli.client import Client, ServerError
 from weft.cli.main import main
-from weft.server.listener import unix_listener
+from weft.server.http.listener import unix_listener
 from weft.wire.tls import TlsFiles, client_context
 
 

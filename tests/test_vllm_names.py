@@ -13,9 +13,9 @@ from tests.held_steps import HeldSteps, wait_until
 from tests.http_server import Served, posted, serving
 from weft import __version__
 from weft.cli.serve import ServeOptions, settings_of
-from weft.server import vllm_metrics
+from weft.server.metrics import vllm as vllm_metrics
+from weft.server.metrics.timings import Histogram
 from weft.server.settings import ServerSettings
-from weft.server.timings import Histogram
 
 LONG = list(range(1, 200))
 

@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from tests.held_steps import SECONDS
 from weft.base.errors import RequestError
 from weft.server.access_log import AccessLog
-from weft.server.errors import response
-from weft.server.http import HttpConnection
-from weft.server.listener import bind, unix_listener
-from weft.server.metrics import Metrics
-from weft.server.receiving import Receiving
+from weft.server.http.errors import response
+from weft.server.http.listener import bind, unix_listener
+from weft.server.http.protocol import HttpConnection
+from weft.server.http.receiving import Receiving
+from weft.server.metrics.registry import Metrics
 from weft.server.settings import Limits, ServerSettings
 from weft.start.launch import Address, Server
 

@@ -18,7 +18,7 @@ from weft.base.transfers import ROLES, WAYS, TransferSettings
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.server.keys import Key
+    from weft.server.access.keys import Key
     from weft.server.settings import Limits, ServerSettings
     from weft.start.launch import Companion, LaunchSettings
     from weft.wire.tls import TlsFiles
@@ -328,7 +328,7 @@ def read_again(options: FrontOptions) -> Callable[[], ServerSettings] | None:
 def fleet_door(options: ServeOptions, tls: TlsFiles | None, sockets: ExitStack) -> Companion:
     """Bind the socket for routers, and return what serves them."""
     from weft.fleet.listener import FleetDoor, listening
-    from weft.server.listener import bind
+    from weft.server.http.listener import bind
     from weft.wire.handshake import read_secret
 
     assert options.fleet_listen is not None
@@ -342,7 +342,7 @@ def fleet_door(options: ServeOptions, tls: TlsFiles | None, sockets: ExitStack) 
 
 
 def settings_of(options: FrontOptions) -> ServerSettings:
-    from weft.server.keys import RateLimits
+    from weft.server.access.keys import RateLimits
     from weft.server.settings import ServerSettings
 
     keys = read_keys(options)
@@ -409,7 +409,7 @@ def size_of(name: str, value: str | int) -> int:
 
 def read_keys(options: FrontOptions) -> tuple[str | Key, ...]:
     """Return the keys of the command line and the key file, or of the environment if there are none."""
-    from weft.server.keys import read_key_file
+    from weft.server.access.keys import read_key_file
 
     keys: list[str | Key] = list(options.api_key)
     if options.api_key_file is not None:
@@ -421,7 +421,7 @@ def read_keys(options: FrontOptions) -> tuple[str | Key, ...]:
 
 def read_admin_key(options: FrontOptions) -> str | Key | None:
     """Return the admin key of the command line or its file, or of the environment if neither is given."""
-    from weft.server.keys import read_key_file
+    from weft.server.access.keys import read_key_file
 
     if options.admin_key_file is not None:
         keys = read_key_file("admin_key_file", options.admin_key_file)

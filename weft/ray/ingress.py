@@ -22,7 +22,7 @@ from weft.ray.members import READ_SECONDS, Announcement, Follower
 from weft.ray.settings import FleetSettings, log_format, parse
 from weft.server.app import create_app
 from weft.server.front import pool_for
-from weft.server.text_pool import TextPool
+from weft.server.texts.pool import TextPool
 
 log = logging.getLogger("weft")
 

@@ -15,7 +15,7 @@ from weft.fleet.listener import FleetDoor, FleetListener
 from weft.ray.members import BEAT_SECONDS, READ_SECONDS, Announcement
 from weft.ray.scaling import LOAD, QueueMeter, load_of
 from weft.ray.settings import Autoscaling, FleetSettings, log_format
-from weft.server.listener import bind
+from weft.server.http.listener import bind
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 

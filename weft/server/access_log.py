@@ -18,11 +18,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.base.logs import log_fields
-from weft.server.auth import Tenant
-from weft.server.errors import GONE, is_anthropic
+from weft.server.access.auth import Tenant
 from weft.server.generation import Generation
-from weft.server.metrics import OTHER, Metrics
-from weft.server.sse import DIRECT, DISCONNECT, ERROR
+from weft.server.http.errors import GONE, is_anthropic
+from weft.server.http.sse import DIRECT, DISCONNECT, ERROR
+from weft.server.metrics.registry import OTHER, Metrics
 
 log = logging.getLogger("weft.access")
 

@@ -16,30 +16,30 @@ from starlette.types import ASGIApp
 from weft.backends.backend import Backend
 from weft.base.errors import WeftError
 from weft.base.sampling import SamplingParams
-from weft.server import (
+from weft.server.access.auth import Keys
+from weft.server.access.guard import Guard
+from weft.server.access.rates import RATE_HEADERS
+from weft.server.access_log import REQUEST_ID, AccessLog
+from weft.server.apis import (
     anthropic_route,
     cache_report,
     control,
-    metrics,
     native,
     openai_chat,
     openai_completions,
     openai_responses,
     tokens,
 )
-from weft.server.access_log import REQUEST_ID, AccessLog
-from weft.server.auth import Keys
-from weft.server.connection_metrics import ConnectionCollector
-from weft.server.connections import Connections
-from weft.server.errors import json_response, response
+from weft.server.apis.openapi import document
 from weft.server.front import Front
-from weft.server.guard import Guard
-from weft.server.key_metrics import KeyCollector
-from weft.server.openapi import document
-from weft.server.rates import RATE_HEADERS
+from weft.server.http.connections import Connections
+from weft.server.http.errors import json_response, response
+from weft.server.metrics import registry as metrics
+from weft.server.metrics.connections import ConnectionCollector
+from weft.server.metrics.keys import KeyCollector
+from weft.server.metrics.vllm import VllmCollector
 from weft.server.settings import ServerSettings
-from weft.server.text_pool import TextPool
-from weft.server.vllm_metrics import VllmCollector
+from weft.server.texts.pool import TextPool
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 

@@ -24,20 +24,20 @@ from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
-from weft.server.auth import Tenant
-from weft.server.bodies import check_count
-from weft.server.body_reader import BodyReader, is_quick
-from weft.server.errors import json_response
-from weft.server.fields import UnknownFields
+from weft.server.access.auth import Tenant
 from weft.server.generation import Generation
-from weft.server.grammars import Form, with_source
-from weft.server.metrics import Metrics
-from weft.server.prompt_builder import Prompt, PromptBuilder, PromptFacts
-from weft.server.receiving import Receiving
+from weft.server.http.errors import json_response
+from weft.server.http.receiving import Receiving
+from weft.server.http.sse import while_connected
+from weft.server.metrics.registry import Metrics
 from weft.server.settings import ServerSettings
-from weft.server.sse import while_connected
-from weft.server.text_messages import setup_of
-from weft.server.text_pool import TextPool
+from weft.server.texts.bodies import check_count
+from weft.server.texts.body_reader import BodyReader, is_quick
+from weft.server.texts.fields import UnknownFields
+from weft.server.texts.grammars import Form, with_source
+from weft.server.texts.messages import setup_of
+from weft.server.texts.pool import TextPool
+from weft.server.texts.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.text.output import output_parser
 from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate

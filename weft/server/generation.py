@@ -14,10 +14,10 @@ from weft.backends.backend import Backend
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import RequestError
 from weft.engine.events import FinishReason, Output
-from weft.server.auth import Tenant
-from weft.server.grammars import Form
-from weft.server.metrics import Meter, Metrics
-from weft.server.rates import Used
+from weft.server.access.auth import Tenant
+from weft.server.access.rates import Used
+from weft.server.metrics.registry import Meter, Metrics
+from weft.server.texts.grammars import Form
 
 # Of several answers, the first of these tells how it ended.
 ENDS = (FinishReason.ERROR, FinishReason.ABORT, FinishReason.LENGTH, FinishReason.STOP)

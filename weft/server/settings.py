@@ -14,9 +14,9 @@ from weft.base.sampling import (
     MAX_STOP_CHARACTERS,
     MAX_STOPS,
 )
-from weft.server.addresses import TrustedProxies
-from weft.server.hosts import host_of
-from weft.server.keys import Key, RateLimits, resolve_keys
+from weft.server.access.keys import Key, RateLimits, resolve_keys
+from weft.server.http.addresses import TrustedProxies
+from weft.server.http.hosts import host_of
 from weft.text.grammar_source import MAX_REGEX_CHARACTERS, MAX_SCHEMA_CHARACTERS, MAX_SCHEMA_DEPTH
 from weft.text.tool_grammar import MAX_TOOLS
 

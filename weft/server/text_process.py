@@ -23,10 +23,9 @@ import tokenizers
 from weft.base.errors import RequestError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.logs import set_up_logging
-from weft.server import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
-from weft.server.grammars import prepared_grammar
-from weft.server.prompt_builder import PromptBuilder, PromptFacts
-from weft.server.text_messages import (
+from weft.server.apis import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server.texts.grammars import prepared_grammar
+from weft.server.texts.messages import (
     HEADER_BYTES,
     MAX_REPLY_BYTES,
     Done,
@@ -38,6 +37,7 @@ from weft.server.text_messages import (
     decode_command,
     frame,
 )
+from weft.server.texts.prompt_builder import PromptBuilder, PromptFacts
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 

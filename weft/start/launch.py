@@ -37,14 +37,14 @@ from weft.base.transfers import TransferSettings
 from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide
 from weft.fleet.routing import RoutedChoice
+from weft.server.access.auth import Keys, reread
 from weft.server.access_log import AccessLog
-from weft.server.addresses import TrustedProxies
 from weft.server.app import create_app
-from weft.server.auth import Keys, reread
-from weft.server.connections import Connections, bounded_connections, raise_descriptor_limit
 from weft.server.front import pool_for
-from weft.server.http import ServerContext
-from weft.server.listener import Listener, bind, unix_listener
+from weft.server.http.addresses import TrustedProxies
+from weft.server.http.connections import Connections, bounded_connections, raise_descriptor_limit
+from weft.server.http.listener import Listener, bind, unix_listener
+from weft.server.http.protocol import ServerContext
 from weft.server.settings import ServerSettings
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend

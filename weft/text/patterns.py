@@ -2,7 +2,7 @@
 
 The library's engine backtracks. A pattern as short as `a*b|a` takes quadratic time on a run of a, and no probe finds
 all texts that a pattern is slow on. So the patterns of published models are listed: they are tested to be linear, and
-texts for any other one are read where they cannot stop a stream (`weft/server/body_reader.py`).
+texts for any other one are read where they cannot stop a stream (`weft/server/texts/body_reader.py`).
 """
 
 from __future__ import annotations

@@ -1,0 +1,95 @@
+"""The OpenAPI document, generated from the structs that decode the bodies, so that the two cannot differ."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from weft import __version__
+from weft.server.apis.anthropic_messages import CountRequest, MessagesRequest
+from weft.server.apis.anthropic_route import CountAnswer, MessageAnswerBody
+from weft.server.apis.control import AbortAnswer, AbortRequest, FlushAnswer
+from weft.server.apis.native import GenerateAnswer, GenerateRequest
+from weft.server.apis.openai_chat import ChatAnswer, ChatRequest
+from weft.server.apis.openai_completions import CompletionAnswer, CompletionRequest
+from weft.server.apis.openai_responses import ResponsesRequest
+from weft.server.apis.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, is_anthropic
+
+Object = dict[str, Any]
+
+# path, method, summary, request body, response
+OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
+    ("/v1/models", "get", "List the served model", None, Object),
+    ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),
+    ("/v1/chat/completions", "post", "Generate the next message of a conversation", ChatRequest, ChatAnswer),
+    ("/v1/responses", "post", "Generate a response with OpenAI's newer API", ResponsesRequest, Object),
+    ("/v1/messages", "post", "Generate a message with Anthropic's API", MessagesRequest, MessageAnswerBody),
+    ("/v1/messages/count_tokens", "post", "Count the tokens of a conversation", CountRequest, CountAnswer),
+    ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
+    ("/detokenize", "post", "Convert token ids to text", DetokenizeRequest, DetokenizeAnswer),
+    ("/generate", "post", "Generate text (native API)", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
+    ("/abort_request", "post", "Abort requests by id", AbortRequest, AbortAnswer),
+    ("/flush_cache", "post", "Drop all cached prefixes that no running sequence uses", None, FlushAnswer),
+    ("/server_info", "get", "Settings and counters", None, Object),
+    ("/model_info", "get", "Facts about the model", None, Object),
+    ("/health", "get", "Report whether the engine runs", None, Object),
+    ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
+    ("/ping", "get", "Report whether the engine runs", None, Object),
+    ("/ping", "post", "Report whether the engine runs", None, Object),
+    ("/version", "get", "The server's version", None, Object),
+    ("/load", "get", "The number of requests in progress", None, Object),
+    ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
+    ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
+    ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
+)
+STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+
+
+@cache
+def document(title: str) -> dict[str, Any]:
+    kinds = [kind for *_, body, answer in OPERATIONS for kind in (body, answer) if kind is not None]
+    schemas, components = msgspec.json.schema_components(
+        [*kinds, ErrorAnswer, AnthropicErrorAnswer], ref_template="#/components/schemas/{name}"
+    )
+    found = iter(schemas)
+    paths: dict[str, Any] = {}
+    for path, method, about, body, answer in OPERATIONS:
+        request = None if body is None else next(found)
+        operation = _operation(path, about, request, None if answer is None else next(found))
+        if path in paths:
+            operation["operationId"] += f"_{method}"
+        paths.setdefault(path, {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": f"Weft serving {title}", "version": __version__},
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(path: str, about: str, body: dict[str, Any] | None, answer: dict[str, Any] | None) -> dict[str, Any]:
+    kind = "text/plain" if path == "/metrics" else "application/json"
+    content: dict[str, Any] = {kind: {"schema": answer}}
+    if path in STREAMED:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    failure = "AnthropicErrorAnswer" if is_anthropic(path) else "ErrorAnswer"
+    error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{failure}"}}}
+    operation: dict[str, Any] = {
+        "summary": about,
+        "operationId": path.strip("/").replace("/", "_"),
+        "responses": {
+            "200": {"description": "The response", "content": content},
+            "4XX": {"description": "What is wrong with the request", "content": error},
+            "503": {"description": "The engine has stopped", "content": error},
+        },
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    return operation
