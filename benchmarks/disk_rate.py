@@ -38,10 +38,10 @@ from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.grid import CELL
 from weft.memory.identity import PART_BYTES, Identity
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.tiers.block_file import BlockFile, FileBlocks
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import DiskLayout
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.disk.block_file import BlockFile, FileBlocks
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.format import DiskLayout
+from weft.memory.tiers.disk.tier import DiskCopies
 from weft.memory.tiers.link import CHUNK_BYTES
 from weft.simulate.costs import cost_model
 

@@ -20,10 +20,10 @@ from weft.memory.identity import PART_BYTES, Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.disk_file import open_file
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, ENTRY_MAGIC, ENTRY_TYPE, VERSION, DiskLayout, checksum
-from weft.memory.tiers.disk_tier import disk_cache
-from weft.memory.tiers.restoring import Restoring
+from weft.memory.tiers.disk.file import open_file
+from weft.memory.tiers.disk.format import BLOCK, ENTRY, ENTRY_MAGIC, ENTRY_TYPE, VERSION, DiskLayout, checksum
+from weft.memory.tiers.disk.restoring import Restoring
+from weft.memory.tiers.disk.tier import disk_cache
 
 CELLS, PAGE = 100, 1 << 20
 SPEC = MemorySpec((AttentionMemory(8, 128, "bfloat16"),) * 4)

@@ -96,8 +96,8 @@ def prepare(name: str, dtype: torch.dtype) -> Compared:
 
 @torch.inference_mode()
 def compile_both(compared: Compared) -> None:
-    from weft.kernels.cuda import flashinfer
-    from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.attention import flashinfer
+    from weft.kernels.cuda.launch.ahead import compiling_ahead
 
     flashinfer.finish_compiling()
     store = Store(compared.spec, 1 << 20, "cuda", scratch=True)

@@ -298,7 +298,7 @@ def play(engine: Engine, asks: list[Ask], follow: Callable[[Ask], Ask | None] = 
 @contextmanager
 def without_flashinfer() -> Iterator[None]:
     """Let models that start inside attend with Weft's own kernels: FlashInfer's take a minute to compile."""
-    from weft.kernels.cuda import flashinfer
+    from weft.kernels.cuda.attention import flashinfer
 
     with patch.object(flashinfer, "warm"):
         yield
@@ -307,7 +307,7 @@ def without_flashinfer() -> Iterator[None]:
 def warm_up(llm: LLM, rows: Sequence[int] = (1, 8), lengths: Sequence[int] = (100, 700, 2500)) -> None:
     """Compile kernels and capture graphs that are created on first use, so that no measurement includes that."""
     if torch.cuda.is_available():
-        from weft.kernels.cuda import flashinfer
+        from weft.kernels.cuda.attention import flashinfer
 
         flashinfer.finish_compiling()
     engine = fresh(llm)

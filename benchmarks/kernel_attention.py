@@ -22,10 +22,11 @@ from benchmarks.floors import copy_bandwidth, matrix_rate, recorded, seconds_of
 from tests.operations import GPU
 from tests.plans import Row, make_plan
 from weft.device.store import AttentionView
-from weft.kernels.cuda import attention, flashinfer
-from weft.kernels.cuda.attention_decode import DecodeLaunch, attend_decodes
-from weft.kernels.cuda.attention_prefill import PrefillLaunch as BlockLaunch
-from weft.kernels.cuda.attention_prefill import attend_pieces
+from weft.kernels.cuda import attention
+from weft.kernels.cuda.attention import flashinfer
+from weft.kernels.cuda.attention.decode import DecodeLaunch, attend_decodes
+from weft.kernels.cuda.attention.prefill import PrefillLaunch as BlockLaunch
+from weft.kernels.cuda.attention.prefill import attend_pieces
 from weft.kernels.interface import Batch, PageList
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch

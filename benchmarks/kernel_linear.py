@@ -25,11 +25,11 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.gpus import gpu_of
+from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.linear import matmul, suits
-from weft.kernels.cuda.linear_few import Cut, cut, few_rows, rows_compiled
-from weft.kernels.cuda.linear_one import blocks, one_row
-from weft.kernels.cuda.vectors import LOADS, Vectors
+from weft.kernels.cuda.linear.few import Cut, cut, few_rows, rows_compiled
+from weft.kernels.cuda.linear.one import blocks, one_row
+from weft.kernels.cuda.linear.vectors import LOADS, Vectors
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]
 

@@ -1,6 +1,6 @@
 """Mixture of experts: cases for `benchmarks.kernels`, compared with torch's grouped matmul on sorted rows.
 
-python -m benchmarks.kernel_moe       tries blocks for every matmul; the best are in weft/kernels/cuda/moe_choices.py
+python -m benchmarks.kernel_moe       tries blocks for every matmul; the best are in weft/kernels/cuda/moe/choices.py
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
 from tests.operations import GPU, experts
-from weft.kernels.cuda.moe_choices import WHOLE_TOKENS, Tiles, tiles, vectors
-from weft.kernels.cuda.moe_few import few_experts
-from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.cuda.vectors import Vectors
+from weft.kernels.cuda.linear.vectors import Vectors
+from weft.kernels.cuda.moe.choices import WHOLE_TOKENS, Tiles, tiles, vectors
+from weft.kernels.cuda.moe.few import few_experts
+from weft.kernels.cuda.moe.some import some_experts
 from weft.kernels.experts import Activation, clamped, gated
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]

@@ -107,7 +107,7 @@ def conv(tokens: int, channels: int, width: int, gated: bool) -> Case:
 
 
 def norm(tokens: int, size: int) -> Case:
-    from weft.kernels.cuda.norm import join
+    from weft.kernels.cuda.norm.norms import join
 
     x, change, weight = random(tokens, size), random(tokens, size), random(size)
 
@@ -178,9 +178,9 @@ def squares(tokens: int, size: int) -> Case:
 def tune(limit_seconds: float = 50.0) -> None:
     """Time every block size of every kernel at decode and prefill sizes; print the fastest first."""
     from weft.kernels.cuda import activation as activations
-    from weft.kernels.cuda import causal_conv as convs
-    from weft.kernels.cuda import norm as norms
     from weft.kernels.cuda import rotary as rotaries
+    from weft.kernels.cuda.causal_conv import convolution as convs
+    from weft.kernels.cuda.norm import norms
 
     began = time.perf_counter()
     trials: list[tuple[Any, dict[str, list[Any]], list[Callable[[int], Case]]]] = [

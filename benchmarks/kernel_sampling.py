@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.kernels.cuda import sampling, sampling_scores
+from weft.kernels.cuda import sampling
+from weft.kernels.cuda.sampling import scores as sampling_scores
 from weft.kernels.sampling import Draws
 
 Case = tuple[str, Callable[[], Any], float, dict[str, Callable[[], Any]]]

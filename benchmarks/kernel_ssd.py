@@ -24,7 +24,7 @@ from tests.operations import GPU, ssd, ssd_memory
 from tests.plans import NOWHERE, Capture, Row, make_plan
 from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda.ssd import decode, extend
-from weft.kernels.cuda.ssd_choices import CellsChoice, DecodeChoice
+from weft.kernels.cuda.ssd.choices import CellsChoice, DecodeChoice
 from weft.kernels.recurrent import UNLIMITED, SsdInputs
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec

@@ -29,7 +29,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import chain, root_key
 from weft.memory.sections import sections
-from weft.memory.tiers.departures import area_bytes
+from weft.memory.tiers.exchange.departures import area_bytes
 
 
 @dataclass

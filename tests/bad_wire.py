@@ -33,8 +33,8 @@ from weft.base.transfers import (
 )
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
-from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
-from weft.memory.tiers.sent_units import GrantedPlaces, header_of_staged
+from weft.memory.tiers.disk.format import UnitHeader, checksum, decode
+from weft.memory.tiers.exchange.sent_units import GrantedPlaces, header_of_staged
 
 THERE = Destination("decode", 1)
 

@@ -14,9 +14,9 @@ from tests.workloads import Run, Workload, check_answers, drive, tight_memory
 from weft.base.copies import CopyPlan
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import DiskLayout
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.format import DiskLayout
+from weft.memory.tiers.disk.tier import DiskCopies
 from weft.memory.tiers.tiers import Tiers
 
 E = TypeVar("E", bound=Engine)

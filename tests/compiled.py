@@ -94,7 +94,7 @@ def compile_launches(names: list[str]) -> list[str]:
     """Return a line for each kernel that these functions launch."""
     from triton.runtime.jit import JITFunction
 
-    from weft.kernels.cuda import overlap
+    from weft.kernels.cuda.launch import overlap
 
     # As on the GPU that they are compiled for: kernels ask before they are imported, or when they are launched.
     overlap.is_able = lambda device: True

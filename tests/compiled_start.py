@@ -72,7 +72,7 @@ def prepare() -> Counts:
     from triton import knobs
     from triton.runtime import driver
 
-    from weft.kernels.cuda import gpus
+    from weft.kernels.cuda.launch import gpus
 
     counts = Counts()
     driver.set_active(fake_driver(counts))
@@ -84,7 +84,7 @@ def prepare() -> Counts:
 def model_start(family: str) -> dict[str, dict[str, int]]:
     from tests.engines import TINY, dummy_model
     from weft.kernels.choosing import everywhere
-    from weft.kernels.cuda.ahead import ZeroedMemory
+    from weft.kernels.cuda.launch.ahead import ZeroedMemory
     from weft.memory.spec import MemorySpec
     from weft.runner.cuda.compiling import compile_kernels, steps_of
     from weft.runner.cuda.drafters import CudaHead
@@ -145,7 +145,7 @@ def read_board(rows: int) -> None:
 
 
 def kernel_start() -> dict[str, dict[str, int]]:
-    from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.launch.ahead import compiling_ahead
 
     counts = prepare()
     with compiling_ahead():
@@ -161,7 +161,7 @@ def kernel_start() -> dict[str, dict[str, int]]:
 
 def threads_start() -> dict[str, dict[str, int]]:
     """Launch in one thread while another collects."""
-    from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.launch.ahead import compiling_ahead
 
     counts = prepare()
     read_board(3)
@@ -179,7 +179,7 @@ def threads_start() -> dict[str, dict[str, int]]:
 
 def broken_start() -> dict[str, dict[str, int]]:
     from weft.kernels.cuda import sampling
-    from weft.kernels.cuda.ahead import compiling_ahead
+    from weft.kernels.cuda.launch.ahead import compiling_ahead
 
     counts = prepare()
     # A kernel's block must have a power of two elements.

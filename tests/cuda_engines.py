@@ -85,7 +85,7 @@ def load(config: dict[str, Any], dtype: str, memory: int, is_compiled_ahead: boo
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(config))
         ahead = nullcontext() if is_compiled_ahead else mock.patch("weft.start.loading.compile_once")
-        with ahead, mock.patch("weft.kernels.cuda.flashinfer.warm"):
+        with ahead, mock.patch("weft.kernels.cuda.attention.flashinfer.warm"):
             llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
     assert type(llm.engine._device) is not Runner, "the kernels for GPUs cannot be used; what was printed says why"
     return llm

@@ -11,7 +11,7 @@ from weft.memory.captures import Origin
 from weft.memory.identity import Identity
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
+from weft.memory.tiers.disk.format import DiskLayout, UnitHeader
 
 SECTOR = 512
 UNIT_BYTES = {Kind.PAGE: 5000, Kind.WINDOW: 3000, Kind.STATE: 20_000}

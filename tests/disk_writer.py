@@ -17,8 +17,8 @@ from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import open_file
-from weft.memory.tiers.disk_tier import DiskCopies, ThreadedCopies
+from weft.memory.tiers.disk.file import open_file
+from weft.memory.tiers.disk.tier import DiskCopies, ThreadedCopies
 
 AT_ONCE = 3
 

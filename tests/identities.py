@@ -30,9 +30,9 @@ from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Offer
 from weft.kernels.choosing import REVISIONS
-from weft.memory.tiers import remote_store
-from weft.memory.tiers.disk_file import open_existing
-from weft.memory.tiers.prefix_file import export_prefix, import_prefix
+from weft.memory.tiers.disk.file import open_existing
+from weft.memory.tiers.disk.prefix_file import export_prefix, import_prefix
+from weft.memory.tiers.remote import store as remote_store
 from weft.models.lfm2 import Lfm2
 from weft.start.disaggregated import contract_of
 from weft.start.loading import load

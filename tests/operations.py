@@ -124,8 +124,8 @@ def gated_short_conv(
 ) -> Tensor:
     """The convolution of what a projection has left."""
     if batch.operations in (GPU_ROWS, GPU):
-        from weft.kernels.cuda.causal_conv import Gates
-        from weft.kernels.cuda.causal_conv import causal_conv as convolve
+        from weft.kernels.cuda.causal_conv.convolution import Gates
+        from weft.kernels.cuda.causal_conv.convolution import causal_conv as convolve
 
         before, after, value = projected.chunk(3, dim=-1)
         return convolve(value, ConvolutionWeights(weight, bias), batch, view, Gates(before, after))

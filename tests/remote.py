@@ -11,8 +11,8 @@ from tests.rolling import RollingDevice
 from tests.workloads import Workload
 from weft.base.copies import CopyPlan
 from weft.memory.kinds import Kind
-from weft.memory.tiers.remote_store import GuardedStore, ObjectMissing, StoreFailed
-from weft.memory.tiers.remote_tier import RemoteCopies
+from weft.memory.tiers.remote.store import GuardedStore, ObjectMissing, StoreFailed
+from weft.memory.tiers.remote.tier import RemoteCopies
 
 
 class FakeStore:

@@ -22,7 +22,7 @@ from weft.memory.cache import Cache
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
-from weft.memory.tiers.departures import SHARE, Aloft, Departures, area_bytes
+from weft.memory.tiers.exchange.departures import SHARE, Aloft, Departures, area_bytes
 from weft.start.disaggregated import staging_bytes
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract

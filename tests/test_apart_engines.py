@@ -24,7 +24,7 @@ from weft.engine.request import Request
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.departures import area_bytes
+from weft.memory.tiers.exchange.departures import area_bytes
 from weft.runner.exact import ExactRunner
 from weft.runner.runner import Runner
 from weft.transfer.connection import Memories

@@ -15,8 +15,8 @@ from weft.base.transfers import Offer, Offered, ReceivingEnded, ReservedUnit, Tr
 from weft.engine.loop import Engine
 from weft.memory import tenancy
 from weft.memory.kinds import Kind
-from weft.memory.tiers import arrivals as arrivals_module
-from weft.memory.tiers.arrivals import ArrivalsLink
+from weft.memory.tiers.exchange import arrivals as arrivals_module
+from weft.memory.tiers.exchange.arrivals import ArrivalsLink
 
 TENANT = b"t" * 16
 

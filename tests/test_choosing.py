@@ -18,7 +18,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.engine.loop import Engine
 from weft.kernels import choosing
-from weft.kernels.choosing import DECODES, ELSEWHERE, GROUPS, UNUSED, assemble, choose, chosen_everywhere
+from weft.kernels.choosing import DECODES, GROUPS, UNUSED, assemble, choose, chosen_everywhere
 from weft.kernels.interface import Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import MOST_SIZE
@@ -42,7 +42,7 @@ def test_every_operation_of_the_interface_belongs_to_one_group():
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_package_keeps_to_the_signatures_of_the_interface(package, group):
-    module = import_module(f"weft.kernels.{package}.{ELSEWHERE.get((package, group), group)}")
+    module = import_module(f"weft.kernels.{package}.{group}")
     for name in GROUPS[group]:
         wanted = list(inspect.signature(getattr(Operations, name)).parameters.values())[1:]
         found = list(inspect.signature(getattr(module, name)).parameters.values())

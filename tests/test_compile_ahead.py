@@ -19,7 +19,7 @@ from tests.engines import model_of
 from tests.held_steps import SECONDS
 from tests.operations import CPU
 from tests.test_cuda_attention import LAYER
-from weft.kernels.cuda import flashinfer
+from weft.kernels.cuda.attention import flashinfer
 from weft.memory.spec import MemorySpec
 from weft.runner.cuda import compiling
 from weft.start import loading

@@ -21,10 +21,11 @@ from tests.operations import GPU_ROWS, PLAIN, attention
 from tests.plans import Row, make_plan
 from weft.device.store import AttentionView
 from weft.kernels.cuda import attention as on_gpu
-from weft.kernels.cuda import attention_prefill, flashinfer
-from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes, attend_drafts, attends_drafts
-from weft.kernels.cuda.attention_prefill import PLAIN_LAUNCH, attend_pieces
-from weft.kernels.cuda.flashinfer import WrapperShape
+from weft.kernels.cuda.attention import flashinfer
+from weft.kernels.cuda.attention import prefill as attention_prefill
+from weft.kernels.cuda.attention.decode import DecodeSharing, attend_decodes, attend_drafts, attends_drafts
+from weft.kernels.cuda.attention.flashinfer import WrapperShape
+from weft.kernels.cuda.attention.prefill import PLAIN_LAUNCH, attend_pieces
 from weft.kernels.interface import Operations
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
@@ -450,7 +451,7 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
-from weft.kernels.cuda.arguments import UPLOADED
+from weft.kernels.cuda.launch.arguments import UPLOADED
 
 def build(kernel, types, constants, warps=4, stages=2):
     names = kernel.arg_names

@@ -13,8 +13,8 @@ from tests.plans import Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.device.store import Store
-from weft.kernels.cuda import causal_conv as cuda_conv
-from weft.kernels.cuda import overlap
+from weft.kernels.cuda.causal_conv import convolution as cuda_conv
+from weft.kernels.cuda.launch import overlap
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

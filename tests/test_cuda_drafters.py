@@ -201,7 +201,7 @@ def open_gpu(folder: Path, draft: str) -> LLM:
     """A tiny checkpoint in float32, with its drafter. Kernels are compiled where they are first launched."""
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    with mock.patch("weft.start.loading.compile_once"), mock.patch("weft.kernels.cuda.flashinfer.warm"):
+    with mock.patch("weft.start.loading.compile_once"), mock.patch("weft.kernels.cuda.attention.flashinfer.warm"):
         llm = LLM(
             str(folder),
             progress=False,

@@ -17,8 +17,8 @@ from tests.test_gated_delta import naive_delta
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda import gated_delta as cuda_gated_delta
-from weft.kernels.cuda import gated_delta_short
 from weft.kernels.cuda.gated_delta import FEW_ROWS, MANY_ROWS
+from weft.kernels.cuda.gated_delta import short as gated_delta_short
 from weft.kernels.interface import Batch
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

@@ -17,10 +17,10 @@ from triton.runtime.jit import JITFunction, native_specialize_impl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import weft.kernels.cuda
-from weft.kernels.cuda import launching
-from weft.kernels.cuda.launching import Arguments, Kernel, NamedLaunches, named, specialise
+from weft.kernels.cuda.launch import launching
+from weft.kernels.cuda.launch.launching import Arguments, Kernel, NamedLaunches, named, specialise
 
-SOURCES = sorted(Path(weft.kernels.cuda.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(weft.kernels.cuda.__file__).parent.rglob("*.py"))
 X = torch.zeros(64)
 
 
@@ -225,7 +225,7 @@ def test_nothing_is_remembered_where_nothing_is_compiled(started, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_both_ways_compute_the_same(dtype):
     """Rows that begin anywhere, one or many, narrow and wide, each twice: the second launch is by what was compiled."""
-    from weft.kernels.cuda.norm import join
+    from weft.kernels.cuda.norm.norms import join
     from weft.kernels.stream import Change
 
     packed = torch.randn(70, 2048 + 64, device="cuda").to(dtype)

@@ -13,15 +13,16 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda import linear as linear_module
-from weft.kernels.cuda import linear_many, linear_some
-from weft.kernels.cuda.gpus import H200, described, gpu_of
+from weft.kernels.cuda.launch.gpus import H200, described, gpu_of
+from weft.kernels.cuda.linear import many as linear_many
 from weft.kernels.cuda.linear import matmul, suits
-from weft.kernels.cuda.linear_few import Cut, counters, cut, few_rows
-from weft.kernels.cuda.linear_many import are_many, many_rows
-from weft.kernels.cuda.linear_one import USUAL_LOADS, blocks, one_row
-from weft.kernels.cuda.linear_some import are_parted, are_some, can_describe, rows_in_parts, some_rows
-from weft.kernels.cuda.linear_tiles import tiled
-from weft.kernels.cuda.vectors import LOADS, Vectors
+from weft.kernels.cuda.linear import some as linear_some
+from weft.kernels.cuda.linear.few import Cut, counters, cut, few_rows
+from weft.kernels.cuda.linear.many import are_many, many_rows
+from weft.kernels.cuda.linear.one import USUAL_LOADS, blocks, one_row
+from weft.kernels.cuda.linear.some import are_parted, are_some, can_describe, rows_in_parts, some_rows
+from weft.kernels.cuda.linear.tiles import tiled
+from weft.kernels.cuda.linear.vectors import LOADS, Vectors
 from weft.kernels.weight import Weight
 
 # A GPU without the shared memory of a Hopper one.

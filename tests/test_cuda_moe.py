@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from tests.compiled import assert_compiles
 from tests.operations import GPU, experts
 from weft.kernels.activations import squared_relu
-from weft.kernels.cuda import moe_few, moe_many, moe_routing, moe_some, moe_sum
-from weft.kernels.cuda.moe_choices import Tiles, last_tokens, tiles
-from weft.kernels.cuda.moe_few import few_experts
-from weft.kernels.cuda.moe_many import many_experts
-from weft.kernels.cuda.moe_routing import list_pairs, route
-from weft.kernels.cuda.moe_some import some_experts
-from weft.kernels.cuda.vectors import Vectors
+from weft.kernels.cuda.linear.vectors import Vectors
+from weft.kernels.cuda.moe import few as moe_few
+from weft.kernels.cuda.moe import many as moe_many
+from weft.kernels.cuda.moe import routing as moe_routing
+from weft.kernels.cuda.moe import some as moe_some
+from weft.kernels.cuda.moe import sums as moe_sum
+from weft.kernels.cuda.moe.choices import Tiles, last_tokens, tiles
+from weft.kernels.cuda.moe.few import few_experts
+from weft.kernels.cuda.moe.many import many_experts
+from weft.kernels.cuda.moe.routing import list_pairs, route
+from weft.kernels.cuda.moe.some import some_experts
 from weft.kernels.experts import SharedExpert, clamped, gated, plain
 from weft.kernels.plain import moe as reference
 from weft.kernels.weight import Weight

@@ -10,7 +10,7 @@ from tests.operations import GPU_ROWS
 from tests.plans import Row, make_plan
 from weft.device.store import Store
 from weft.kernels.activations import NAMES
-from weft.kernels.cuda import overlap
+from weft.kernels.cuda.launch import overlap
 from weft.kernels.plain.norm import gated_rms_norm, rms_norm
 from weft.kernels.plain.norm import join as add_and_norm
 from weft.kernels.plain.norm import rms_norm as rms_norm_heads
@@ -36,7 +36,7 @@ def strided(x):
 
 
 def check_join(rows, size, dtype, device, tolerance):
-    from weft.kernels.cuda.norm import join
+    from weft.kernels.cuda.norm.norms import join
 
     x, one, other, third = (random(rows, size, seed=seed, dtype=dtype, device=device) for seed in range(4))
     weight, inner = (random(size, seed=seed, device=device) for seed in (4, 5))
@@ -66,7 +66,7 @@ def test_an_addition_and_its_norm_equal_the_reference(rows, size):
 
 
 def check_gated_norm(tokens, shape, groups, dtype, device, tolerance):
-    from weft.kernels.cuda.norm import gated_rms_norm as kernel
+    from weft.kernels.cuda.norm.norms import gated_rms_norm as kernel
 
     x, gate = random(tokens, *shape, device=device), random(tokens, *shape, seed=1, dtype=dtype, device=device)
     weight = random(shape[-1], seed=2, device=device)
@@ -165,7 +165,7 @@ def test_queries_keys_and_values_are_normed_turned_and_put_where_they_belong(nor
 
 def launch_all() -> None:
     from weft.kernels.cuda.activation import activate
-    from weft.kernels.cuda.norm import gated_rms_norm, join
+    from weft.kernels.cuda.norm.norms import gated_rms_norm, join
     from weft.kernels.cuda.rotary import make_rotation as kernel
     from weft.kernels.cuda.rotary import rotate_and_write
 
@@ -217,7 +217,7 @@ class TestOnAGPU:
 @pytest.mark.gpu
 def test_on_a_gpu_an_early_start_changes_nothing(monkeypatch):
     from weft.kernels.cuda.activation import activate
-    from weft.kernels.cuda.norm import join
+    from weft.kernels.cuda.norm.norms import join
 
     first, second = (random(*shape, dtype=torch.bfloat16, device="cuda") / 32 for shape in ((4096, 1024), (1024, 2048)))
     weight = random(1024, device="cuda")

@@ -14,7 +14,8 @@ from tests.compiled import assert_compiles
 from tests.operations import CPU, GPU, PLAIN
 from tests.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from weft.device.upload import upload
-from weft.kernels.cuda import following, sampling, sampling_scores
+from weft.kernels.cuda import following, sampling
+from weft.kernels.cuda.sampling import scores as sampling_scores
 from weft.kernels.following import DraftSamples
 from weft.kernels.sampling import Draws
 from weft.memory.kinds import Kind

@@ -25,10 +25,10 @@ from tests.test_prefix_groups import check_reused_seats, random_paths
 from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.choosing import assemble, exact_packages
-from weft.kernels.cuda import attention_shared
 from weft.kernels.cuda.attention import read_pages
-from weft.kernels.cuda.attention_decode import DecodeSharing, attend_decodes
-from weft.kernels.cuda.attention_shared import attend_shared, prefix_members
+from weft.kernels.cuda.attention import shared as attention_shared
+from weft.kernels.cuda.attention.decode import DecodeSharing, attend_decodes
+from weft.kernels.cuda.attention.shared import attend_shared, prefix_members
 from weft.kernels.interface import Batch
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec

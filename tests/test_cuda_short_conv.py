@@ -15,7 +15,7 @@ from tests.plans import NOWHERE, Capture, Known, Rig, Row, make_plan
 from tests.test_causal_conv import naive_conv
 from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.device.store import RecurrentView
-from weft.kernels.cuda import short_conv
+from weft.kernels.cuda import causal_conv as short_conv
 from weft.kernels.cuda.linear import matmul
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import short_conv_memory

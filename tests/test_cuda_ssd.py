@@ -19,9 +19,9 @@ from tests.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of
 from weft.device.store import Store
 from weft.kernels.cpu.ssd import time_step
 from weft.kernels.cuda import ssd as cuda_ssd
-from weft.kernels.cuda import ssd_short
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.arguments import short_tokens
+from weft.kernels.cuda.launch.arguments import short_tokens
+from weft.kernels.cuda.ssd import short as ssd_short
 from weft.kernels.recurrent import UNLIMITED
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch

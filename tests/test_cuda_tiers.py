@@ -17,7 +17,7 @@ from weft.engine.request import Request
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.sent_units import piece_of
+from weft.memory.tiers.exchange.sent_units import piece_of
 
 pytestmark = pytest.mark.gpu
 

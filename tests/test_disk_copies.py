@@ -14,10 +14,11 @@ import pytest
 from tests.disk_blocks import IDENTITY, LAYOUT, FlakyBlocks, content
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.memory.kinds import Kind
-from weft.memory.tiers import disk_file, disk_tier
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, DiskLayout, checksum, decode
-from weft.memory.tiers.disk_tier import HELPERS, DiskCopies
+from weft.memory.tiers.disk import file as disk_file
+from weft.memory.tiers.disk import tier as disk_tier
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.format import BLOCK, ENTRY, DiskLayout, checksum, decode
+from weft.memory.tiers.disk.tier import HELPERS, DiskCopies
 
 # What does not come within this time never does.
 NEVER_SECONDS = 20.0

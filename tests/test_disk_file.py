@@ -21,10 +21,10 @@ from weft.base.errors import CopyFailed, InvalidOption
 from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
-from weft.memory.tiers import disk_file
-from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, open_file
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, WHOLE, DiskLayout, ModelPart, decode, read_layout
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.disk import file as disk_file
+from weft.memory.tiers.disk.file import DamagedUnit, DiskFile, open_file
+from weft.memory.tiers.disk.format import BLOCK, ENTRY, WHOLE, DiskLayout, ModelPart, decode, read_layout
+from weft.memory.tiers.disk.tier import DiskCopies
 
 
 def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:

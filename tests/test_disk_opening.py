@@ -16,8 +16,8 @@ import pytest
 
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks
 from weft.base.errors import InvalidOption, OptionError
-from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file
-from weft.memory.tiers.disk_format import BLOCK, IDENTITY_BYTES, VERSION, DiskLayout, ModelPart, checksum, read_layout
+from weft.memory.tiers.disk.file import DiskFile, open_existing, open_file
+from weft.memory.tiers.disk.format import BLOCK, IDENTITY_BYTES, VERSION, DiskLayout, ModelPart, checksum, read_layout
 
 SIZE = 100_000
 OTHER_MODEL = replace(LAYOUT, identity=replace(LAYOUT.identity, weights=b"g" * 16))

@@ -18,11 +18,11 @@ from tests.test_disk_file import saving
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
 from weft.memory.kinds import Kind
-from weft.memory.tiers import disk_file
-from weft.memory.tiers.disk_file import REQUESTS, DiskFile
-from weft.memory.tiers.disk_format import BLOCK, DiskLayout
-from weft.memory.tiers.disk_tier import DiskCopies
-from weft.memory.tiers.reused_memory import ReusedMemory
+from weft.memory.tiers.disk import file as disk_file
+from weft.memory.tiers.disk.file import REQUESTS, DiskFile
+from weft.memory.tiers.disk.format import BLOCK, DiskLayout
+from weft.memory.tiers.disk.reused_memory import ReusedMemory
+from weft.memory.tiers.disk.tier import DiskCopies
 
 # What does not come within this time never does.
 NEVER_SECONDS = 20.0

@@ -14,8 +14,8 @@ import pytest
 from tests.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, header
 from tests.test_disk_file import Writer, check_found, fresh
 from weft.memory.kinds import Kind
-from weft.memory.tiers.block_file import FileBlocks
-from weft.memory.tiers.disk_file import DiskFile
+from weft.memory.tiers.disk.block_file import FileBlocks
+from weft.memory.tiers.disk.file import DiskFile
 
 # What does not come within this time never does.
 NEVER_SECONDS = 20.0

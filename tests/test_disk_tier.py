@@ -40,9 +40,9 @@ from weft.memory.audit import audit
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import DiskLayout
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.format import DiskLayout
+from weft.memory.tiers.disk.tier import DiskCopies
 from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 

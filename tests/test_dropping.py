@@ -29,8 +29,8 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import chain, root_key
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.disk_file import DiskFile, open_existing
-from weft.memory.tiers.disk_tier import DiskCopies
+from weft.memory.tiers.disk.file import DiskFile, open_existing
+from weft.memory.tiers.disk.tier import DiskCopies
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
 from weft.speculate.drafting import Drafting

@@ -15,13 +15,13 @@ from weft.engine.copying import Copier
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers import erasing as erasing_module
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_tier import DiskCopies, disk_cache
+from weft.memory.tiers.disk import erasing as erasing_module
+from weft.memory.tiers.disk.erasing import Erasing
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.restoring import Restoring
+from weft.memory.tiers.disk.tier import DiskCopies, disk_cache
 from weft.memory.tiers.empty import empty_tier
-from weft.memory.tiers.erasing import Erasing
 from weft.memory.tiers.link import TierLink
-from weft.memory.tiers.restoring import Restoring
 from weft.memory.tiers.saves import Saves
 from weft.memory.tiers.tiers import Tiers
 

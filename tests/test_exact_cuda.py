@@ -23,14 +23,17 @@ from weft.device.store import AttentionView
 from weft.kernels import choosing
 from weft.kernels.activations import gelu_tanh, squared_relu
 from weft.kernels.choosing import choose
-from weft.kernels.cuda import exact_decode, exact_linear, exact_moe, gated_delta
-from weft.kernels.cuda.exact_decode import RowSharing, sharing_of
-from weft.kernels.cuda.exact_linear import cut, shares_of, unsplit, way_of
-from weft.kernels.cuda.exact_moe_few import few_experts
-from weft.kernels.cuda.gpus import H200
-from weft.kernels.cuda.linear_few import INPUTS, Cut, few_rows
-from weft.kernels.cuda.linear_tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
-from weft.kernels.cuda.moe_choices import Tiles
+from weft.kernels.cuda import gated_delta
+from weft.kernels.cuda.attention import exact_decode
+from weft.kernels.cuda.attention.exact_decode import RowSharing, sharing_of
+from weft.kernels.cuda.launch.gpus import H200
+from weft.kernels.cuda.linear import exact as exact_linear
+from weft.kernels.cuda.linear.exact import cut, shares_of, unsplit, way_of
+from weft.kernels.cuda.linear.few import INPUTS, Cut, few_rows
+from weft.kernels.cuda.linear.tiles import Tile, float32_scores, tile_of, tile_of_shares, tiled
+from weft.kernels.cuda.moe import exact as exact_moe
+from weft.kernels.cuda.moe.choices import Tiles
+from weft.kernels.cuda.moe.exact_few import few_experts
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
 from weft.kernels.plain import moe as plain_moe
 from weft.kernels.recurrent import DeltaInputs

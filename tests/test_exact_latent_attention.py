@@ -10,8 +10,8 @@ import torch
 from tests.exact_steps import EXACT
 from tests.operations import GPU_ROWS
 from tests.test_latent_attention import Scene, error_of
-from weft.kernels.cuda import exact_latent_attention
-from weft.kernels.cuda.exact_latent_attention import multiply_by_head
+from weft.kernels.cuda.latent_attention import exact as exact_latent_attention
+from weft.kernels.cuda.latent_attention.exact import multiply_by_head
 
 gpu = pytest.mark.gpu
 PUBLISHED = {"heads": 32, "latent": 512, "shared_dim": 64, "key_dim": 128, "value_dim": 128, "cell": 64}

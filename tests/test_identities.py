@@ -46,9 +46,9 @@ from weft.kernels.choosing import REVISIONS
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers import disk_format
-from weft.memory.tiers.disk_file import DiskFile, open_file
-from weft.memory.tiers.disk_format import BLOCK, ENTRY, KINDS, DiskLayout, checksum, is_earlier, read_layout
+from weft.memory.tiers.disk import format as disk_format
+from weft.memory.tiers.disk.file import DiskFile, open_file
+from weft.memory.tiers.disk.format import BLOCK, ENTRY, KINDS, DiskLayout, checksum, is_earlier, read_layout
 from weft.models.identity import identity_of, revisions_of
 from weft.models.lfm2 import Lfm2
 from weft.models.sharding import Shard

@@ -18,14 +18,14 @@ from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.kernels.activations import NAMES
 from weft.kernels.choosing import GROUPS, assemble
+from weft.kernels.cuda import causal_conv as short_conv
 from weft.kernels.cuda import linear as on_gpu
-from weft.kernels.cuda import short_conv
 from weft.kernels.cuda.linear import for_matmul as for_product
-from weft.kernels.cuda.linear_one import one_row
-from weft.kernels.cuda.norm import join
-from weft.kernels.cuda.stream import LazyNorm, can_wait
-from weft.kernels.cuda.stream import rows_of as whole
-from weft.kernels.cuda.vectors import Vectors
+from weft.kernels.cuda.linear.one import one_row
+from weft.kernels.cuda.linear.vectors import Vectors
+from weft.kernels.cuda.norm import LazyNorm, can_wait
+from weft.kernels.cuda.norm import rows_of as whole
+from weft.kernels.cuda.norm.norms import join
 from weft.kernels.interface import Operations
 from weft.kernels.plain.norm import join as add_and_norm
 from weft.kernels.stream import Change

@@ -19,9 +19,9 @@ from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.norm import gated_rms_norm
 from weft.kernels.cpu.together import side_by_side
 from weft.kernels.cuda import attention as on_gpu
-from weft.kernels.cuda import flashinfer
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.norm import gated_rms_norm as gated_rms_norm_on_gpu
+from weft.kernels.cuda.attention import flashinfer
+from weft.kernels.cuda.norm.norms import gated_rms_norm as gated_rms_norm_on_gpu
 from weft.kernels.interface import Operations
 from weft.kernels.native import attention as native_attention
 from weft.kernels.native.calls import RecordedMemory, record

@@ -29,13 +29,15 @@ from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.memory.removal import Hidden
-from weft.memory.tiers import disk_file, loads, remote_tier, saves, units
-from weft.memory.tiers.block_file import BlockFile
-from weft.memory.tiers.disk_file import DiskFile, WantedUnit
-from weft.memory.tiers.disk_format import ENTRY, UnitHeader, decode
+from weft.memory.tiers import loads, saves, units
+from weft.memory.tiers.disk import file as disk_file
+from weft.memory.tiers.disk.block_file import BlockFile
+from weft.memory.tiers.disk.file import DiskFile, WantedUnit
+from weft.memory.tiers.disk.format import ENTRY, UnitHeader, decode
+from weft.memory.tiers.disk.reused_memory import ReusedMemory
 from weft.memory.tiers.load_choice import LoadChoice
 from weft.memory.tiers.loads import Loads
-from weft.memory.tiers.reused_memory import ReusedMemory
+from weft.memory.tiers.remote import tier as remote_tier
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import Node
 

@@ -16,9 +16,9 @@ from tests.apart import run_pair
 from weft.base.copies import UnitPiece
 from weft.engine import exchange, sequence
 from weft.memory.keys import root_key
-from weft.memory.tiers import sent_units
-from weft.memory.tiers.arrivals import ArrivalsLink
-from weft.memory.tiers.departures import Departures
+from weft.memory.tiers.exchange import sent_units
+from weft.memory.tiers.exchange.arrivals import ArrivalsLink
+from weft.memory.tiers.exchange.departures import Departures
 
 SEEDS = 200
 Patch = pytest.MonkeyPatch

@@ -14,8 +14,8 @@ from tests.test_disk_tier import DISK_BYTES, disk_engine
 from weft.base.errors import InvalidOption
 from weft.cli.main import main
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.prefix_file import export_prefix, import_prefix
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.prefix_file import export_prefix, import_prefix
 
 KEYS = [bytes([number]) * 32 for number in range(1, 6)]
 

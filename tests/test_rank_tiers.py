@@ -21,8 +21,8 @@ from weft.base.options import Options
 from weft.cli.main import main
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
-from weft.memory.tiers.disk_file import DiskFile, open_existing, open_file, rows_of_first
-from weft.memory.tiers.disk_format import DiskLayout, ModelPart, UnitHeader
+from weft.memory.tiers.disk.file import DiskFile, open_existing, open_file, rows_of_first
+from weft.memory.tiers.disk.format import DiskLayout, ModelPart, UnitHeader
 from weft.runner.ranks.channel import CopyEnded, CopyUnits
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart

@@ -26,7 +26,7 @@ from weft.base.tenants import tenant_digest
 from weft.engine.loop import Engine
 from weft.memory.keys import chain, root_key
 from weft.memory.misses import Reason
-from weft.memory.tiers.remote_store import ObjectMissing, S3Objects, StoreFailed
+from weft.memory.tiers.remote.store import ObjectMissing, S3Objects, StoreFailed
 from weft.runner.runner import Runner
 
 pytest.importorskip("obstore")
@@ -64,7 +64,7 @@ def store_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorePro
 def s3(store_process: StoreProcess, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> StoreProcess:
     """The store, with a place of its own for each test."""
     monkeypatch.setattr("weft.memory.tiers.tiers.LEAST_SECONDS_TO_ASK", 0.0)
-    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr("weft.memory.tiers.remote.discovery.PATIENCE_SECONDS", 1e9)
     values = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     for name, value in (values | {"AWS_ENDPOINT_URL": store_process.address, "AWS_ALLOW_HTTP": "true"}).items():
         monkeypatch.setenv(name, value)

@@ -32,10 +32,10 @@ from weft.engine.request import Request
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
-from weft.memory.tiers.discovery import PathSearch
-from weft.memory.tiers.disk_file import DamagedUnit
-from weft.memory.tiers.remote_store import GuardedStore, ObjectMissing, StoreFailed
-from weft.memory.tiers.remote_tier import decode_unit, encode_unit
+from weft.memory.tiers.disk.file import DamagedUnit
+from weft.memory.tiers.remote.discovery import PathSearch
+from weft.memory.tiers.remote.store import GuardedStore, ObjectMissing, StoreFailed
+from weft.memory.tiers.remote.tier import decode_unit, encode_unit
 from weft.runner.runner import Runner
 
 ONE, TWO = b"1" * 32, b"2" * 32
@@ -45,7 +45,7 @@ ONE, TWO = b"1" * 32, b"2" * 32
 def every_prompt_is_worth_asking_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.memory.tiers.tiers.LEAST_SECONDS_TO_ASK", 0.0)
     # No test waits for a clock.
-    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr("weft.memory.tiers.remote.discovery.PATIENCE_SECONDS", 1e9)
 
 
 def remote_engine(store: FakeStore, workload: Workload | None = None, **settings: object) -> Engine:
@@ -144,7 +144,7 @@ def test_a_store_that_hangs_delays_no_step_and_its_prompt_starts_without_it(monk
     while len(seen) < 3:
         seen += [output.sequence for output in engine.step() if output.token is not None]
     assert seen == [runs] * 3, "the request asks the store, and the other one runs"
-    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr("weft.memory.tiers.remote.discovery.PATIENCE_SECONDS", -1.0)
     while not any(output.finish for output in engine.step()):
         pass
     report = engine.report(waits)
@@ -268,7 +268,7 @@ def test_an_engine_that_also_receives_prefixes_asks_the_store_and_drops_from_it(
 
 def test_engines_with_roles_share_a_store_besides_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
     store, spec = FakeStore(), spec_of("lfm2")
-    monkeypatch.setattr("weft.memory.tiers.remote_store.S3Objects", lambda url: store)
+    monkeypatch.setattr("weft.memory.tiers.remote.store.S3Objects", lambda url: store)
 
     def make(config: EngineConfig) -> Runner:
         runner = Runner(model_of("lfm2"), spec, config.memory_bytes, config.max_sequences, threads=1)
@@ -339,7 +339,7 @@ def test_a_prefix_that_cannot_be_searched_for_is_not_reported_as_erased(monkeypa
     keys = stored_path(store)
     engine = remote_engine(store)
     with monkeypatch.context() as patch:
-        patch.setattr("weft.memory.tiers.stored_names.MOST_LISTED", 2)
+        patch.setattr("weft.memory.tiers.remote.stored_names.MOST_LISTED", 2)
         answer = drop(engine, prefix=bytes.fromhex(keys[0]))
     assert answer["erased"] is False
     assert "more than 2 objects; drop its tenant" in answer["reason"]
@@ -405,7 +405,9 @@ def test_an_idle_engine_waits_for_a_drop_instead_of_spinning(monkeypatch: pytest
     while engine.ledger.hidden:
         engine.step()
     waited: list[int] = []
-    monkeypatch.setattr("weft.memory.tiers.discovery.wait_for", lambda futures, seconds: waited.append(len(futures)))
+    monkeypatch.setattr(
+        "weft.memory.tiers.remote.discovery.wait_for", lambda futures, seconds: waited.append(len(futures))
+    )
     for _ in range(3):
         engine.step()
     assert waited == [1, 1, 1]

@@ -15,11 +15,11 @@ from weft.memory.captures import Origin
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers import restoring
-from weft.memory.tiers.disk_file import DiskFile
-from weft.memory.tiers.disk_format import DiskLayout, UnitHeader
-from weft.memory.tiers.disk_tier import disk_cache
-from weft.memory.tiers.restoring import CLIMBED_PER_CELL, Restoring
+from weft.memory.tiers.disk import restoring
+from weft.memory.tiers.disk.file import DiskFile
+from weft.memory.tiers.disk.format import DiskLayout, UnitHeader
+from weft.memory.tiers.disk.restoring import CLIMBED_PER_CELL, Restoring
+from weft.memory.tiers.disk.tier import disk_cache
 from weft.memory.trie import Node
 
 SPEC = MemorySpec((AttentionMemory(1, 4, "float32"),), cell=4)

@@ -26,12 +26,12 @@ from weft.base.options import Options, SizingFacts, resolve
 from weft.device.host_memory import HostMemory
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.tiers.disk_file import open_file
-from weft.memory.tiers.disk_format import DiskLayout
-from weft.memory.tiers.disk_tier import DiskCopies
-from weft.memory.tiers.remote_store import GuardedStore
-from weft.memory.tiers.remote_tier import RemoteCopies
-from weft.memory.tiers.staged_copies import SLOTS, StagedCopies, slot_bytes
+from weft.memory.tiers.disk.file import open_file
+from weft.memory.tiers.disk.format import DiskLayout
+from weft.memory.tiers.disk.staged_copies import SLOTS, StagedCopies, slot_bytes
+from weft.memory.tiers.disk.tier import DiskCopies
+from weft.memory.tiers.remote.store import GuardedStore
+from weft.memory.tiers.remote.tier import RemoteCopies
 from weft.runner.runner import Runner
 
 
@@ -39,7 +39,7 @@ from weft.runner.runner import Runner
 def every_prompt_is_worth_asking_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.memory.tiers.tiers.LEAST_SECONDS_TO_ASK", 0.0)
     # No test waits for a clock.
-    monkeypatch.setattr("weft.memory.tiers.discovery.PATIENCE_SECONDS", 1e9)
+    monkeypatch.setattr("weft.memory.tiers.remote.discovery.PATIENCE_SECONDS", 1e9)
 
 
 # a file and a store -------------------------------------------------------------------------------------------------

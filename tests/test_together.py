@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.operations import CPU, PLAIN
-from weft.kernels.cuda import overlap
+from weft.kernels.cuda.launch import overlap
 from weft.kernels.cuda.together import MOST_ROWS
 from weft.kernels.cuda.together import run_together as beside
 
@@ -57,7 +57,7 @@ def test_recorded_branches_meet_again():
     Programs share sums on both at once.
     """
     from weft.kernels.cuda.activation import activate
-    from weft.kernels.cuda.linear_few import few_rows
+    from weft.kernels.cuda.linear.few import few_rows
 
     torch.manual_seed(0)
     x = torch.randn(3, SIZE, device="cuda", dtype=torch.bfloat16)

@@ -27,7 +27,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.memory.kinds import Kind
-from weft.memory.tiers.sent_units import header_of_staged
+from weft.memory.tiers.exchange.sent_units import header_of_staged
 from weft.transfer import sending
 from weft.transfer.connection import TransferConnection, channel_of
 from weft.transfer.messages import (

@@ -19,10 +19,11 @@ from weft.base.errors import InvalidOption
 from weft.base.transfers import ReservedUnit
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
-from weft.memory.tiers import prefix_file, remote_tier
-from weft.memory.tiers.disk_file import DamagedUnit, DiskFile, WantedUnit
-from weft.memory.tiers.disk_format import ENTRY, UnitHeader, checksum, decode
-from weft.memory.tiers.sent_units import GrantedPlaces
+from weft.memory.tiers.disk import prefix_file
+from weft.memory.tiers.disk.file import DamagedUnit, DiskFile, WantedUnit
+from weft.memory.tiers.disk.format import ENTRY, UnitHeader, checksum, decode
+from weft.memory.tiers.exchange.sent_units import GrantedPlaces
+from weft.memory.tiers.remote import tier as remote_tier
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 UNIT = 3

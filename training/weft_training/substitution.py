@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from weft.kernels.cuda.gated_delta_cells import invert
+from weft.kernels.cuda.gated_delta.cells import invert
 
 
 @torch.library.custom_op("weft_training::inverse", mutates_args=())

@@ -16,8 +16,8 @@ from weft.base.options import memory_bytes, option
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.disk_file import DiskFile
-    from weft.memory.tiers.disk_format import ModelPart
+    from weft.memory.tiers.disk.file import DiskFile
+    from weft.memory.tiers.disk.format import ModelPart
 
 ABOUT = "show, verify, drop, export or import what the file of a disk tier holds"
 LEAST_LETTERS = 16
@@ -57,7 +57,7 @@ class CacheOptions:
 
 
 def run(options: CacheOptions) -> int:
-    from weft.memory.tiers.disk_file import open_existing
+    from weft.memory.tiers.disk.file import open_existing
 
     if options.file is None:
         raise OptionError("the file of a disk tier must be given; pass the path that --disk named")
@@ -88,9 +88,9 @@ def run(options: CacheOptions) -> int:
 
 def make_file(path: Path, options: CacheOptions) -> DiskFile | None:
     """Make the file of a tier for the model of a prefix file, if there is none yet."""
-    from weft.memory.tiers.disk_file import open_file
-    from weft.memory.tiers.disk_format import DiskLayout
-    from weft.memory.tiers.prefix_file import read_head
+    from weft.memory.tiers.disk.file import open_file
+    from weft.memory.tiers.disk.format import DiskLayout
+    from weft.memory.tiers.disk.prefix_file import read_head
 
     if path.exists() or options.import_from is None:
         return None
@@ -109,7 +109,7 @@ def readable(path: Path) -> Path:
 
 
 def imported(file: DiskFile, source: Path) -> dict[str, Any]:
-    from weft.memory.tiers.prefix_file import import_prefix
+    from weft.memory.tiers.disk.prefix_file import import_prefix
 
     count = import_prefix(file, readable(source))
     file.reread()
@@ -117,7 +117,7 @@ def imported(file: DiskFile, source: Path) -> dict[str, Any]:
 
 
 def export(file: DiskFile, options: CacheOptions) -> int:
-    from weft.memory.tiers.prefix_file import export_prefix
+    from weft.memory.tiers.disk.prefix_file import export_prefix
 
     letters = options.prefix or ""
     if len(letters) < LEAST_LETTERS or len(letters) % 2 or not set(letters) <= set("0123456789abcdef"):
@@ -188,7 +188,7 @@ def drop(file: DiskFile, path: Path, tenant: str) -> int:
 
 def files_of_ranks(path: Path, part: ModelPart) -> Iterator[DiskFile]:
     """Yield the files that lie beside the first rank's and hold the other ranks' parts of the same units."""
-    from weft.memory.tiers.disk_file import open_existing
+    from weft.memory.tiers.disk.file import open_existing
 
     for rank in range(1, part.ranks):
         other = replace(part, rank=rank).path(path)

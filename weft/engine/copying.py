@@ -17,8 +17,8 @@ from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed, EngineStopped
 from weft.engine.device import CopyingDevice, Device
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.arrivals import ArrivalsLink
 from weft.memory.tiers.empty import empty_tier
+from weft.memory.tiers.exchange.arrivals import ArrivalsLink
 from weft.memory.tiers.link import MOST_SAVING_BYTES, TierLink
 from weft.memory.tiers.tiers import Tiers
 
@@ -55,16 +55,16 @@ class Copier:
             links[0].demotion.copy_pays = links[0].rates.copy_pays
             upper = host
         if config.disk_bytes:
-            from weft.memory.tiers.disk_tier import disk_cache
-            from weft.memory.tiers.restoring import Restoring
+            from weft.memory.tiers.disk.restoring import Restoring
+            from weft.memory.tiers.disk.tier import disk_cache
 
             disk = disk_cache(ledger.spec, copying.disk, config.eviction)
             links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
             links[-1].restoring = restoring = Restoring(disk, copying.disk, ledger.tenancy)
             links[-1].saves.erasing.resume(restoring.doomed)
         if config.remote:
-            from weft.memory.tiers.discovery import Discovery
-            from weft.memory.tiers.remote_tier import view_bytes
+            from weft.memory.tiers.remote.discovery import Discovery
+            from weft.memory.tiers.remote.tier import view_bytes
 
             view, copies = empty_tier(ledger.spec, view_bytes(ledger.spec), config.eviction), copying.remote
             links.append(TierLink(len(links), "remote", upper, view, None, labelled=True))

@@ -9,8 +9,8 @@ from weft.base.copies import CopyPlan
 from weft.base.plan import Ints, Landing, Plan
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.disk_file import DiskFile
-    from weft.memory.tiers.remote_tier import RemoteCopies
+    from weft.memory.tiers.disk.file import DiskFile
+    from weft.memory.tiers.remote.tier import RemoteCopies
 
 
 class Device(Protocol):

@@ -22,7 +22,7 @@ from weft.memory.ledger import Ledger
 from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.restoring import Restoring, RowsToDrop
+    from weft.memory.tiers.disk.restoring import Restoring, RowsToDrop
 
 log = logging.getLogger("weft")
 

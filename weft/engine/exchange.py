@@ -30,8 +30,8 @@ from weft.memory.arena import Arena
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.arrivals import ArrivalsFull, ArrivalsLink
-from weft.memory.tiers.departures import Aloft, Departures
+from weft.memory.tiers.exchange.arrivals import ArrivalsFull, ArrivalsLink
+from weft.memory.tiers.exchange.departures import Aloft, Departures
 from weft.memory.tiers.units import PointUnits
 
 # Copies to the staging area that are begun in one step.

@@ -37,8 +37,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "following": ("verify_drafts", "move_rows"),
     "sampling": ("for_sampling", "likeliest", "take_likeliest", "read_board", "restrict", "draw", "score", "digest"),
 }
-# Groups whose module has a different name in a package.
-ELSEWHERE = {("cuda", "norm"): "stream", ("cuda", "causal_conv"): "short_conv"}
 # Operations with a C++ kernel for decode-only steps (one new token per row), by group.
 DECODES = {
     "attention": ("attend",),
@@ -51,7 +49,7 @@ DECODES = {
 }
 # Operations with a C++ kernel in any step: norms for all rows, others for few of them.
 FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
-# Groups with operations of their own where bits must not depend on a step's other rows, by modules named exact_GROUP.
+# Groups with operations of their own where bits must not depend on a step's other rows, by modules `GROUP/exact.py`.
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
 EXACT = ("linear", "norm", "attention", "latent_attention", "causal_conv", "gated_delta", "ssd", "moe")
 EXACT_DTYPES = (torch.bfloat16, torch.float16)
@@ -138,12 +136,12 @@ def module_of(group: str, package: str) -> str:
     """Return the name of a group's module in a package.
 
     >>> module_of("norm", "exact"), module_of("norm", "cuda"), module_of("ssd", "native")
-    ('weft.kernels.cuda.exact_norm', 'weft.kernels.cuda.stream', 'weft.kernels.cpu.ssd')
+    ('weft.kernels.cuda.norm.exact', 'weft.kernels.cuda.norm', 'weft.kernels.cpu.ssd')
     """
     if package == "exact":
-        return f"weft.kernels.cuda.exact_{group}"
+        return f"weft.kernels.cuda.{group}.exact"
     home = "cpu" if package == "native" else package
-    return f"weft.kernels.{home}.{ELSEWHERE.get((home, group), group)}"
+    return f"weft.kernels.{home}.{group}"
 
 
 def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> Callable[..., Any]:

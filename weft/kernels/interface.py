@@ -1,8 +1,8 @@
 """The boundary between models and hardware: a step as layers see it, and the operations that compute it.
 
 Models call operations and never ask about devices. Three packages implement them: `plain` (a few readable lines of
-PyTorch each, on any device), `cpu` (PyTorch and C++, tuned for CPUs) and `cuda` (Triton and FlashInfer; modules named
-`exact_*` are variants whose bits do not depend on a step's other rows).
+PyTorch each, on any device), `cpu` (PyTorch and C++, tuned for CPUs) and `cuda` (Triton and FlashInfer, a folder for
+each operation; modules named `exact` are variants whose bits do not depend on a step's other rows).
 `choosing.py` picks a package for each group of operations when a model is loaded.
 
 A step has one encoding, a few small int32 tensors. A compiled kernel computes its indices from where a row starts,

@@ -29,7 +29,7 @@ from weft.memory.removal import Hidden
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.departures import Departures
+from weft.memory.tiers.exchange.departures import Departures
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 

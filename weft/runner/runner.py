@@ -32,7 +32,7 @@ from weft.kernels.interface import Batch, Operations, OrderedDecodes
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_format import WHOLE, DiskLayout, ModelPart
+from weft.memory.tiers.disk.format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
@@ -42,8 +42,8 @@ from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.disk_file import DiskFile
-    from weft.memory.tiers.remote_tier import RemoteCopies
+    from weft.memory.tiers.disk.file import DiskFile
+    from weft.memory.tiers.remote.tier import RemoteCopies
 
 log = logging.getLogger("weft")
 
@@ -328,8 +328,8 @@ class Runner:
 
     def add_disk(self, path: Path, size_bytes: int, identity: Identity, part: ModelPart = WHOLE) -> None:
         """Open the file for what memory evicts; `path` is the first rank's."""
-        from weft.memory.tiers.disk_file import open_file
-        from weft.memory.tiers.disk_tier import DiskCopies, check_model
+        from weft.memory.tiers.disk.file import open_file
+        from weft.memory.tiers.disk.tier import DiskCopies, check_model
 
         check_model(self.spec)
         file = open_file(part.path(path), DiskLayout.of(identity, self.store.unit_bytes, size_bytes, part))
@@ -339,9 +339,9 @@ class Runner:
 
     def add_remote(self, url: str, identity: Identity) -> None:
         """Open the store for what memory evicts."""
-        from weft.memory.tiers.disk_tier import check_model
-        from weft.memory.tiers.remote_store import GuardedStore, S3Objects
-        from weft.memory.tiers.remote_tier import RemoteCopies
+        from weft.memory.tiers.disk.tier import check_model
+        from weft.memory.tiers.remote.store import GuardedStore, S3Objects
+        from weft.memory.tiers.remote.tier import RemoteCopies
 
         check_model(self.spec, "remote")
         store = GuardedStore(S3Objects(url))
@@ -356,7 +356,7 @@ class Runner:
         hosts = [tier for tier in self.tiers if isinstance(tier, HostMemory)]
         sizes = self.store.unit_bytes
         if not hosts and not self.store.is_host_memory:
-            from weft.memory.tiers.staged_copies import SLOTS, StagedCopies, slot_bytes
+            from weft.memory.tiers.disk.staged_copies import SLOTS, StagedCopies, slot_bytes
 
             slot = slot_bytes(self.spec, sizes)
             host = HostMemory(self.store, 2 * SLOTS * slot)
@@ -367,7 +367,7 @@ class Runner:
 
     @property
     def remote(self) -> RemoteCopies:
-        from weft.memory.tiers.remote_tier import RemoteCopies
+        from weft.memory.tiers.remote.tier import RemoteCopies
 
         return next(copies for copies in self._lasting if isinstance(copies, RemoteCopies))
 

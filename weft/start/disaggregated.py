@@ -12,7 +12,7 @@ from weft.base.transfers import TransferSettings, Transport
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.departures import SHARE, area_bytes
+from weft.memory.tiers.exchange.departures import SHARE, area_bytes
 from weft.transfer.connection import Memories
 from weft.transfer.group import GroupTransport
 from weft.transfer.messages import Contract, TransferError

@@ -15,8 +15,8 @@ from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Offered, ReceivingEnded, ReservedUnit, UnitReceived
-from weft.memory.tiers.disk_format import UnitHeader, checksum, decode
-from weft.memory.tiers.sent_units import GrantedPlaces
+from weft.memory.tiers.disk.format import UnitHeader, checksum, decode
+from weft.memory.tiers.exchange.sent_units import GrantedPlaces
 from weft.transfer.connection import TransferConnection, TransferOwner
 from weft.transfer.messages import (
     MAX_MESSAGE_BYTES,

@@ -17,7 +17,7 @@ from typing import Any
 from weft.base.errors import WeftError
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, UnitsSent
 from weft.memory.kinds import Kind
-from weft.memory.tiers.sent_units import header_of_staged, piece_of
+from weft.memory.tiers.exchange.sent_units import header_of_staged, piece_of
 from weft.transfer.connection import (
     PATIENCE_SECONDS,
     PULSE_SECONDS,

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.launching import jit, named
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.launch.launching import jit, named
+from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.outputs import placed
 
 # Elements per program and its warps, measured on an H200.

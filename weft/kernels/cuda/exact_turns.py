@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.device.store import RecurrentView
 from weft.kernels.choosing import Table
-from weft.kernels.cuda.overlap import in_full
+from weft.kernels.cuda.launch.overlap import in_full
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.recurrent import ChannelDeltaInputs, ConvolutionWeights, DeltaInputs, SsdInputs
 from weft.kernels.stream import Normed

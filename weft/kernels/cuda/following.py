@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Int
 from torch import Tensor
 
-from weft.kernels.cuda.launching import Arguments, jit, named, power_of_two
+from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, PageList
 

@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.cuda.arguments import STEP, cache_of, pages_of
-from weft.kernels.cuda.launching import jit, named, power_of_two
-from weft.kernels.cuda.overlap import early, wait
+from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of
+from weft.kernels.cuda.launch.launching import jit, named, power_of_two
+from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.interface import Batch
 from weft.kernels.rotary import Rotation
 

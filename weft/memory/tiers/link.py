@@ -18,8 +18,8 @@ from weft.memory.tiers.saves import Saves
 from weft.memory.trie import Node, resume_at_or_above
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.discovery import Discovery
-    from weft.memory.tiers.restoring import Restoring
+    from weft.memory.tiers.disk.restoring import Restoring
+    from weft.memory.tiers.remote.discovery import Discovery
 
 # Bytes under way in each direction: 10 milliseconds at the 50 GB/s between a GPU and host memory. Of what is saved to a
 # file or a store, which are slower, half as much.

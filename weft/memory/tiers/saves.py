@@ -14,7 +14,7 @@ from weft.base.copies import CopyPlan, Direction
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
-from weft.memory.tiers.erasing import ErasedPart, Erasing
+from weft.memory.tiers.disk.erasing import ErasedPart, Erasing
 from weft.memory.tiers.units import (
     CellCopy,
     CopyBatch,

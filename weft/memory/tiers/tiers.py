@@ -20,7 +20,7 @@ from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.arrivals import ArrivalsLink
+from weft.memory.tiers.exchange.arrivals import ArrivalsLink
 from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.load_choice import FoundPrefix, LoadChoice
 from weft.memory.trie import Node

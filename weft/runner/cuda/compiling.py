@@ -96,8 +96,8 @@ def compile_kernels(
 ) -> None:
     """Compile in parallel what steps of up to `tokens` and `rows` launch. Nothing is computed."""
     # Triton is not installed on machines without a GPU.
-    from weft.kernels.cuda.ahead import compiling_ahead
-    from weft.kernels.cuda.launching import is_known
+    from weft.kernels.cuda.launch.ahead import compiling_ahead
+    from weft.kernels.cuda.launch.launching import is_known
 
     if not is_known():
         return
@@ -143,7 +143,7 @@ def steps_of(
 def expert_steps(model: CausalModel, tokens: int) -> list[list[int]]:
     """Return prompts of up to `tokens` that launch all kernels of a model's experts, which depend on the length."""
     # Triton is not installed on machines without a GPU.
-    from weft.kernels.cuda.moe_choices import last_tokens
+    from weft.kernels.cuda.moe.choices import last_tokens
 
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
     mixtures = {(layer.route.options["k"], len(layer.experts.second)) for layer in layers}

@@ -34,8 +34,8 @@ from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
 
 if TYPE_CHECKING:
-    from weft.memory.tiers.disk_file import DiskFile
-    from weft.memory.tiers.remote_tier import RemoteCopies
+    from weft.memory.tiers.disk.file import DiskFile
+    from weft.memory.tiers.remote.tier import RemoteCopies
 
 
 @dataclass(frozen=True, slots=True)

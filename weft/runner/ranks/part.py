@@ -10,8 +10,8 @@ from weft.base.cores import available_cores
 from weft.kernels.interface import Operations
 from weft.memory.identity import Identity
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk_file import rows_of_first
-from weft.memory.tiers.disk_format import ModelPart
+from weft.memory.tiers.disk.file import rows_of_first
+from weft.memory.tiers.disk.format import ModelPart
 from weft.models.model import CausalModel
 from weft.runner.ranks.group import ProcessRanks
 from weft.runner.ranks.meeting import Meeting

@@ -1,0 +1,127 @@
+"""Groups of arguments that many kernels take, made once: the rows and pieces of a step, and the memory of a layer.
+
+A kernel that takes a group lists all of its parameters, in this order:
+
+    rows      row_start, row_first, row_slot, row_tail, row_closing
+    pieces    piece_row, piece_position, piece_slot, first_piece, decodes, pieces
+    pages     positions, write_page, page_first, page_bounds, page_list
+    memory    state, state_stride, then tail_NAME, tail_NAME_stride for each part of the mixer's tail
+    cache     key_pages, value_pages, page_stride
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weft.device.store import AttentionView, RecurrentView
+from weft.kernels.cuda.launch.launching import Arguments, named
+from weft.kernels.interface import Batch
+
+# They lie in a step's upload at varying addresses, and their numbers vary: neither must be compiled in.
+UPLOADED = (
+    "row_start", "row_first", "row_slot", "row_tail", "row_closing", "piece_row", "piece_position", "piece_slot",
+    "first_piece", "positions", "write_page", "page_first", "page_bounds", "page_list",
+    "page_place", "member_token",
+)  # fmt: skip
+COUNTS = ("rows", "decodes", "pieces", "shares", "least_cells", "run")
+STEP: dict[str, Any] = {"do_not_specialize": COUNTS, "do_not_specialize_on_alignment": UPLOADED}
+
+CONVOLUTION = "conv"
+
+
+def rows_of(batch: Batch) -> Arguments:
+    found: Arguments | None = batch.derived.get("rows")
+    if found is None:
+        found = batch.derived["rows"] = named(
+            row_start=batch.start,
+            row_first=batch.first,
+            row_slot=batch.slot,
+            row_tail=batch.tail,
+            row_closing=batch.closing,
+        )
+    return found
+
+
+def short_tokens(batch: Batch, most: int) -> int:
+    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
+    rows = batch.rows - batch.decodes
+    return most if batch.tokens - batch.decodes <= rows * most else 0
+
+
+def short_room(cell: int, ring: int) -> int:
+    """Return the most tokens of a short row with those before it in its cell: its tail holds them, and it ends at most
+    one cell."""
+    return min(ring, 2 * cell - 1)
+
+
+def records_drafts(batch: Batch, most: int) -> bool:
+    """Return whether a step is recorded for rows of at most `most` tokens, padding aside.
+
+    Kernels that only such steps launch are compiled with them, and never while a request waits.
+    """
+    return batch.host is None and batch.longest <= most
+
+
+def pieces_of(batch: Batch) -> Arguments:
+    found: Arguments | None = batch.derived.get("pieces")
+    if found is None:
+        found = batch.derived["pieces"] = named(
+            piece_row=batch.piece_row,
+            piece_position=batch.piece_position,
+            piece_slot=batch.piece_slot,
+            first_piece=batch.first_piece,
+            decodes=batch.decodes,
+            pieces=batch.pieces,
+        )
+    return found
+
+
+def pages_of(batch: Batch, view: AttentionView) -> Arguments:
+    key = "pages" if view.window is None else "pages of windows"
+    found: Arguments | None = batch.derived.get(key)
+    if found is None:
+        listed = batch.pages(view.window)
+        found = batch.derived[key] = named(
+            positions=batch.positions,
+            write_page=listed.write_page,
+            page_first=listed.first_position,
+            page_bounds=listed.bounds,
+            page_list=listed.pages,
+        )
+    return found
+
+
+def memory_of(view: RecurrentView) -> Arguments:
+    """Return a recurrent mixer's state and tail, without those of the convolution before it."""
+    found: Arguments | None = view.derived.get("memory")
+    if found is None:
+        names = [name for name in view.state if name != CONVOLUTION]
+        assert len(names) == 1, "a mixer has one state"
+        tails = [name for name in view.tail if name != CONVOLUTION]
+        found = view.derived["memory"] = _memory(view, names[0], tails)
+    return found
+
+
+def window_of(view: RecurrentView) -> Arguments:
+    """Return the state and tail of a convolution."""
+    found: Arguments | None = view.derived.get("window")
+    if found is None:
+        found = view.derived["window"] = _memory(view, CONVOLUTION, [CONVOLUTION])
+    return found
+
+
+def _memory(view: RecurrentView, state: str, tails: list[str]) -> Arguments:
+    given: dict[str, Any] = {"state": view.state[state], "state_stride": view.state[state].stride(0)}
+    for name in tails:
+        given |= {f"tail_{name}": view.tail[name], f"tail_{name}_stride": view.tail[name].stride(0)}
+    return named(**given)
+
+
+def cache_of(view: AttentionView) -> Arguments:
+    found: Arguments | None = view.derived.get("cache")
+    if found is None:
+        assert view.keys.stride() == view.values.stride()
+        found = view.derived["cache"] = named(
+            key_pages=view.keys, value_pages=view.values, page_stride=view.keys.stride(0)
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Prefixes that leave for other engines, and those that arrive from them."""

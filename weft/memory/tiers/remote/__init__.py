@@ -1,0 +1,1 @@
+"""The remote tier: units as objects of a store that engines share."""
