@@ -10,6 +10,7 @@ import pytest
 
 from tests.fences import ROOT, project_files
 from tests.test_docs import README, unknown, unknown_commands
+from weft.memory.ledger import Ledger
 
 DOCS = ROOT / "docs"
 LAB = DOCS / "lab"
@@ -19,7 +20,7 @@ MOST_WORDS_TOGETHER = 40_000
 GENERATED = {"cli.md", "api.md", "metrics.md", "python.md"}
 # For those who work on Weft: they may use its own words, after docs/design.md has explained them.
 INSIDE = {
-    "design.md", "tour.md", "memory.md", "operations-interface.md", "add-a-model.md", "add-a-format.md", "formats.md",
+    "design.md", "design-serving.md", "tour.md", "memory.md", "operations-interface.md", "add-a-model.md", "add-a-format.md", "formats.md",
     "behaviours.md", "sources.md",
 }  # fmt: skip
 PRIVATE = ("slab", "lease", "seat", "front")
@@ -104,6 +105,13 @@ def unknown_options(text: str) -> list[str]:
 
 def test_an_option_that_does_not_exist_is_seen():
     assert unknown_options("`--memory 4GiB`, `--wool`") == ["--wool"]
+
+
+def test_the_verbs_of_the_ledger_that_the_design_lists_exist():
+    table = pages()["design.md"].partition("| verb | meaning |")[2].partition("\n\n")[0]
+    verbs = [verb for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for verb in re.findall(r"`(\w+)`", row)]
+    assert len(verbs) > 10
+    assert [verb for verb in verbs if not callable(getattr(Ledger, verb, None))] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
