@@ -20,8 +20,8 @@ MOST_WORDS_TOGETHER = 40_000
 GENERATED = {"cli.md", "api.md", "metrics.md", "python.md"}
 # For those who work on Weft: they may use its own words, after docs/design.md has explained them.
 INSIDE = {
-    "design.md", "design-serving.md", "tour.md", "memory.md", "operations-interface.md", "add-a-model.md", "add-a-format.md", "formats.md",
-    "behaviours.md", "sources.md",
+    "add-a-format.md", "add-a-model.md", "behaviours.md", "design-serving.md", "design.md", "formats.md", "memory.md",
+    "operations-interface.md", "sources.md", "tour.md",
 }  # fmt: skip
 PRIVATE = ("slab", "lease", "seat", "front")
 # Options of other programs that pages name.
