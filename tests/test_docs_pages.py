@@ -10,7 +10,6 @@ import pytest
 
 from tests.fences import ROOT, project_files
 from tests.test_docs import README, unknown, unknown_commands
-from weft.memory.ledger import Ledger
 
 DOCS = ROOT / "docs"
 LAB = DOCS / "lab"
@@ -105,13 +104,6 @@ def unknown_options(text: str) -> list[str]:
 
 def test_an_option_that_does_not_exist_is_seen():
     assert unknown_options("`--memory 4GiB`, `--wool`") == ["--wool"]
-
-
-def test_the_verbs_of_the_ledger_that_the_design_lists_exist():
-    table = pages()["design.md"].partition("| verb | meaning |")[2].partition("\n\n")[0]
-    verbs = [verb for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for verb in re.findall(r"`(\w+)`", row)]
-    assert len(verbs) > 10
-    assert [verb for verb in verbs if not callable(getattr(Ledger, verb, None))] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
