@@ -234,7 +234,7 @@ def staged_engine(family: str, path: Path) -> Engine:
     area = host.buffer.numpy().data
     file = open_file(path, DiskLayout.of(IDENTITY, sizes, config.disk_bytes))
     disk = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
-    runner.tiers = (StagedCopies(host, disk, sizes, slot),)
+    runner.tiers.levels.append(StagedCopies(host, disk, sizes, slot))
     return Engine(spec, runner, config)
 
 
