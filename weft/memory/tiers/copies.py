@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.base.config import EngineConfig
-from weft.base.copies import CopyPlan
+from weft.base.copies import CopyPlan, TierCopies
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
@@ -26,23 +26,6 @@ log = logging.getLogger("weft")
 
 # Finds the bytes of a unit of memory.
 UnitViews = Callable[[Kind, int], memoryview]
-
-
-class PlanCopies(Protocol):
-    """Makes the copies of plans."""
-
-    def copy(self, plan: CopyPlan) -> Any: ...
-
-    def copied(self, flight: Any, wait: bool) -> float | None: ...
-
-
-class TierCopies(PlanCopies, Protocol):
-    """Makes the copies of one tier."""
-
-    load_bytes_per_second: float | None
-
-    def close(self) -> None:
-        """Finish what is under way, and release what is more than memory."""
 
 
 class HostCopies(TierCopies, Protocol):

@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.base.copies import CopyPlan, Direction, UnitCopy
+from weft.base.copies import CopyPlan, Direction, PlanCopies, TierCopies, UnitCopy
 from weft.base.errors import CopyFailed
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.copies import PlanCopies, TierCopies
 from weft.memory.tiers.link import CHUNK_BYTES
 
 # For each direction: one is copied while the other is read or written.
