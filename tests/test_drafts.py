@@ -75,7 +75,7 @@ class Unfollowed(RollingDevice):
 
     def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
         super().leave_on_board(plan, tokens, sampled)
-        for seat in plan.seat[plan.drafts > 0].tolist() if len(plan.drafts) else ():
+        for seat in plan.seat[plan.drafts.counts > 0].tolist() if len(plan.drafts.counts) else ():
             self.board[seat] = POISON
 
 
@@ -152,7 +152,7 @@ def test_a_row_with_drafts_in_flight_is_in_no_other_plan() -> None:
     flying: dict[int, int] = {}
     for plan, landed in plans:
         assert not {seat for seat, number in flying.items() if number > landed} & set(plan.seat.tolist())
-        flying |= {int(seat): plan.number for seat in plan.seat[plan.drafts > 0]} if len(plan.drafts) else {}
+        flying |= {int(seat): plan.number for seat in plan.seat[plan.draft_counts > 0]}
     assert len(flying) == 1
 
 
@@ -186,7 +186,7 @@ class RecordingDevice(RollingDevice):
         self.histories: list[int] = []
 
     def execute(self, plan: Plan) -> Landing:
-        self.drafts.append(int(plan.drafts.sum()))
+        self.drafts.append(int(plan.drafts.counts.sum()))
         self.histories.append(len(plan.sampling.history_token))
         return Landing(np.zeros(plan.sample_count, np.int32), None, None)
 

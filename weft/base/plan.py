@@ -67,8 +67,8 @@ class Sampling(Frozen):
     ban_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
     ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # Random numbers of samples whose row may start earlier (`Plan.behind`): column i if it starts i + 1 tokens earlier.
-    early_uniform: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [samples, positions]
+    # Random numbers of samples whose row may start earlier: column i if it starts i + 1 tokens earlier.
+    earlier_uniform: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [samples, positions]
 
     def with_masks(self, masks: Ints) -> Sampling:
         """Return the sampling with the masks of the samples that waited for theirs."""
@@ -110,6 +110,39 @@ class Captures(Frozen):
 
 
 @dataclass(frozen=True, slots=True)
+class StepDrafts(Frozen):
+    """Drafts of a step, by row. An empty array means that no row of the step has any."""
+
+    # [rows] how many of the row's last tokens are drafts. A row with drafts also samples before each of them. On the
+    # board it leaves the sample after the last accepted draft, if the device moves rows there, and nothing otherwise:
+    # then its next row has its token from the host.
+    counts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [rows] drafts of the row's sequence that are in flight when the row is planned: the row starts as many positions
+    # before `start` as of these are rejected. `read_slot` is for `start`, `earlier_slot` for a start in the cell
+    # before; captures are those of every start.
+    unverified_before: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    earlier_slot: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [rows]
+    # Drafts of the tokens before the row's own, which take their place if it starts earlier: the last ones count.
+    earlier_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [rows, positions]
+    # [rows] how many of the row's last tokens are only on the device: drafts of an MTP head that have not landed, or,
+    # in its own plans, what the model has chosen. `tokens` has zeros there.
+    on_device: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # [rows] drafts in flight for which a row of an MTP head has tokens: it ends as many positions before `end` as of
+    # these are rejected.
+    unverified_inside: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    # In plans of an MTP head: whether drafts are chosen among the first, frequent, tokens of the vocabulary only.
+    frequent_only: bool = False
+
+    @property
+    def may_move(self) -> bool:
+        """Return whether rows may start earlier than their plan says."""
+        return len(self.unverified_before) > 0
+
+
+NO_DRAFTS = StepDrafts()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan(Frozen):
     number: int
     seat: Ints  # [rows] line of the token board
@@ -131,25 +164,7 @@ class Plan(Frozen):
     score_top: int
     # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
-    # [rows] how many of the row's last tokens are drafts; empty: none in the whole step. A row with drafts also samples
-    # before each of them. On the board it leaves the sample after the last draft that was right, if the device follows
-    # rows there, and nothing otherwise: then its next row has its token from the host.
-    drafts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # [rows] drafts of the row's sequence in the flight before: the row starts as many positions before `start` as
-    # wrong ones are found there. `read_slot` is for `start`, `early_slot` for a start in the cell before; captures are
-    # those of every start. Empty: all rows start where they say.
-    behind: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    early_slot: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [rows]
-    # Guesses of the tokens before the row's drafts, which take their place if it starts earlier: the last ones count.
-    early_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [rows, positions]
-    # [rows] how many of the row's last tokens are only on the device: guesses of an MTP head that have not landed, or,
-    # in its own plans, what the model has chosen. `tokens` has zeros there. Empty: none in the whole step.
-    guessed: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # [rows] drafts of the row's sequence in the flight before, in plans of a head: the row has a token for each of
-    # them, and ends as many positions before `end` as wrong ones are found there. Empty: all rows end where they say.
-    ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # In plans of a head: whether guesses are chosen among the first tokens of the vocabulary only, the frequent ones.
-    frequent: bool = False
+    drafts: StepDrafts = NO_DRAFTS
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)
@@ -164,9 +179,9 @@ class Plan(Frozen):
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the row of each sample, and the packed index of the token after which it is taken."""
         sampled = self.sampled.astype(np.int64)
-        if not len(self.drafts):
+        if not len(self.drafts.counts):
             return sampled, self._last[sampled]
-        counts = self.drafts[sampled].astype(np.int64) + 1
+        counts = self.drafts.counts[sampled].astype(np.int64) + 1
         row = np.repeat(sampled, counts)
         if len(row) == len(self.tokens):
             return row, np.arange(len(row))
@@ -180,8 +195,13 @@ class Plan(Frozen):
         return np.cumsum(self.end - self.start, dtype=np.int64) - 1
 
     @property
+    def draft_counts(self) -> Ints:
+        """Return the number of drafts of each row, whether or not any row has some."""
+        return self.drafts.counts if len(self.drafts.counts) else np.zeros(self.rows, np.int32)
+
+    @property
     def sample_count(self) -> int:
-        return len(self.sampled) + (int(self.drafts[self.sampled].sum()) if len(self.drafts) else 0)
+        return len(self.sampled) + (int(self.drafts.counts[self.sampled].sum()) if len(self.drafts.counts) else 0)
 
     @property
     def decode_rows(self) -> int:

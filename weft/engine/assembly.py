@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import Captures, Ints, Plan
+from weft.base.plan import NO_DRAFTS, Captures, Ints, Plan, StepDrafts
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
@@ -16,6 +16,7 @@ from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Proposal
 
+_NO_INTS = np.zeros(0, np.int32)
 NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
 
 
@@ -81,11 +82,12 @@ def assemble(
     sampled = np.flatnonzero(does_sample)
     grants = _by_row(rows.grants, seats)
     drafts = dict(enumerate(rows.drafts.values(), others))
-    draft_counts = _draft_counts(others, counts)
-    samples, ahead = _samples(sampled, draft_counts, drafts)
+    step_drafts = _step_drafts(rows, others, grants)
+    samples, ahead = _samples(sampled, step_drafts.counts, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
-    behind, early_slot, early_tokens = _earlier_starts(rows, others, grants)
-    page_table, window_table, window_first = page_tables(ledger, seats, start - behind if len(behind) else start, end)
+    unverified = step_drafts.unverified_before
+    lowest = start - unverified if step_drafts.may_move else start
+    page_table, window_table, window_first = page_tables(ledger, seats, lowest, end)
     plan = Plan(
         number=number,
         seat=seats.astype(np.int32),
@@ -107,17 +109,13 @@ def assemble(
             from_board[samples] > 0,
             ahead,
             rows.late,
-            int(behind.max(initial=0)),
+            int(unverified.max(initial=0)),
         ),
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
         poison=drain(ledger.arena.freed),
-        drafts=draft_counts,
-        behind=behind,
-        early_slot=early_slot,
-        early_tokens=early_tokens,
-        guessed=_guessed(draft_counts, drafts),
+        drafts=step_drafts,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
@@ -155,20 +153,30 @@ def _tokens(
     return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
 
 
-def _earlier_starts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> tuple[Ints, Ints, Ints]:
-    """Return the drafts in flight before each row, and what it reads and guesses if it starts earlier by some."""
+def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> StepDrafts:
+    """Return the drafts of all rows, of which `others` have none, and what rows read if they start earlier."""
+    if not rows.drafts:
+        return NO_DRAFTS
+    counts = [len(proposal.tokens) for proposal in rows.drafts.values()]
+    # Drafts that only the device knows.
+    on_device = [0 if p.landing is None else count for p, count in zip(rows.drafts.values(), counts, strict=True)]
+    known = {"counts": _after(others, counts), "on_device": _after(others, on_device) if any(on_device) else _NO_INTS}
     most = max(rows.following.values(), default=0)
     if not most:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
-    count = others + len(rows.drafts)
-    behind, slots, tokens = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros((count, most), np.int32)
-    for row, (seat, proposal) in enumerate(rows.drafts.items(), others):
-        behind[row] = rows.following.get(seat, 0)
+        return StepDrafts(**known)
+    unverified = [rows.following.get(seat, 0) for seat in rows.drafts]
+    slots, tokens = np.zeros(others + len(counts), np.int32), np.zeros((others + len(counts), most), np.int32)
+    for row, proposal in enumerate(rows.drafts.values(), others):
         if early := proposal.early:
             tokens[row, most - len(early) :] = early
         if row in grants:
             slots[row] = grants[row].early_slot or 0
-    return behind, slots, tokens
+    return StepDrafts(**known, unverified_before=_after(others, unverified), earlier_slot=slots, earlier_tokens=tokens)
+
+
+def _after(others: int, values: list[int]) -> Ints:
+    """Return the numbers of all rows: 0 for the first `others`."""
+    return np.array([0] * others + values, np.int32)
 
 
 def _samples(
@@ -181,21 +189,6 @@ def _samples(
     rows = np.repeat(sampled, of_row)
     before = np.arange(len(rows)) - np.repeat(np.cumsum(of_row) - of_row, of_row)
     return rows, DraftsAhead(rows, before, drafts)
-
-
-def _draft_counts(others: int, counts: list[int]) -> Ints:
-    """Return the drafts of each row: `others` rows have none. Empty, if no row has any."""
-    return np.array([0] * others + counts, np.int32) if counts else np.zeros(0, np.int32)
-
-
-def _guessed(counts: Ints, drafts: dict[int, Proposal]) -> Ints:
-    """Return how many drafts of each row only the device knows. Empty, if it knows none of them alone."""
-    rows = [row for row, proposal in drafts.items() if proposal.landing is not None]
-    if not rows:
-        return np.zeros(0, np.int32)
-    guessed = np.zeros_like(counts)
-    guessed[rows] = counts[rows]
-    return guessed
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:

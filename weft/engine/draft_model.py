@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
-from weft.base.plan import Captures, Ints, Plan, Sampling
+from weft.base.plan import NO_DRAFTS, Captures, Ints, Plan, Sampling, StepDrafts
 from weft.engine.assembly import NO_CAPTURES, drain, page_tables
 from weft.engine.device import Device
 from weft.engine.sequence import Sequence
@@ -29,6 +29,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 
 Longs = NDArray[np.int64]
+FREQUENT_ONLY = StepDrafts(frequent_only=True)
 
 
 @dataclass(slots=True)
@@ -341,15 +342,21 @@ class DraftModel:
             score_token=none,
             score_top=0,
             poison=drain(self.ledger.arena.freed),
-            behind=flying if on_board and flying.any() else none,
-            early_slot=np.zeros_like(flying) if on_board and flying.any() else none,
-            ahead=none if on_board or not flying.any() else flying,
-            frequent=self.frequent,
-            guessed=none if on_board or not flying.any() else np.where(flying > 0, flying + 1, 0).astype(np.int32),
+            drafts=self._unverified(flying, on_board),
         )
         if self.paranoid:
             check_plan(plan, self.ledger)
         return self.executor.launch(plan)
+
+    def _unverified(self, flying: Ints, on_board: bool) -> StepDrafts:
+        """Return which rows start, or end, earlier if drafts in flight are rejected."""
+        if not flying.any():
+            return FREQUENT_ONLY if self.frequent else NO_DRAFTS
+        if on_board:
+            moved = {"unverified_before": flying, "earlier_slot": np.zeros_like(flying)}
+        else:
+            moved = {"unverified_inside": flying, "on_device": np.where(flying > 0, flying + 1, 0).astype(np.int32)}
+        return StepDrafts(**moved, frequent_only=self.frequent)
 
     def _slot_before(self, grant: Grant, start: int) -> int:
         """Return the checkpoint at the grid position at or before `start`: the grant's, or one that it writes."""

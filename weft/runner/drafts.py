@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.plan import Ints, Plan
+from weft.base.plan import NO_DRAFTS, Ints, Plan
 from weft.kernels.rows import Longs
 
 
@@ -17,9 +17,9 @@ def rows_of_one(plan: Plan, cell: int) -> Plan | None:
     None: the plan has no drafts, or longer rows besides.
     """
     # A row has at least one token besides its drafts.
-    if not len(plan.drafts) or len(plan.tokens) != plan.rows + int(plan.drafts.sum()):
+    if not len(plan.drafts.counts) or len(plan.tokens) != plan.rows + int(plan.drafts.counts.sum()):
         return None
-    count = plan.drafts + 1
+    count = plan.drafts.counts + 1
     row, first = np.repeat(np.arange(plan.rows), count), np.cumsum(count) - count
     position = np.arange(len(row)) + (plan.start - first)[row]
     captures = plan.captures
@@ -41,7 +41,7 @@ def rows_of_one(plan: Plan, cell: int) -> Plan | None:
         window_table=plan.window_table[row],
         window_first=plan.window_first[row],
         captures=captures,
-        drafts=np.zeros(0, np.int32),
+        drafts=NO_DRAFTS,
     )
 
 

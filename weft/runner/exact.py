@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from weft.base.grid import first_window_cell, floor_to_grid
-from weft.base.plan import Captures, Plan
+from weft.base.plan import NO_DRAFTS, Captures, Plan, StepDrafts
 from weft.device.staging import StagedValue
 from weft.kernels.interface import Batch
 from weft.kernels.rows import ranges
@@ -49,7 +49,7 @@ def canonical_passes(plan: Plan, spec: MemorySpec, at_once: int, scratch: tuple[
     """
     length = (plan.end - plan.start).astype(np.int64)
     first = np.cumsum(length) - length
-    drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+    drafts = plan.draft_counts
     answering = length == drafts + 1
     if answering.any():
         rows = np.flatnonzero(answering)
@@ -65,7 +65,6 @@ def canonical_passes(plan: Plan, spec: MemorySpec, at_once: int, scratch: tuple[
             yield Pass(piece, np.arange(begin, begin + len(piece.tokens)))
 
 
-NO_DRAFTS = np.zeros(0, np.int32)
 BY_ROW = ("seat", "start", "end", "from_board", "read_slot", "tail", "page_table", "window_table", "window_first")
 
 
@@ -76,7 +75,7 @@ def chosen_rows(plan: Plan, rows: NDArray[np.int64], places: NDArray[np.int64]) 
     ours = number[plan.captures.row] >= 0
     captures = Captures(number[plan.captures.row[ours]], plan.captures.position[ours], plan.captures.slot[ours])
     fields: dict[str, Any] = {name: getattr(plan, name)[rows] for name in BY_ROW}
-    drafts = plan.drafts[rows] if len(plan.drafts) else plan.drafts
+    drafts = StepDrafts(plan.drafts.counts[rows]) if len(plan.drafts.counts) else NO_DRAFTS
     return replace(plan, tokens=plan.tokens[places], captures=captures, drafts=drafts, **fields)
 
 

@@ -153,8 +153,9 @@ class Runner:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         self._planned = plan
-        plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan
-        if len(plan.guessed) and self.store.is_host_memory:
+        if plan.drafts.may_move:
+            plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell)
+        if len(plan.drafts.on_device) and self.store.is_host_memory:
             assert self.use is not None, "guesses are where hidden states are"
             board = self.use.states.board
             plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
@@ -197,7 +198,7 @@ class Runner:
 
     def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             assert self.use is not None, "guesses are where hidden states are"
             sent = upload({"place": guess_places(plan)}, self.device, widen=False)
             self.use.states.board.read(ids, sent["place"])

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import weft
-from weft.base.plan import Plan
+from weft.base.plan import Plan, StepDrafts
 from weft.device.devices import device_name
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
@@ -163,8 +163,8 @@ def drafted_plans(runner: Runner) -> Iterator[Plan]:
     A short prompt beside it is computed by kernels of its own.
     """
     if runner.spec.draft_room:
-        yield replace(trial_of([1, 2], runner), drafts=np.array([0, 1], np.int32))
-        yield replace(trial_of([1, 2, 12], runner), drafts=np.array([0, 1, 0], np.int32))
+        yield replace(trial_of([1, 2], runner), drafts=StepDrafts(np.array([0, 1], np.int32)))
+        yield replace(trial_of([1, 2, 12], runner), drafts=StepDrafts(np.array([0, 1, 0], np.int32)))
 
 
 def sampled_plans(runner: Runner) -> Iterator[Plan]:

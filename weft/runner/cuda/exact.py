@@ -35,7 +35,7 @@ class ExactCudaRunner(CudaRunner):
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         if not has_drafts(plan):
             return super().run_layers(plan, staged)
-        assert not len(plan.guessed), "with exact answers on a GPU there is no head"
+        assert not len(plan.drafts.on_device), "with exact answers on a GPU there is no head"
         sampling = self.upload(staged)
         decodes, others = by_form(plan)
         hidden: Tensor | None = None
@@ -71,12 +71,12 @@ class ExactCudaRunner(CudaRunner):
 
 
 def has_drafts(plan: Plan) -> bool:
-    return bool(len(plan.drafts) and plan.drafts.any())
+    return bool(len(plan.drafts.counts) and plan.drafts.counts.any())
 
 
 def by_form(plan: Plan) -> tuple[Places, Places]:
     """Return the rows that are decodes with or without drafts, and those that are prompts."""
-    answering = plan.end - plan.start == plan.drafts + 1
+    answering = plan.end - plan.start == plan.drafts.counts + 1
     return np.flatnonzero(answering), np.flatnonzero(~answering)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.base.plan import Ints, Plan
+from weft.base.plan import Ints, Plan, StepDrafts
 from weft.device.store import Store
 from weft.kernels.interface import Operations
 from weft.memory.spec import ALIGNMENT, MemorySpec
@@ -96,7 +96,7 @@ def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: li
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     plan = trial_of(ends, runner)
-    runner.run(replace(plan, drafts=plan.end - plan.start - 1) if drafts else plan)
+    runner.run(replace(plan, drafts=StepDrafts(plan.end - plan.start - 1)) if drafts else plan)
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 

@@ -132,7 +132,8 @@ class DecodeInputs:
         closing[plan.captures.row] = plan.captures.slot
         if lines is not None and self.padding_line is not None:
             put("line", lines, self.padding_line)
-            put("behind", np.minimum(plan.behind, 1) if len(plan.behind) else np.zeros(plan.rows, np.int32), 0)
+            drafts, none = plan.drafts, np.zeros(plan.rows, np.int32)
+            put("behind", np.minimum(drafts.unverified_before, 1) if drafts.may_move else none, 0)
         put("token", plan.tokens, 0)
         put("seat", plan.seat, self.scratch_seat)
         put("from_board", plan.from_board, 0)

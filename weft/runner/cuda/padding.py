@@ -273,36 +273,36 @@ class Filling:
         for paging in self.inputs.pagings:
             self._write_pages(host, paging, positions, owners)
         self._write_answers(host)
-        if self.inputs.verifies and len(plan.drafts):
+        if self.inputs.verifies and len(plan.drafts.counts):
             self._write_drafts(host)
 
     def _write_guesses(self, host: NDArray[np.int32]) -> None:
         """Write where tokens that only the device knows are, and which rows end where it knows."""
         plan = self.plan
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             self._put(host, "guess", guess_places(plan))
-        if len(plan.ahead):
-            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.ahead[plan.sampled] > 0
+        if len(plan.drafts.unverified_inside):
+            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.drafts.unverified_inside[plan.sampled] > 0
 
     def _write_drafts(self, host: NDArray[np.int32]) -> None:
         """Write where drafts are, and if rows follow others in flight, what they need to be moved."""
         plan, inputs = self.plan, self.inputs
-        samples = plan.drafts.astype(np.int64) + 1
-        self._put(host, "drafts.count", plan.drafts)
+        samples = plan.drafts.counts.astype(np.int64) + 1
+        self._put(host, "drafts.count", plan.drafts.counts)
         self._put(host, "drafts.sample", np.cumsum(samples) - samples)
-        if not len(plan.behind):
+        if not len(plan.drafts.unverified_before):
             return
-        self._put(host, "following.behind", plan.behind)
-        self._put(host, "following.early_slot", plan.early_slot)
+        self._put(host, "following.behind", plan.drafts.unverified_before)
+        self._put(host, "following.early_slot", plan.drafts.earlier_slot)
         capture = np.full(plan.rows, NO_SLOT, np.int32)
         capture[plan.captures.row] = plan.captures.slot
         self._put(host, "following.capture", capture)
         # Guesses before a row's drafts are at the end of their line in the plan.
-        rows, length = np.flatnonzero(plan.behind), self.end - self.start
-        place = np.arange(inputs.width) - plan.behind[rows, None]
+        rows, length = np.flatnonzero(plan.drafts.unverified_before), self.end - self.start
+        place = np.arange(inputs.width) - plan.drafts.unverified_before[rows, None]
         first = (np.cumsum(length) - length)[rows, None] + 1
         drafts = plan.tokens[np.clip(first + place, 0, len(plan.tokens) - 1)]
-        early = plan.early_tokens[rows[:, None], np.minimum(place, -1) + plan.early_tokens.shape[1]]
+        early = plan.drafts.earlier_tokens[rows[:, None], np.minimum(place, -1) + plan.drafts.earlier_tokens.shape[1]]
         lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
         lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, early, drafts)
 
@@ -344,7 +344,7 @@ class Filling:
         begins[self.longer + 1 :] = used + 1 + np.arange(single + 1)
         begins[-1] = used + single + self.rest_pages
         plan = self.plan
-        if len(plan.behind):
+        if len(plan.drafts.unverified_before):
             # The device cuts all longer rows.
             plan = replace(plan, captures=plan.captures.of(plan.captures.row < self.decodes))
         if len(plan.captures.row):
@@ -380,5 +380,5 @@ class Filling:
         host[first["answer"] :][: len(row)] = index + np.where(index < self.decodes, 0, shift) if shift else index
         seats = plan.seat[row]
         # A row with drafts leaves no token on the board.
-        boarded = np.where(plan.drafts[row] == 0, seats, self.inputs.seat) if len(plan.drafts) else seats
+        boarded = np.where(plan.drafts.counts[row] == 0, seats, self.inputs.seat) if len(plan.drafts.counts) else seats
         host[first["answer_seat"] :][: len(row)] = boarded
