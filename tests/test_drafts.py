@@ -158,7 +158,7 @@ def test_a_row_with_drafts_in_flight_is_in_no_other_plan() -> None:
 
 def test_rows_without_drafts_stay_a_step_ahead_of_few_with() -> None:
     _, plans = plans_of(asked=8, drafting_rows=1)
-    after_drafts = [landed < before.number for (before, _), (_, landed) in pairwise(plans) if len(before.drafts)]
+    after_drafts = [landed < before.number for (before, _), (_, landed) in pairwise(plans) if len(before.drafts.counts)]
     assert len(after_drafts) > 2
     assert all(after_drafts[:-1])
 

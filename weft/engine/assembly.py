@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -157,26 +158,27 @@ def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> St
     """Return the drafts of all rows, of which `others` have none, and what rows read if they start earlier."""
     if not rows.drafts:
         return NO_DRAFTS
-    counts = [len(proposal.tokens) for proposal in rows.drafts.values()]
-    # Drafts that only the device knows.
-    on_device = [0 if p.landing is None else count for p, count in zip(rows.drafts.values(), counts, strict=True)]
-    known = {"counts": _after(others, counts), "on_device": _after(others, on_device) if any(on_device) else _NO_INTS}
+    numbers = [len(proposal.tokens) for proposal in rows.drafts.values()]
+    only_device = [proposal.landing is not None for proposal in rows.drafts.values()]
+    counts, on_device = _after(others, numbers), _NO_INTS
+    if any(only_device):
+        on_device = counts * _after(others, only_device)
     most = max(rows.following.values(), default=0)
     if not most:
-        return StepDrafts(**known)
-    unverified = [rows.following.get(seat, 0) for seat in rows.drafts]
-    slots, tokens = np.zeros(others + len(counts), np.int32), np.zeros((others + len(counts), most), np.int32)
+        return StepDrafts(counts, on_device=on_device)
+    unverified = _after(others, [rows.following.get(seat, 0) for seat in rows.drafts])
+    slots, tokens = np.zeros_like(counts), np.zeros((len(counts), most), np.int32)
     for row, proposal in enumerate(rows.drafts.values(), others):
         if early := proposal.early:
             tokens[row, most - len(early) :] = early
         if row in grants:
             slots[row] = grants[row].early_slot or 0
-    return StepDrafts(**known, unverified_before=_after(others, unverified), earlier_slot=slots, earlier_tokens=tokens)
+    return StepDrafts(counts, unverified, slots, tokens, on_device)
 
 
-def _after(others: int, values: list[int]) -> Ints:
+def _after(others: int, values: SequenceOf[int]) -> Ints:
     """Return the numbers of all rows: 0 for the first `others`."""
-    return np.array([0] * others + values, np.int32)
+    return np.array([0] * others + list(values), np.int32)
 
 
 def _samples(
