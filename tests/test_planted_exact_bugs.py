@@ -1,6 +1,6 @@
 """Bugs against exact mode, planted here and caught by random workloads on a device that rounds.
 
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -89,5 +89,5 @@ def test_a_bug_against_exact_mode_is_caught(bug, monkeypatch: pytest.MonkeyPatch
 
 
 def test_every_bug_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert not [bug.__name__ for bug in BUGS if f"`{bug.__name__}`" not in table]

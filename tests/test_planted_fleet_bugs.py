@@ -1,4 +1,4 @@
-"""Bugs of a fleet, planted from outside and caught by mirrored workloads. `docs/planted-bugs.md` has the table."""
+"""Bugs of a fleet, planted from outside and caught by mirrored workloads. `docs/lab/planted-bugs.md` has the table."""
 
 from __future__ import annotations
 

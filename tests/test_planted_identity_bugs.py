@@ -1,4 +1,4 @@
-"""Bugs in what names a stored state, planted from outside and caught. `docs/planted-bugs.md` has the table."""
+"""Bugs in what names a stored state, planted from outside and caught. `docs/lab/planted-bugs.md` has the table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Ways to lose what was computed, or to give it to the wrong one, planted from outside and caught by the tests of hits.
 
 Answers may stay right under some of these: they guard what is reused, how much memory it takes and who learns of it.
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -202,5 +202,5 @@ def test_a_planted_reuse_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert [p.name for p in PLANTS if f"`{p.name}`" not in table] == []

@@ -1,6 +1,6 @@
 """Bugs of transfers between engines, planted from outside and caught by random workloads on a bad wire.
 
-`docs/planted-bugs.md` has the table.
+`docs/lab/planted-bugs.md` has the table.
 """
 
 from __future__ import annotations
