@@ -14,10 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.plan import Floats, Ints, Plan
+from weft.base.plan import NO_INTS, NO_TABLE, Floats, Ints, Plan
 
-NOTHING = np.zeros(0, np.int32)
-NO_TABLE = np.zeros((0, 0), np.int32)
 NO_NUMBERS = np.zeros((0, 0), np.float32)
 
 
@@ -40,7 +38,7 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
         read_slot=np.where(start // cell < plan.start // cell, plan.drafts.earlier_slot, plan.read_slot),
         captures=captures.of(written),
         sampling=replace(plan.sampling, uniform=_moved_numbers(plan, moved), earlier_uniform=NO_NUMBERS),
-        drafts=replace(plan.drafts, unverified_before=NOTHING, earlier_slot=NOTHING, earlier_tokens=NO_TABLE),
+        drafts=replace(plan.drafts, unverified_before=NO_INTS, earlier_slot=NO_INTS, earlier_tokens=NO_TABLE),
     )
 
 
@@ -61,7 +59,7 @@ def read_guesses(plan: Plan, refused: Ints, guesses: Ints) -> Plan:
         known = plan.tokens[end - length : end - count]
         tokens += [known, guesses[row, : count - int(cut[row])]]
     packed = np.concatenate(tokens).astype(np.int32)
-    drafts = replace(drafts, on_device=NOTHING, unverified_inside=NOTHING)
+    drafts = replace(drafts, on_device=NO_INTS, unverified_inside=NO_INTS)
     return replace(plan, end=plan.end - cut.astype(np.int32), tokens=packed, drafts=drafts)
 
 

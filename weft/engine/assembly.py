@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import NO_DRAFTS, Captures, Ints, Plan, StepDrafts
+from weft.base.plan import NO_CAPTURES, NO_DRAFTS, NO_INTS, Captures, Ints, Plan, Sampling, StepDrafts
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.kinds import Kind
@@ -17,8 +18,7 @@ from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Proposal
 
-_NO_INTS = np.zeros(0, np.int32)
-NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
+Longs = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -85,25 +85,17 @@ def assemble(
     drafts = dict(enumerate(rows.drafts.values(), others))
     step_drafts = _step_drafts(rows, others, grants)
     samples, ahead = _samples(sampled, step_drafts.counts, drafts)
-    score_index, score_token, score_top, scored = _scores(prefills, decodes)
+    scores, scored = _scores(prefills, decodes)
     unverified = step_drafts.unverified_before
-    lowest = start - unverified if step_drafts.may_move else start
-    page_table, window_table, window_first = page_tables(ledger, seats, lowest, end)
-    plan = Plan(
-        number=number,
-        seat=seats.astype(np.int32),
-        start=start.astype(np.int32),
-        end=end.astype(np.int32),
-        tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
-        from_board=from_board,
-        read_slot=read_slots(ledger, seats, grants),
-        tail=ledger.tail[seats],
-        page_table=page_table,
-        window_table=window_table,
-        window_first=window_first,
-        captures=planned_captures(grants),
-        sampled=sampled.astype(np.int32),
-        sampling=choices.gather(
+    plan = build_plan(
+        ledger,
+        number,
+        (seats, start, end),
+        _tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
+        from_board,
+        grants,
+        sampled.astype(np.int32),
+        choices.gather(
             seats[samples],
             sequences if len(samples) == len(sequences) and not drafts else [sequences[i] for i in samples.tolist()],
             start[samples],
@@ -112,15 +104,49 @@ def assemble(
             rows.late,
             int(unverified.max(initial=0)),
         ),
-        score_index=score_index,
-        score_token=score_token,
-        score_top=score_top,
-        poison=drain(ledger.arena.freed),
-        drafts=step_drafts,
+        step_drafts,
+        **scores,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
     return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
+
+
+def build_plan(
+    ledger: Ledger,
+    number: int,
+    rows: tuple[Longs, Longs, Longs],
+    tokens: Ints,
+    from_board: Ints,
+    grants: dict[int, Grant],
+    sampled: Ints,
+    sampling: Sampling,
+    drafts: StepDrafts = NO_DRAFTS,
+    **scores: Any,
+) -> Plan:
+    """Return the plan of rows, (seats, start, end), in the memory that a ledger has given them."""
+    seats, start, end = rows
+    lowest = start - drafts.unverified_before if drafts.may_move else start
+    page_table, window_table, window_first = page_tables(ledger, seats, lowest, end)
+    return Plan.build(
+        number=number,
+        seat=seats.astype(np.int32),
+        start=start.astype(np.int32),
+        end=end.astype(np.int32),
+        tokens=tokens,
+        from_board=from_board,
+        read_slot=read_slots(ledger, seats, grants),
+        tail=ledger.tail[seats],
+        page_table=page_table,
+        window_table=window_table,
+        window_first=window_first,
+        captures=planned_captures(grants),
+        sampled=sampled,
+        sampling=sampling,
+        poison=drain(ledger.arena.freed),
+        drafts=drafts,
+        **scores,
+    )
 
 
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
@@ -160,7 +186,7 @@ def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> St
         return NO_DRAFTS
     numbers = [len(proposal.tokens) for proposal in rows.drafts.values()]
     only_device = [proposal.landing is not None for proposal in rows.drafts.values()]
-    counts, on_device = _after(others, numbers), _NO_INTS
+    counts, on_device = _after(others, numbers), NO_INTS
     if any(only_device):
         on_device = counts * _after(others, only_device)
     most = max(rows.following.values(), default=0)
@@ -242,7 +268,7 @@ def page_tables(
 
 def _scores(
     prefills: list[tuple[Sequence, int, int, bool]], first: int
-) -> tuple[Ints, Ints, int, tuple[tuple[Sequence, int], ...]]:
+) -> tuple[dict[str, Any], tuple[tuple[Sequence, int], ...]]:
     """Return the prompt tokens to score: the logits at a position give the probability of the token after it."""
     index: list[NDArray[np.int64]] = []
     token: list[NDArray[np.int32]] = []
@@ -258,5 +284,6 @@ def _scores(
                 top = max(top, params.prompt_logprobs)
         first += end - start
     if not index:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32), 0, ()
-    return np.concatenate(index).astype(np.int32), np.concatenate(token), top, tuple(scored)
+        return {}, ()
+    scores = np.concatenate(index).astype(np.int32), np.concatenate(token), top
+    return dict(zip(("score_index", "score_token", "score_top"), scores, strict=True)), tuple(scored)

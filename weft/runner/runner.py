@@ -20,6 +20,7 @@ from torch import Tensor
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.moving import move_rows, read_guesses
+from weft.base.parts import rows_of_one
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory
@@ -36,7 +37,6 @@ from weft.memory.tiers.disk.format import WHOLE, DiskLayout, ModelPart
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
-from weft.runner.drafts import rows_of_one
 from weft.runner.hidden_states import StateUse, guess_places
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
