@@ -16,6 +16,7 @@ from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import FEW_LAYERS
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
+from weft.base.plan import StepDrafts
 from weft.engine.loop import Engine
 from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
