@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from weft.base.tenants import Dropped
+from weft.engine.companions import Companion
 from weft.engine.copying import Copier, FlightMarks
 from weft.memory.cache import Cache
 from weft.memory.ledger import Ledger
@@ -65,7 +66,7 @@ class PendingDrop:
         return {"erased": False, "reason": "; ".join(reasons)} if reasons else {"erased": True}
 
 
-class Dropping:
+class Dropping(Companion):
     """`flush_drafts` drops all texts and states that drafts come from."""
 
     def __init__(self, ledger: Ledger, copier: Copier | None, flush_drafts: Callable[[], None]) -> None:
@@ -99,8 +100,8 @@ class Dropping:
         if len(self._waiting) == 1:
             self._come_to_tier(drop)
 
-    def advance(self) -> None:
-        """Do the next part of the drops; call it in every step, when copies have landed."""
+    def land(self) -> None:
+        """Do the next part of the drops. Copies have landed before."""
         if not self.busy:
             return
         if self._waiting and self._go_on(self._waiting[0]):
@@ -125,12 +126,12 @@ class Dropping:
         if tiers is not None and not self.busy:
             tiers.ask_again()
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Take the cells of all drops out of the tiers, before a closing engine saves what is left."""
         while self._waiting:
             if self._copier is not None:
                 self._copier.land(wait=True)
-            self.advance()
+            self.land()
 
     def _come_to_tier(self, drop: PendingDrop) -> None:
         if self._copier is not None:

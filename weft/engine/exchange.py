@@ -6,8 +6,9 @@ Runs between steps, in the engine's thread; the transport has threads of its own
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from weft.base.errors import InvalidField
 from weft.base.grid import first_window_cell
@@ -23,11 +24,10 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.engine.assembly import PlannedStep
-from weft.engine.device import CopyingDevice, Device, LayeredDevice
+from weft.engine.companions import Companion
+from weft.engine.device import CopyingDevice, LayeredDevice
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
-from weft.memory.arena import Arena
-from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.exchange.arrivals import ArrivalsFull, ArrivalsLink
@@ -42,12 +42,6 @@ SERVE_SECONDS = 2e-4
 ABORTED = "the request was aborted"
 
 
-def staging(ledger: Ledger, size_bytes: int, level: int) -> Departures:
-    """Return what stages prefixes in an area of this size, the device's tier of this level."""
-    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(ledger.spec).items() if kind is not Kind.TAIL}
-    return Departures(ledger.spec, ledger.cache, Arena(sizes, size_bytes), level)
-
-
 def check_departure(request: Request, ledger: Ledger) -> None:
     """Raise if the prefix of a request cannot be sent."""
     if ledger.departures is None:
@@ -56,12 +50,26 @@ def check_departure(request: Request, ledger: Ledger) -> None:
         raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
 
-class Exchange:
-    """`ended` are the requests whose transfer is over, for the engine to report; an error says why it failed."""
+# Called with the number of a request whose transfer is over, and with the error if it has failed.
+ReportEnd = Callable[[int, str | None], None]
 
-    def __init__(self, transport: Transport, device: CopyingDevice, ledger: Ledger) -> None:
+
+class Exchange(Companion):
+    """`report_end` is called between two steps only. `now` is a clock in seconds."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        device: CopyingDevice,
+        ledger: Ledger,
+        report_end: ReportEnd,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
         self.transport = transport
-        self.ended: list[tuple[int, str | None]] = []
+        self._report_end = report_end
+        self._now = now
+        # Requests whose transfer is over.
+        self._ended: list[tuple[int, str | None]] = []
         self.failed_transfers = self.sent_prefixes = 0
         # Time that requests waited for their transfer after their prompt was computed.
         self.exposed_seconds = 0.0
@@ -83,7 +91,7 @@ class Exchange:
     @property
     def busy(self) -> bool:
         """Whether a step has work: copies to the staging area under way or possible, or ends to report."""
-        return bool(self._flights or self.ended)
+        return bool(self._flights or self._ended)
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -111,7 +119,7 @@ class Exchange:
             pages = self._ledger.page_table[sequence.seat, first:end].tolist() if departures.paged else []
             point = self._point(sequence.lease, grant) if end == departure.end else None
             departures.launched(sequence.id, Aloft(flight, step.plan.number, first, tuple(pages), point))
-        self._launch()
+        self._stage()
 
     def _point(self, lease: Lease, grant: Grant) -> PointUnits:
         """Return the resume point at the end of a step in flight."""
@@ -121,7 +129,7 @@ class Exchange:
             window = tuple(ledger.window_table[lease.seat, first : grant.end // ledger.cell].tolist())
         return PointUnits(lease.slot, window)
 
-    def landed_step(self, step: PlannedStep) -> None:
+    def landed(self, step: PlannedStep) -> None:
         """Note that a step has landed, and that its cells are published."""
         if self.departures is not None and self._layered is not None:
             for row in step.grants:
@@ -132,7 +140,7 @@ class Exchange:
         if self.departures is None or self._layered is None:
             return
         while self.departures.active and not self._layered.landed(flight):
-            self.poll()
+            self._go_on()
             self.transport.wait(SERVE_SECONDS)
 
     def computed(self, sequence: Sequence) -> bool:
@@ -150,9 +158,9 @@ class Exchange:
         if ledger.window:
             window = tuple(ledger.window_table[lease.seat, lease.window_first : lease.published].tolist())
         self.departures.computed(sequence.id, lease.node, lease.slot, window)
-        self._computed_at[sequence.id] = perf_counter()
+        self._computed_at[sequence.id] = self._now()
         # Now: an engine with nothing else to do would sleep until an event arrives.
-        self._launch()
+        self._stage()
         self._advance(sequence.id)
         return True
 
@@ -170,7 +178,25 @@ class Exchange:
 
     # between steps --------------------------------------------------------------------------------------------------
 
-    def poll(self, wait: bool = False) -> None:
+    def launch(self) -> None:
+        """Handle what has happened, begin and land copies, and report the requests whose transfer is over."""
+        self._poll()
+
+    def attend(self, idle: bool) -> None:
+        """If `idle`, do the same again: what is being sent may hold the memory that requests wait for."""
+        if idle and self.departures is not None:
+            self._poll(wait=bool(self.departures.in_flight))
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _poll(self, wait: bool = False) -> None:
+        self._go_on(wait)
+        ended, self._ended = self._ended, []
+        for number, error in ended:
+            self._report_end(number, error)
+
+    def _go_on(self, wait: bool = False) -> None:
         """Handle what has happened, and begin and land copies. With `wait`, because there is nothing else to do."""
         self._land(wait)
         events = self.transport.poll()
@@ -179,9 +205,9 @@ class Exchange:
             events = self.transport.poll()
         for event in events:
             self._handle(event)
-        self._launch()
+        self._stage()
 
-    def _launch(self) -> None:
+    def _stage(self) -> None:
         for _ in range(MOST_PLANS):
             plan = None if self.departures is None else self.departures.plan(self._has_computed)
             if plan is None:
@@ -220,7 +246,7 @@ class Exchange:
                 assert self.departures is not None
                 if number in self.departures.active:
                     self.departures.granted(number, first, end, point)
-                    self._launch()
+                    self._stage()
                     self._advance(number)
             case UnitsSent(number, units):
                 assert self.departures is not None
@@ -230,7 +256,7 @@ class Exchange:
                 self.departures.ended(number)
                 self._finished.discard(number)
                 self._note_end(number, error)
-                self.ended.append((number, error))
+                self._ended.append((number, error))
             case Offered(number, offer):
                 self._take_offer(number, offer)
             case UnitReceived(number, place):
@@ -246,7 +272,7 @@ class Exchange:
             return
         self.sent_prefixes += 1
         if computed_at is not None:
-            self.exposed_seconds += perf_counter() - computed_at
+            self.exposed_seconds += self._now() - computed_at
 
     # receiving ------------------------------------------------------------------------------------------------------
 
@@ -315,10 +341,3 @@ class Exchange:
                 "refused": self.arrivals.refused,
             }
         return found
-
-
-def join(transport: Transport, device: Device, ledger: Ledger, staging_bytes: int) -> Exchange:
-    """Send and receive prefixes over a transport, as far as there is memory for it."""
-    if staging_bytes:
-        ledger.departures = staging(ledger, staging_bytes, 0 if ledger.tiers is None else len(ledger.tiers.links))
-    return Exchange(transport, cast(CopyingDevice, device), ledger)

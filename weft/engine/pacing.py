@@ -52,15 +52,19 @@ class Pacing:
         return min(max(floor_to_grid(found, self._cell), self._cell), most)
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a landed step with prompts."""
+        """Learn from a landed step."""
+        count, tokens = int(plan.drafts.sum()), len(plan.tokens)
+        if tokens == plan.rows + count:
+            self.costs.observe(tokens, count, seconds)
+            return
         drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
         rows, tokens = max(1, int((~prompts).sum())), int(lengths[prompts].sum())
-        others = self.costs.seconds(rows, int(drafts.sum()))
+        others = self.costs.seconds(rows, count)
         if seconds <= others:
             # The decodes took less time than is assumed: at most that of the whole step.
-            self.costs.observe(rows + int(drafts.sum()), int(drafts.sum()), seconds)
+            self.costs.observe(rows + count, count, seconds)
             others = seconds * rows / (rows + tokens)
         self.chunks.observe(tokens, seconds - others)

@@ -40,7 +40,11 @@ LOOK_AHEAD = 8
 
 
 class Planner:
-    """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
+    """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed.
+
+    `late_masks`: the device takes masks after the launch of a step. `following` is the device if it knows where drafts
+    end before the host does, `padding` the device if it pads steps to sizes of its own.
+    """
 
     def __init__(
         self,
@@ -48,6 +52,9 @@ class Planner:
         config: EngineConfig,
         drafting: Drafting | None = None,
         draft_model: DraftModel | None = None,
+        late_masks: bool = False,
+        following: FollowingDevice | None = None,
+        padding: PaddingDevice | None = None,
     ) -> None:
         self.ledger = ledger
         self.drafting = drafting
@@ -60,10 +67,8 @@ class Planner:
         self.decoding: list[Sequence] = []
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
-        # Whether the device takes masks after the launch of a step.
-        self.late_masks = False
-        # The device, if it knows where drafts end before the host does.
-        self.following: FollowingDevice | None = None
+        self.late_masks = late_masks
+        self.following = following
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -79,12 +84,10 @@ class Planner:
         self._short = False
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model, self.masks)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
-
-    def use_sizes(self, device: PaddingDevice) -> None:
-        """Learn the costs of steps by the sizes that a device pads them to, and choose drafts that fit one."""
-        self.pacing.use_sizes(device.padded_tokens)
-        if self.drafting is not None:
-            self.drafting.counts_that_fit = device.draft_counts
+        if padding is not None:
+            self.pacing.use_sizes(padding.padded_tokens)
+            if drafting is not None:
+                drafting.counts_that_fit = padding.draft_counts
 
     @property
     def running(self) -> int:

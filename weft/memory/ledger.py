@@ -9,7 +9,7 @@ computed, `close` it. Touches no tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,13 +29,16 @@ from weft.memory.removal import Hidden
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.exchange.departures import Departures
+from weft.memory.tiers.exchange.departures import Departures, staging
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import cells_without_holders, path
 
 
 class Ledger:
-    """The arrays are indexed by seat and hold what plans are gathered from."""
+    """The arrays are indexed by seat and hold what plans are gathered from.
+
+    `below` returns the tiers below the device's memory. `departures_bytes` stage prefixes for other engines.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,8 @@ class Ledger:
         captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
         private_answers: bool = False,
+        below: Callable[[Cache, Tenancy], Tiers] | None = None,
+        departures_bytes: int = 0,
     ) -> None:
         self.spec = spec
         self.cell = spec.cell
@@ -62,14 +67,17 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
-        # Tiers below the device's memory, if there are any.
         self.tiers: Tiers | None = None
-        # Prefixes that are sent to other engines, if this one sends any.
-        self.departures: Departures | None = None
         self.tenancy = Tenancy(
             lambda: [cache.trie for cache in self.caches],
             lambda: () if self.tiers is None else self.tiers.under_way(),
         )
+        if below is not None:
+            self.tiers = below(self.cache, self.tenancy)
+        self.departures: Departures | None = None
+        if departures_bytes:
+            level = 0 if self.tiers is None else len(self.tiers.links)
+            self.departures = staging(spec, self.cache, departures_bytes, level)
         self.hidden = Hidden()
         self.leases: dict[int, Lease] = {}
         # States that become free or evictable as soon as all flights have landed.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -21,7 +20,7 @@ from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.exchange.arrivals import ArrivalsLink
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import LowerTier, TierLink
 from weft.memory.tiers.load_choice import FoundPrefix, LoadChoice
 from weft.memory.trie import Node
 
@@ -41,6 +40,23 @@ IN_TIER = {
 LEAST_SECONDS_TO_ASK = 0.01
 
 
+def _chained(upper: Cache, lowers: Sequence[LowerTier], tenancy: Tenancy) -> tuple[TierLink, ...]:
+    """Return the links of a chain of tiers: what is saved to one is told to the one below, so they begin there."""
+    uppers = [upper]
+    for tier in lowers[:-1]:
+        # Tiers that outlive the process lie side by side below memory.
+        uppers.append(uppers[-1] if tier.labelled else tier.cache)
+    links: list[TierLink] = []
+    # What reaches the disk from the device passes through host memory.
+    writes_behind = bool(lowers) and lowers[-1].labelled
+    for level, tier in reversed(list(enumerate(lowers))):
+        # What the first of two such tiers has, the second gets.
+        follows = level > 0 and uppers[level] is uppers[level - 1]
+        saved = links[0].demotion.kept if links and writes_behind else lambda key: None
+        links.insert(0, TierLink(level, uppers[level], tier, tenancy.of, writes_behind, follows, saved))
+    return tuple(links)
+
+
 class Tiers:
     """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue.
 
@@ -48,25 +64,23 @@ class Tiers:
     Arrivals, the last link if there are any, lie below the device and beside the chain.
     """
 
-    def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
-        self.links = tuple(links)
-        self.upper = self.links[0].upper
-        self.chain = tuple(link for link in self.links if not isinstance(link, ArrivalsLink))
-        self.arrivals = next((link for link in self.links if isinstance(link, ArrivalsLink)), None)
+    def __init__(
+        self,
+        upper: Cache,
+        lowers: Sequence[LowerTier],
+        tenancy: Tenancy,
+        arrivals: Cache | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.upper = upper
+        self.chain = _chained(upper, lowers, tenancy)
+        self.arrivals = None if arrivals is None else ArrivalsLink(len(self.chain), upper, arrivals, tenancy)
+        self.links: tuple[TierLink, ...] = self.chain if self.arrivals is None else (*self.chain, self.arrivals)
         self.discovery = next((link.discovery for link in self.chain if link.discovery is not None), None)
-        for link in self.chain:
-            # What reaches the disk from the device passes through host memory.
-            link.writes_behind = self.chain[-1].saves.labelled
-            link.saves.tenant_of = link.loads.tenant_of = tenancy.of
-        for link, below in pairwise(self.chain):
-            # Two tiers that outlive the process lie side by side below memory: what the first has, the second gets.
-            below.demotion.follows = below.upper is link.upper
-            if link.writes_behind:
-                link.saves.saved = below.demotion.kept
         self.choice = LoadChoice(self.links, self.upper.cell)
         self.slower = 0
         self.given_up = 0
-        self.clock: Callable[[], float] = monotonic
+        self.clock = clock
         # By level: when copies landed last.
         self._progress: dict[int, float] = {}
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.

@@ -43,6 +43,12 @@ def area_bytes(spec: MemorySpec, cells: int) -> int:
         size = size * 9 // 8 + 64
 
 
+def staging(spec: MemorySpec, cache: Cache, size_bytes: int, level: int) -> Departures:
+    """Return what stages prefixes in an area of this size, the device's tier of this level."""
+    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+    return Departures(spec, cache, Arena(sizes, size_bytes), level)
+
+
 @dataclass(frozen=True, slots=True)
 class Aloft:
     """What a step in flight computes of a prefix: the pages of cells from `first` on; the point, if it is the end."""
