@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from tests.tiered import TieredDevice, tiered_workload
+from tests.workloads import request_of
 from weft.base.errors import EngineStopped
 from weft.engine.copying import Copier
 from weft.engine.dropping import Dropping
@@ -29,7 +30,7 @@ def make_engine() -> tuple[Engine, ClosableTieredDevice]:
         workload.spec, config.memory_bytes, config.max_sequences, True, config.host_bytes, Random(1)
     )
     engine = Engine(workload.spec, device, config)
-    engine.add(workload.arrivals[0].request())
+    engine.add(request_of(workload.arrivals[0]))
     return engine, device
 
 
