@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from weft.base.plan import Captures, Ints, Plan
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
-from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Proposal
@@ -85,7 +84,7 @@ def assemble(
     samples, ahead = _samples(sampled, draft_counts, drafts)
     score_index, score_token, score_top, scored = _scores(prefills, decodes)
     behind, early_slot, early_tokens = _earlier_starts(rows, others, grants)
-    page_table, window_table, window_first = page_tables(ledger, seats, start - behind if len(behind) else start, end)
+    places = ledger.locate(seats, start - behind if len(behind) else start, end, grants)
     plan = Plan(
         number=number,
         seat=seats.astype(np.int32),
@@ -93,11 +92,7 @@ def assemble(
         end=end.astype(np.int32),
         tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
         from_board=from_board,
-        read_slot=read_slots(ledger, seats, grants),
-        tail=ledger.tail[seats],
-        page_table=page_table,
-        window_table=window_table,
-        window_first=window_first,
+        **places._asdict(),
         captures=planned_captures(grants),
         sampled=sampled.astype(np.int32),
         sampling=choices.gather(
@@ -112,7 +107,7 @@ def assemble(
         score_index=score_index,
         score_token=score_token,
         score_top=score_top,
-        poison=drain(ledger.arena.freed),
+        poison=ledger.take_freed(),
         drafts=draft_counts,
         behind=behind,
         early_slot=early_slot,
@@ -205,44 +200,12 @@ def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Gra
     return {row_of[seat]: grant for seat, grant in grants.items()}
 
 
-def drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the units that were freed since the last plan."""
-    drained = tuple(freed)
-    freed.clear()
-    return drained
-
-
-def read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
-    """Return the slots to read. The ledger is already past this step where a sequence leaves its cell: use grants."""
-    slots = ledger.read_slot[seats]
-    for row, grant in grants.items():
-        slots[row] = grant.read_slot or 0
-    return slots
-
-
 def planned_captures(grants: dict[int, Grant]) -> Captures:
     if not grants:
         return NO_CAPTURES
     found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
     table = np.array(found, np.int32).reshape(-1, 3)
     return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
-
-
-def page_tables(
-    ledger: Ledger, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the pages of rows, their window pages, and the cells where those begin."""
-    cell, kinds = ledger.spec.cell, ledger.arena.unit_bytes
-    cells = -(-end // cell)
-    width = int(cells.max()) if Kind.PAGE in kinds else 0
-    page_table = ledger.page_table[seats, :width]
-    if Kind.WINDOW not in kinds:
-        return page_table, np.zeros((len(seats), 0), np.int32), np.zeros(len(seats), np.int32)
-    assert ledger.spec.window is not None
-    first = np.maximum(0, start - ledger.spec.window + 1) // cell
-    columns = first[:, None] + np.arange(int((cells - first).max()))
-    np.minimum(columns, ledger.window_table.shape[1] - 1, out=columns)
-    return page_table, ledger.window_table[seats[:, None], columns], first.astype(np.int32)
 
 
 def _scores(

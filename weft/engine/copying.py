@@ -12,12 +12,13 @@ from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any
 
+from weft.base.companions import Companion
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
-from weft.engine.companions import Companion
 from weft.engine.device import CopyingDevice
 from weft.memory.cache import Cache
+from weft.memory.dropping import FlightMarks
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.empty import empty_tier
@@ -30,8 +31,6 @@ log = logging.getLogger("weft")
 CLOSING_SECONDS = 6.0
 # How long an engine with nothing else to do waits for answers of a remote store at a time.
 ANSWER_SECONDS = 1e-3
-# Numbers of flights that were launched before a moment, by link and direction.
-FlightMarks = dict[tuple[int, Direction], int]
 
 
 def tiers_below(

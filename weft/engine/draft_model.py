@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Captures, Ints, Plan, Sampling
-from weft.engine.assembly import NO_CAPTURES, drain, page_tables
+from weft.engine.assembly import NO_CAPTURES
 from weft.engine.device import Device
 from weft.engine.sequence import Sequence
 from weft.memory.audit import check_plan
@@ -151,7 +151,7 @@ class DraftModel:
         row, ledger = self._open[seat], self.ledger
         end = min(self.kept(row, accepted), int(ledger.planned[seat]))
         if row.grant is None:
-            ledger.computed[seat] = ledger.planned[seat] = end
+            ledger.rewind(seat, end)
             return
         self.name_cells(row, end)
         ledger.settle(row.lease, row.grant, end)
@@ -163,8 +163,7 @@ class DraftModel:
         if row is None:
             return
         self.settle(seat, int(self._right[seat]))
-        row.lease.returns = returns
-        self.ledger.close(row.lease)
+        self.ledger.close(row.lease, returns)
         del self._open[seat]
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
@@ -172,7 +171,7 @@ class DraftModel:
 
     def flush(self) -> None:
         """Drop all cached cells that no running sequence uses."""
-        self.ledger.cache.clear()
+        self.ledger.clear()
 
     # what a model reads ---------------------------------------------------------------------------------------------
 
@@ -270,9 +269,9 @@ class DraftModel:
             if opened.grant is not None:
                 needy[row] = False
                 granted.append(opened)
-        ledger.snapshot([each.lease for each in granted])
+        grants = ledger.snapshot([each.lease for each in granted])
         for each in granted:
-            each.grant = each.lease.pending[-1]
+            each.grant = grants[each.lease.seat]
         if needy.any():
             rows = rows.choose(~needy)
         self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
@@ -314,14 +313,13 @@ class DraftModel:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
         self._number += 1
         flying, on_board = ahead.astype(np.int32), tokens is None
-        page_table, window_table, window_first = page_tables(self.ledger, seat, start, end)
+        places = self.ledger.locate(seat, start, end, {})
         sampled, none = np.flatnonzero(samples).astype(np.int32), np.zeros(0, np.int32)
         grants = [
             (row, grant) for row, each in enumerate(seat.tolist()) if (grant := self._open[each].grant) is not None
         ]
-        read_slot = self.ledger.read_slot[seat]
         for row, grant in grants:
-            read_slot[row] = self._slot_before(grant, int(start[row]))
+            places.read_slot[row] = self._slot_before(grant, int(start[row]))
         plan = Plan(
             number=self._number,
             seat=seat.astype(np.int32),
@@ -329,18 +327,14 @@ class DraftModel:
             end=end.astype(np.int32),
             tokens=np.zeros(len(seat), np.int32) if tokens is None else tokens,
             from_board=np.full(len(seat), tokens is None, np.int32),
-            read_slot=read_slot,
-            tail=self.ledger.tail[seat],
-            page_table=page_table,
-            window_table=window_table,
-            window_first=window_first,
+            **places._asdict(),
             captures=_captures(grants, start, end) if grants else NO_CAPTURES,
             sampled=sampled,
             sampling=Sampling.greedy(len(sampled)),
             score_index=none,
             score_token=none,
             score_top=0,
-            poison=drain(self.ledger.arena.freed),
+            poison=self.ledger.take_freed(),
             behind=flying if on_board and flying.any() else none,
             early_slot=np.zeros_like(flying) if on_board and flying.any() else none,
             ahead=none if on_board or not flying.any() else flying,

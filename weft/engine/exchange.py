@@ -10,8 +10,8 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from weft.base.companions import Companion
 from weft.base.errors import InvalidField
-from weft.base.grid import first_window_cell
 from weft.base.transfers import (
     Granted,
     Offer,
@@ -24,30 +24,20 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.engine.assembly import PlannedStep
-from weft.engine.companions import Companion
 from weft.engine.device import CopyingDevice, LayeredDevice
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
-from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.exchange.arrivals import ArrivalsFull, ArrivalsLink
-from weft.memory.tiers.exchange.departures import Aloft, Departures
-from weft.memory.tiers.units import PointUnits
+from weft.memory.tiers.exchange.arrivals import ArrivalsFull
+from weft.memory.tiers.exchange.departures import Departures
+from weft.memory.tiers.tiers import Tiers
 
 # Copies to the staging area that are begun in one step.
 MOST_PLANS = 8
 WAIT_SECONDS = 1e-3
 # Pause between two looks at transfers while a step is awaited.
 SERVE_SECONDS = 2e-4
-ABORTED = "the request was aborted"
-
-
-def check_departure(request: Request, ledger: Ledger) -> None:
-    """Raise if the prefix of a request cannot be sent."""
-    if ledger.departures is None:
-        raise InvalidField("send_to", "needs an engine with the role prefill")
-    if len(request.prompt) % ledger.cell or request.params.max_tokens:
-        raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
+NO_DEPARTURES = "needs an engine with the role prefill"
 
 
 # Called with the number of a request whose transfer is over, and with the error if it has failed.
@@ -62,6 +52,8 @@ class Exchange(Companion):
         transport: Transport,
         device: CopyingDevice,
         ledger: Ledger,
+        tiers: Tiers | None,
+        departures: Departures | None,
         report_end: ReportEnd,
         now: Callable[[], float] = perf_counter,
     ) -> None:
@@ -77,21 +69,23 @@ class Exchange(Companion):
         self._device = device
         self._layered = device if isinstance(device, LayeredDevice) else None
         self._ledger = ledger
+        self._tiers = tiers
+        self.arrivals = None if tiers is None else tiers.arrivals
+        self.departures = departures
         self._flights: deque[Any] = deque()
         self._finished: set[int] = set()
-
-    @property
-    def departures(self) -> Departures | None:
-        return self._ledger.departures
-
-    @property
-    def arrivals(self) -> ArrivalsLink | None:
-        return None if self._ledger.tiers is None else self._ledger.tiers.arrivals
 
     @property
     def busy(self) -> bool:
         """Whether a step has work: copies to the staging area under way or possible, or ends to report."""
         return bool(self._flights or self._ended)
+
+    def check(self, request: Request) -> None:
+        """Raise if the prefix of a request cannot be sent."""
+        if self.departures is None:
+            raise InvalidField("send_to", NO_DEPARTURES)
+        if len(request.prompt) % self._ledger.cell or request.params.max_tokens:
+            raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -100,7 +94,7 @@ class Exchange(Companion):
         destination = sequence.request.send_to
         assert destination is not None
         assert self.departures is not None
-        if self._ledger.hidden.covers(sequence.keys, lambda: tenant):
+        if self._ledger.hides(sequence.keys, lambda: tenant):
             return
         self.departures.begin(sequence.id, sequence.keys, tenant)
         self.transport.open(sequence.id, destination, Offer(tuple(sequence.keys), tenant))
@@ -115,19 +109,9 @@ class Exchange(Companion):
             departure = departures.active.get(sequence.id)
             if departure is None or sequence.leaving or sequence.lease is None:
                 continue
-            first, end = grant.start // cell, grant.end // cell
-            pages = self._ledger.page_table[sequence.seat, first:end].tolist() if departures.paged else []
-            point = self._point(sequence.lease, grant) if end == departure.end else None
-            departures.launched(sequence.id, Aloft(flight, step.plan.number, first, tuple(pages), point))
+            aloft = self._ledger.aloft(sequence.lease, grant, flight, step.plan.number, departure.end * cell)
+            departures.launched(sequence.id, aloft)
         self._stage()
-
-    def _point(self, lease: Lease, grant: Grant) -> PointUnits:
-        """Return the resume point at the end of a step in flight."""
-        ledger, window = self._ledger, tuple[int, ...]()
-        if ledger.window:
-            first = first_window_cell(grant.end, ledger.window, ledger.cell)
-            window = tuple(ledger.window_table[lease.seat, first : grant.end // ledger.cell].tolist())
-        return PointUnits(lease.slot, window)
 
     def landed(self, step: PlannedStep) -> None:
         """Note that a step has landed, and that its cells are published."""
@@ -145,19 +129,13 @@ class Exchange(Companion):
 
     def computed(self, sequence: Sequence) -> bool:
         """Keep what a request has computed until it is staged; return whether it departs. Its lease is still open."""
-        lease, ledger = sequence.lease, self._ledger
         if self.departures is None or sequence.id not in self.departures.active:
             return False
+        lease = sequence.lease
         assert lease is not None
-        if lease.hidden:
-            # It was not kept, because it is being dropped: the other engine computes it.
+        if not self.departures.computed(sequence.id, lease, self._ledger.point_at(lease, len(sequence.request.prompt))):
             self.abandon(sequence.id)
             return False
-        assert lease.node is not None
-        window: tuple[int, ...] = ()
-        if ledger.window:
-            window = tuple(ledger.window_table[lease.seat, lease.window_first : lease.published].tolist())
-        self.departures.computed(sequence.id, lease.node, lease.slot, window)
         self._computed_at[sequence.id] = self._now()
         # Now: an engine with nothing else to do would sleep until an event arrives.
         self._stage()
@@ -277,17 +255,16 @@ class Exchange(Companion):
     # receiving ------------------------------------------------------------------------------------------------------
 
     def _take_offer(self, number: int, offer: Offer) -> None:
-        tiers, arrivals = self._ledger.tiers, self.arrivals
+        tiers, arrivals, keys = self._tiers, self.arrivals, list(offer.keys)
         if tiers is None or arrivals is None:
             self.transport.refuse(number, "this engine receives no prefixes")
             return
-        keys, tries = list(offer.keys), [cache.trie for cache in self._ledger.caches]
-        if self._ledger.hidden.covers(keys, lambda: offer.tenant):
+        if self._ledger.hides(keys, lambda: offer.tenant):
             # It may have been computed before the drop, and would outlive it here.
             arrivals.refused += 1
             self.transport.refuse(number, "its prefix is being dropped")
             return
-        if len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries):
+        if tiers.contradicts(keys):
             arrivals.refused += 1
             self.transport.refuse(number, "the keys of the offer are not those of one prefix")
             return

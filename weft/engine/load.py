@@ -11,6 +11,7 @@ import numpy as np
 from weft.base.plan import Plan
 from weft.engine.planner import Planner
 from weft.engine.prompt_costs import PromptCosts
+from weft.memory.report import memory_load
 
 # Weight of a new step in the mean duration.
 SHARE = 0.1
@@ -122,22 +123,16 @@ def load_of(
     planner: Planner, prompt_tokens: int, prompt_pairs: float, step_seconds: float, costs: PromptCosts
 ) -> ReplicaLoad:
     """Return the load of an engine that has computed these prompt tokens and pairs, with steps of this length."""
-    arena, spec, tiers = planner.ledger.arena, planner.ledger.spec, planner.ledger.tiers
     return ReplicaLoad(
         prompt_tokens=prompt_tokens,
         prompt_pairs=prompt_pairs,
         running=planner.running + len(planner.leaving),
         waiting=len(planner.queue),
         max_sequences=planner.config.max_sequences,
-        used_memory=arena.used_slabs / arena.slabs,
-        memory_bytes=arena.slabs * arena.slab_bytes,
-        held_bytes=planner.ledger.held_slabs() * arena.slab_bytes,
         step_seconds=step_seconds,
         token_seconds=costs.token_seconds,
         pair_seconds=costs.pair_seconds,
-        load_bytes_per_second=None if tiers is None else tiers.links[0].rates.load_bytes,
-        token_bytes=spec.page_bytes / spec.cell,
-        point_bytes=planner.ledger.cache.point_bytes,
+        **memory_load(planner.ledger),
     )
 
 

@@ -16,13 +16,13 @@ from typing import Any, cast
 
 import numpy as np
 
+from weft.base.companions import Companion
 from weft.base.config import EngineConfig
 from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.plan import Landing
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
-from weft.engine.companions import Companion
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import CLOSING_SECONDS, Copier, tiers_below
 from weft.engine.device import (
@@ -34,9 +34,8 @@ from weft.engine.device import (
     following_device,
 )
 from weft.engine.draft_model import DraftModel
-from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import Exchange, check_departure
+from weft.engine.exchange import NO_DEPARTURES, Exchange
 from weft.engine.landed import (
     accepted_tokens,
     add_scores,
@@ -54,6 +53,7 @@ from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
+from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
@@ -102,7 +102,9 @@ class Engine:
         self.dropping = Dropping(self.ledger, self.copier, self._flush_drafts)
         self.exchange: Exchange | None = None
         if transport is not None:
-            self.exchange = Exchange(transport, copying, self.ledger, self._end_transfer, now)
+            self.exchange = Exchange(
+                transport, copying, self.ledger, tiers, self.ledger.departures, self._end_transfer, now
+            )
         companions = (self.copier, self.dropping, self.exchange)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
@@ -155,7 +157,9 @@ class Engine:
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         if request.send_to is not None:
-            check_departure(request, self.ledger)
+            if self.exchange is None:
+                raise InvalidField("send_to", NO_DEPARTURES)
+            self.exchange.check(request)
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise InvalidField(
@@ -167,8 +171,8 @@ class Engine:
             constraint = self.constrain(request)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
-        cell, form = self.ledger.spec.cell, self.config.form if self.config.exact else None
-        sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, form)
+        form = self.config.form if self.config.exact else None
+        sequence = Sequence(self._next_id, request, max_tokens, seed, self.ledger.cell, constraint, form)
         if self.planner.drafting is not None:
             sequence.drafting = self.planner.drafts.begin(request)
         self._next_id += 1
@@ -207,8 +211,7 @@ class Engine:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
             self.planner.queue.remove(sequence)
-            if self.ledger.tiers is not None:
-                self.ledger.tiers.leave(sequence.id)
+            self.ledger.withdraw(sequence.id)
         else:
             self.planner.leave(sequence)
 
@@ -237,7 +240,7 @@ class Engine:
     @property
     def copying(self) -> bool:
         """Whether paths are on their way between tiers."""
-        return self.copier is not None and any(link.moving for link in self.copier.tiers.links)
+        return self.copier is not None and self.copier.tiers.moving
 
     def write_behind(self) -> None:
         """Begin to save what a tier that outlives the process does not have yet. Call it while there is no work."""
@@ -252,8 +255,8 @@ class Engine:
         except EngineStopped as error:
             log.warning("what was not saved yet is lost: %s", error)
         finally:
-            if self.ledger.tiers is not None:
-                self.ledger.tiers.close()
+            if self.copier is not None:
+                self.copier.tiers.close()
             if isinstance(self._device, ClosableDevice):
                 self._device.close()
 
@@ -262,10 +265,7 @@ class Engine:
     def flush(self) -> int:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         self._flush_drafts()
-        self.ledger.cache.clear()
-        if self.ledger.tiers is not None:
-            self.ledger.tiers.clear()
-        return len(self.ledger.cache.trie) * self.ledger.spec.cell
+        return self.ledger.clear(tiers=True)
 
     def begin_drop(self, number: int, tenant: bytes | None = None, prefix: bytes | None = None) -> None:
         """Drop prefixes from all tiers, and overwrite them on disk beside the steps; `take_dropped` has the answer.

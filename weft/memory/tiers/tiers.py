@@ -96,6 +96,11 @@ class Tiers:
     def busy(self) -> bool:
         return any(link.busy for link in self.links)
 
+    @property
+    def moving(self) -> bool:
+        """Whether paths are on their way between tiers."""
+        return any(link.moving for link in self.links)
+
     def under_way(self) -> Iterator[Key]:
         """Yield the cells that saves and transfers will publish."""
         for link in self.links:
@@ -182,12 +187,20 @@ class Tiers:
         return depth if self.arrivals is None else self.arrivals.reaches(keys, depth)
 
     def bring(
-        self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes] | None = None
+        self,
+        waiter: int,
+        keys: list[Key],
+        limit: int,
+        match: Miss,
+        tenant: Callable[[], bytes] | None = None,
+        ahead_tokens: int = 0,
     ) -> bool:
         """Return whether a request should wait, because more of its prefix than `match` is on its way up.
 
-        `tenant` returns the digest of its tenant, for a store that is asked whether it has more.
+        `tenant` returns the digest of its tenant, for a store that is asked whether it has more. `ahead_tokens` are
+        computed before those of the request, if it starts now.
         """
+        self.choice.ahead_tokens = ahead_tokens
         if self._awaits(waiter, match):
             return True
         if tenant is not None and self._asks(waiter, keys, limit, match, tenant):
@@ -320,6 +333,11 @@ class Tiers:
         """Let requests ask a remote store again: no drop is under way any more."""
         if self.discovery is not None:
             self.discovery.ask_again()
+
+    def contradicts(self, keys: list[Key]) -> bool:
+        """Return whether keys from outside are not those of one prefix, as far as is known here."""
+        tries = [self.upper.trie, *(link.lower.trie for link in self.links)]
+        return len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries)
 
     def set_dropping(self, dropping: bool) -> None:
         """Say whether a drop is under way: what a file evicts meanwhile is overwritten, as it may be part of it."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.engine.assembly import PlannedStep
-
 
 class Companion:
     """The engine calls all companions at the same points of a step, in a fixed order. None of them delays a step."""
@@ -21,13 +19,13 @@ class Companion:
     def launch(self) -> None:
         """Begin what comes next. The plan of the step, which may evict what ended in the last one, comes after it."""
 
-    def launched(self, step: PlannedStep, flight: Any) -> None:
+    def launched(self, step: Any, flight: Any) -> None:
         """Use what a step in flight computes."""
 
     def attend(self, idle: bool) -> None:
         """Go on beside the step in flight. If `idle`, there is none: wait a little for what is under way."""
 
-    def landed(self, step: PlannedStep) -> None:
+    def landed(self, step: Any) -> None:
         """Take note of a step that was settled, before its sequences get their tokens."""
 
     def close(self) -> None:

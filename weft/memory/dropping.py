@@ -13,11 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.base.companions import Companion
+from weft.base.copies import Direction
 from weft.base.tenants import Dropped
-from weft.engine.companions import Companion
-from weft.engine.copying import Copier, FlightMarks
 from weft.memory.cache import Cache
 from weft.memory.ledger import Ledger
 from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval
@@ -35,6 +35,25 @@ FILE_FAILED = (
     "writing to the file failed, so units of this drop may be left in it; the next drop and the end of this server try "
     "again. If they fail too, or the server is killed, the next one may serve these units: repeat the drop there"
 )
+
+
+# Numbers of flights that were launched before a moment, by link and direction.
+FlightMarks = dict[tuple[int, Direction], int]
+
+
+class CopiesUnderWay(Protocol):
+    """The copies between tiers, as far as a drop waits for them."""
+
+    def land(self, wait: bool) -> None:
+        """Publish copies that have landed. With `wait`, give the oldest one a little time."""
+
+    def marks(self) -> FlightMarks:
+        """Return a mark behind the flights that are under way."""
+        ...
+
+    def has_passed(self, marks: FlightMarks) -> bool:
+        """Return whether all flights before a mark have landed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -69,9 +88,9 @@ class PendingDrop:
 class Dropping(Companion):
     """`flush_drafts` drops all texts and states that drafts come from."""
 
-    def __init__(self, ledger: Ledger, copier: Copier | None, flush_drafts: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, copies: CopiesUnderWay | None, flush_drafts: Callable[[], None]) -> None:
         self._ledger = ledger
-        self._copier = copier
+        self._copies = copies
         self._flush_drafts = flush_drafts
         # Only the first one is under way.
         self._waiting: deque[PendingDrop] = deque()
@@ -129,19 +148,20 @@ class Dropping(Companion):
     def close(self) -> None:
         """Take the cells of all drops out of the tiers, before a closing engine saves what is left."""
         while self._waiting:
-            if self._copier is not None:
-                self._copier.land(wait=True)
+            if self._copies is not None:
+                self._copies.land(wait=True)
             self.land()
 
     def _come_to_tier(self, drop: PendingDrop) -> None:
-        if self._copier is not None:
+        tiers = self._ledger.tiers
+        if self._copies is not None and tiers is not None:
             # A copy that lands later would bring back what is dropped here.
-            self._copier.tiers.abandon()
-            drop.marks = self._copier.marks()
+            tiers.abandon()
+            drop.marks = self._copies.marks()
 
     def _go_on(self, drop: PendingDrop) -> bool:
         """Do a bounded part of a drop; return whether its cells are gone from all tiers."""
-        if drop.marks is not None and self._copier is not None and not self._copier.has_passed(drop.marks):
+        if drop.marks is not None and self._copies is not None and not self._copies.has_passed(drop.marks):
             return False
         drop.marks = None
         caches, tiers = self._ledger.caches, self._ledger.tiers
