@@ -10,8 +10,8 @@ from tests.tiered import TieredDevice, tiered_workload
 from tests.workloads import request_of
 from weft.base.errors import EngineStopped
 from weft.engine.copying import Copier
-from weft.engine.dropping import Dropping
 from weft.engine.loop import Engine
+from weft.memory.dropping import Dropping
 
 HOOKS = ("land", "launch", "launched", "attend", "landed", "close")
 
