@@ -1,13 +1,13 @@
-"""The study behind docs/caching.md: which states are worth keeping, on recorded and synthetic traffic.
+"""The study behind docs/lab/caching.md: which states are worth keeping, on recorded and synthetic traffic.
 
     python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory, both parts
     python -m benchmarks.caching ample --json ample.json        the whole traces with unlimited memory
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, scan
     python -m benchmarks.caching curve --json curve.json        2 % to 200 % of the working set
     python -m benchmarks.caching tiers --json tiers.json        host memory and a file below the device
-    python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/caching.md
-    python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/
-    python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/
+    python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/lab/caching.md
+    python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/lab/
+    python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/lab/
 
 Runs in one process and needs no GPU. Traffic has two parts: policies may be tuned on one (`--parts tuned`); the other
 is for the report only (`--parts held-out`). An interrupted run resumes where it stopped.
@@ -254,7 +254,7 @@ def _tiered(sent: Traffic, model: str, sizes: dict[str, float]) -> Results:
 
 
 def draw(results: Results, curves: Results, folder: Path) -> None:
-    """Write the plots of docs/caching.md."""
+    """Write the plots of docs/lab/caching.md."""
     series = {}
     for other, name in OTHERS.items():
         found = ratios(results, "held-out", other, hits)
@@ -319,10 +319,10 @@ def main() -> None:
         print(all_tables(known))
         return
     if options.part == "plots":
-        draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))
+        draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs/lab"))
         return
     if options.part == "tier-plots":
-        draw_tiers(json.loads(Path(options.files[0]).read_text()), Path("docs"))
+        draw_tiers(json.loads(Path(options.files[0]).read_text()), Path("docs/lab"))
         return
     study = Study(options.json)
     if options.part == "matrix":

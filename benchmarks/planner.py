@@ -21,6 +21,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
+from weft.memory.keys import PrefixIdentity
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
 
 # A hybrid in the proportions of Qwen3.5: three recurrent layers to each attention layer.
@@ -97,7 +98,7 @@ def time_match(length: int, repeats: int = 9) -> tuple[float, float]:
     named, matched = [], []
     for _ in range(repeats):
         began = time.perf_counter()
-        sequence = Sequence(0, request, 1, 0, SPEC.cell)
+        sequence = Sequence(0, request, 1, 0, PrefixIdentity(SPEC.cell))
         named.append((time.perf_counter() - began) * 1e3)
         found = target.ledger.match(sequence.keys, sequence.reuse_limit)
         matched.append((time.perf_counter() - began) * 1e3)

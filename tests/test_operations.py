@@ -11,7 +11,7 @@ from weft.server.http.protocol import MAX_PIPELINED, State
 from weft.server.settings import Limits
 
 SECURITY = (ROOT / "docs" / "security.md").read_text()
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
+OPERATIONS = (ROOT / "docs" / "operate.md").read_text()
 
 
 def test_every_rule_of_security_names_a_test_that_exists() -> None:
