@@ -16,11 +16,12 @@ from weft.base.companions import Companion
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed
-from weft.engine.device import CopyingDevice
+from weft.engine.device import Device
 from weft.memory.cache import Cache
 from weft.memory.dropping import FlightMarks
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.copies import PlanCopies
 from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.link import MOST_SAVING_BYTES, LowerTier
 from weft.memory.tiers.tiers import Tiers
@@ -34,30 +35,32 @@ ANSWER_SECONDS = 1e-3
 
 
 def tiers_below(
-    spec: MemorySpec, config: EngineConfig, device: CopyingDevice, now: Callable[[], float] = monotonic
+    spec: MemorySpec, config: EngineConfig, device: Device, now: Callable[[], float] = monotonic
 ) -> Callable[[Cache, Tenancy], Tiers] | None:
     """Return what makes the tiers below the device that the configuration asks for; `device` makes their copies."""
     if not config.cache or not (config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes):
         return None
+    copies = device.capabilities.tiers
+    assert copies is not None, "a device has the tiers below it that its engine uses"
 
     def make(cache: Cache, tenancy: Tenancy) -> Tiers:
         tiers: list[LowerTier] = []
         memory, arrivals = cache, None
         if config.host_bytes:
             memory = empty_tier(spec, config.host_bytes, config.eviction)
-            tiers.append(LowerTier("host", memory, device.load_bytes_per_second, weighs_copies=True))
+            tiers.append(LowerTier("host", memory, copies.load_bytes_per_second, weighs_copies=True))
         if config.disk_bytes:
             from weft.memory.tiers.disk.restoring import Restoring
             from weft.memory.tiers.disk.tier import disk_cache
 
-            disk = disk_cache(spec, device.disk, config.eviction)
-            tiers.append(LowerTier("disk", disk, labelled=True, restoring=Restoring(disk, device.disk, tenancy)))
+            disk = disk_cache(spec, copies.disk, config.eviction)
+            tiers.append(LowerTier("disk", disk, labelled=True, restoring=Restoring(disk, copies.disk, tenancy)))
         if config.remote:
             from weft.memory.tiers.remote.discovery import Discovery
             from weft.memory.tiers.remote.tier import view_bytes
 
-            view, copies = empty_tier(spec, view_bytes(spec), config.eviction), device.remote
-            discovery = Discovery(view, copies.store, copies.names, tenancy)
+            view, store = empty_tier(spec, view_bytes(spec), config.eviction), copies.remote
+            discovery = Discovery(view, store.store, store.names, tenancy)
             # Saves to a store that hangs hold memory until they fail.
             most = min(MOST_SAVING_BYTES, memory.arena.slabs * memory.arena.slab_bytes // 8)
             tiers.append(LowerTier("remote", view, labelled=True, discovery=discovery, most_saving_bytes=most))
@@ -75,12 +78,12 @@ class Copier(Companion):
     def __init__(
         self,
         tiers: Tiers,
-        device: CopyingDevice,
+        copies: PlanCopies,
         now: Callable[[], float] = perf_counter,
         closing_seconds: float = CLOSING_SECONDS,
     ) -> None:
         self.tiers = tiers
-        self._device = device
+        self._copies = copies
         self._now = now
         self._closing_seconds = closing_seconds
         self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
@@ -120,7 +123,7 @@ class Copier(Companion):
                 self.tiers.await_answers(ANSWER_SECONDS)
 
     def _begin(self, plan: CopyPlan) -> None:
-        self._flights[plan.level, plan.direction].append((plan, self._device.copy(plan)))
+        self._flights[plan.level, plan.direction].append((plan, self._copies.copy(plan)))
 
     def marks(self) -> FlightMarks:
         """Return a mark behind the flights that are under way."""
@@ -156,7 +159,7 @@ class Copier(Companion):
         plan, ticket = flights[0]
         place = plan.level, plan.direction
         try:
-            seconds = self._device.copied(ticket, wait)
+            seconds = self._copies.copied(ticket, wait)
         except CopyFailed as error:
             log.warning("a copy between tiers failed: %s", error)
             flights.popleft()

@@ -24,7 +24,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.engine.assembly import PlannedStep
-from weft.engine.device import CopyingDevice, LayeredDevice
+from weft.engine.device import Device
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.ledger import Ledger
@@ -50,7 +50,7 @@ class Exchange(Companion):
     def __init__(
         self,
         transport: Transport,
-        device: CopyingDevice,
+        device: Device,
         ledger: Ledger,
         tiers: Tiers | None,
         departures: Departures | None,
@@ -66,8 +66,8 @@ class Exchange(Companion):
         # Time that requests waited for their transfer after their prompt was computed.
         self.exposed_seconds = 0.0
         self._computed_at: dict[int, float] = {}
-        self._device = device
-        self._layered = device if isinstance(device, LayeredDevice) else None
+        self._copies = device.capabilities.tiers
+        self._progress = device.capabilities.progress
         self._ledger = ledger
         self._tiers = tiers
         self.arrivals = None if tiers is None else tiers.arrivals
@@ -102,7 +102,7 @@ class Exchange(Companion):
     def launched(self, step: PlannedStep, flight: Any) -> None:
         """Let prefixes leave while a step computes them."""
         departures, cell = self.departures, self._ledger.cell
-        if departures is None or self._layered is None or not departures.active:
+        if departures is None or self._progress is None or not departures.active:
             return
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
@@ -115,15 +115,15 @@ class Exchange(Companion):
 
     def landed(self, step: PlannedStep) -> None:
         """Note that a step has landed, and that its cells are published."""
-        if self.departures is not None and self._layered is not None:
+        if self.departures is not None and self._progress is not None:
             for row in step.grants:
                 self.departures.landed_step(step.sequences[row].id, step.plan.number)
 
     def serve_until(self, flight: Any) -> None:
         """Let transfers go on until a step has landed, instead of waiting for it."""
-        if self.departures is None or self._layered is None:
+        if self.departures is None or self._progress is None:
             return
-        while self.departures.active and not self._layered.landed(flight):
+        while self.departures.active and not self._progress.landed(flight):
             self._go_on()
             self.transport.wait(SERVE_SECONDS)
 
@@ -190,15 +190,16 @@ class Exchange(Companion):
             plan = None if self.departures is None else self.departures.plan(self._has_computed)
             if plan is None:
                 return
-            self._flights.append(self._device.copy(plan))
+            assert self._copies is not None
+            self._flights.append(self._copies.copy(plan))
 
     def _has_computed(self, flight: Any, layer: int) -> bool:
         # Copies are not begun to wait for their layer on the device: hundreds of them would block the engine's thread.
-        return self._layered is None or self._layered.has_computed(flight, layer)
+        return self._progress is None or self._progress.has_computed(flight, layer)
 
     def _land(self, wait: bool) -> None:
-        while self._flights:
-            if self._device.copied(self._flights[0], wait) is None:
+        while self._flights and self._copies is not None:
+            if self._copies.copied(self._flights[0], wait) is None:
                 return
             self._flights.popleft()
             assert self.departures is not None

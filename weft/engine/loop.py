@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,14 +25,7 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import CLOSING_SECONDS, Copier, tiers_below
-from weft.engine.device import (
-    ClosableDevice,
-    CopyingDevice,
-    Device,
-    MaskingDevice,
-    PaddingDevice,
-    following_device,
-)
+from weft.engine.device import Device
 from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import NO_DEPARTURES, Exchange
@@ -84,7 +77,6 @@ class Engine:
         self._constraints = constraints
         self._device = device
         self._now = now
-        copying = cast(CopyingDevice, device)
         self._identity = PrefixIdentity(spec.cell, form=config.form if config.exact else None)
         self.ledger = Ledger(
             spec,
@@ -96,17 +88,18 @@ class Engine:
             capture_every=config.capture_every,
             remember_freed=config.paranoid,
             private_answers=config.exact,
-            below=tiers_below(spec, config, copying, now),
+            below=tiers_below(spec, config, device, now),
             departures_bytes=0 if transport is None else config.departures_bytes,
         )
-        tiers = self.ledger.tiers
-        self.copier = None if tiers is None else Copier(tiers, copying, now, closing_seconds)
+        tiers, can = self.ledger.tiers, device.capabilities
+        self.copier: Copier | None = None
+        if tiers is not None and can.tiers is not None:
+            self.copier = Copier(tiers, can.tiers, now, closing_seconds)
         self.dropping = Dropping(self.ledger, self.copier, self._flush_drafts)
         self.exchange: Exchange | None = None
         if transport is not None:
-            self.exchange = Exchange(
-                transport, copying, self.ledger, tiers, self.ledger.departures, self._end_transfer, now
-            )
+            parts = self.ledger, tiers, self.ledger.departures
+            self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
         companions = (self.copier, self.dropping, self.exchange)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
@@ -115,16 +108,7 @@ class Engine:
             name = None if draft_model is None else draft_model.name
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
-        self._masking = device if isinstance(device, MaskingDevice) else None
-        self.planner = Planner(
-            self.ledger,
-            config,
-            drafting,
-            draft_model,
-            late_masks=self._masking is not None,
-            following=None if config.exact else following_device(device),
-            padding=device if isinstance(device, PaddingDevice) else None,
-        )
+        self.planner = Planner(self.ledger, config, drafting, draft_model, can)
         pacing = self.planner.pacing
         observes = drafting is not None or pacing.bounded
         self.clock = StepClock(now, None if tiers is None else tiers.computed, pacing.observe if observes else None)
@@ -259,8 +243,7 @@ class Engine:
         finally:
             if self.copier is not None:
                 self.copier.tiers.close()
-            if isinstance(self._device, ClosableDevice):
-                self._device.close()
+            self._device.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
 
@@ -380,8 +363,9 @@ class Engine:
 
         A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
         """
-        assert self._masking is not None
-        self._masking.supply_masks(self._flights[-1][1], late_masks(step))
+        supply = self._device.capabilities.supply_masks
+        assert supply is not None
+        supply(self._flights[-1][1], late_masks(step))
         for sequence in without_masks(step):
             self._maskless.add(sequence.id)
             self.planner.leave(sequence)

@@ -18,7 +18,7 @@ from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.chunks import canonical_end, even_chunk
-from weft.engine.device import FollowingDevice, PaddingDevice
+from weft.engine.device import PLANS_ONLY, Capabilities
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
@@ -41,8 +41,7 @@ LOOK_AHEAD = 8
 class Planner:
     """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed.
 
-    `late_masks`: the device takes masks after the launch of a step. `following` is the device if it knows where drafts
-    end before the host does, `padding` the device if it pads steps to sizes of its own.
+    `can` is what the device can do besides executing plans.
     """
 
     def __init__(
@@ -51,9 +50,7 @@ class Planner:
         config: EngineConfig,
         drafting: Drafting | None = None,
         draft_model: DraftModel | None = None,
-        late_masks: bool = False,
-        following: FollowingDevice | None = None,
-        padding: PaddingDevice | None = None,
+        can: Capabilities = PLANS_ONLY,
     ) -> None:
         self.ledger = ledger
         self.drafting = drafting
@@ -66,8 +63,10 @@ class Planner:
         self.decoding: list[Sequence] = []
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
-        self.late_masks = late_masks
-        self.following = following
+        # Whether the device takes masks after the launch of a step.
+        self.late_masks = can.supply_masks is not None
+        # Whether the device knows, in a step of some size, where drafts end before the host does.
+        self.following = None if config.exact else can.follows
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -81,10 +80,10 @@ class Planner:
         self._short = False
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model, self.masks)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
-        if padding is not None:
-            self.pacing.use_sizes(padding.padded_tokens)
+        if can.sizes is not None:
+            self.pacing.use_sizes(can.sizes.padded_tokens)
             if drafting is not None:
-                drafting.counts_that_fit = padding.draft_counts
+                drafting.counts_that_fit = can.sizes.draft_counts
 
     @property
     def running(self) -> int:
@@ -225,7 +224,7 @@ class Planner:
         """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
         if not self.follows or self.following is None:
             return False
-        return self.following.follows(rows - drafting, drafting, drafting + drafts)
+        return self.following(rows - drafting, drafting, drafting + drafts)
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""

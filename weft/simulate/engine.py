@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 from weft.base.config import EngineConfig
 from weft.engine.copying import Copier
-from weft.engine.device import CopyingDevice
 from weft.engine.events import FinishReason
 from weft.engine.load import ReplicaLoad, load_of
 from weft.engine.prompt_costs import PromptCosts
@@ -56,7 +54,7 @@ class SimulatedEngine:
         )
         self._copies = None if below is None else below[1]
         tiers = self.ledger.tiers
-        self._copier = None if tiers is None else Copier(tiers, cast(CopyingDevice, self._copies))
+        self._copier = None if tiers is None or self._copies is None else Copier(tiers, self._copies)
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0
