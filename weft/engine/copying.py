@@ -14,14 +14,13 @@ from typing import Any
 
 from weft.base.companions import Companion
 from weft.base.config import EngineConfig
-from weft.base.copies import CopyPlan, Direction
+from weft.base.copies import CopyPlan, Direction, PlanCopies
 from weft.base.errors import CopyFailed
 from weft.engine.device import Device
 from weft.memory.cache import Cache
 from weft.memory.dropping import FlightMarks
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.copies import PlanCopies
 from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.link import MOST_SAVING_BYTES, LowerTier
 from weft.memory.tiers.tiers import Tiers
