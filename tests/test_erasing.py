@@ -126,7 +126,7 @@ def test_a_process_that_ends_marks_all_units_of_a_drop_and_the_next_one_finds_no
     for plan in islice(copier.tiers.plan_saves(), planned):
         copier._begin(plan)
     copier.close()
-    copier._device.close()
+    copier._copies.close()
     blocks.lose_power(Random(1))
     found = DiskFile(blocks, link.restoring.file.layout)
     assert [bytes(row["tenant"]) for row in found.rows] == [TENANTS[1]] * 3
@@ -155,7 +155,7 @@ def test_marks_are_planned_before_paths_are_saved_however_much_is_under_way(monk
         assert all(plan.doomed for plan in step())
     # From here on, paths are saved again: these marks need only land.
     assert begun
-    copier._device.close()
+    copier._copies.close()
 
 
 def lasting(units: int) -> tuple[Saves, list[int]]:

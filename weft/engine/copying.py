@@ -19,6 +19,7 @@ from weft.base.errors import CopyFailed
 from weft.engine.device import Device
 from weft.memory.cache import Cache
 from weft.memory.dropping import FlightMarks
+from weft.memory.ledger import MakeTiers
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.empty import empty_tier
@@ -35,7 +36,7 @@ ANSWER_SECONDS = 1e-3
 
 def tiers_below(
     spec: MemorySpec, config: EngineConfig, device: Device, now: Callable[[], float] = monotonic
-) -> Callable[[Cache, Tenancy], Tiers] | None:
+) -> MakeTiers | None:
     """Return what makes the tiers below the device that the configuration asks for; `device` makes their copies."""
     if not config.cache or not (config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes):
         return None

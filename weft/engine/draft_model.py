@@ -151,10 +151,8 @@ class DraftModel:
         self._unsettled[seat] = False
         row, ledger = self._open[seat], self.ledger
         end = min(self.kept(row, accepted), int(ledger.planned[seat]))
-        if row.grant is None:
-            ledger.rewind(seat, end)
-            return
-        self.name_cells(row, end)
+        if row.grant is not None:
+            self.name_cells(row, end)
         ledger.settle(row.lease, row.grant, end)
         row.grant = None
 

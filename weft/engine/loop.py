@@ -49,12 +49,29 @@ from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
 from weft.memory.keys import PrefixIdentity
-from weft.memory.ledger import Ledger
+from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting
 
 log = logging.getLogger("weft")
+
+
+def ledger_of(spec: MemorySpec, config: EngineConfig, below: MakeTiers | None, departures_bytes: int) -> Ledger:
+    """Return a ledger as the configuration asks for, over the tiers `below`."""
+    return Ledger(
+        spec,
+        config.memory_bytes,
+        config.max_sequences,
+        config.max_length,
+        cache=config.cache,
+        eviction=config.eviction,
+        capture_every=config.capture_every,
+        remember_freed=config.paranoid,
+        private_answers=config.exact,
+        below=below,
+        departures_bytes=departures_bytes,
+    )
 
 
 class Engine:
@@ -78,19 +95,8 @@ class Engine:
         self._device = device
         self._now = now
         self._identity = PrefixIdentity(spec.cell, form=config.form if config.exact else None)
-        self.ledger = Ledger(
-            spec,
-            config.memory_bytes,
-            config.max_sequences,
-            config.max_length,
-            cache=config.cache,
-            eviction=config.eviction,
-            capture_every=config.capture_every,
-            remember_freed=config.paranoid,
-            private_answers=config.exact,
-            below=tiers_below(spec, config, device, now),
-            departures_bytes=0 if transport is None else config.departures_bytes,
-        )
+        departures_bytes = 0 if transport is None else config.departures_bytes
+        self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes)
         tiers, can = self.ledger.tiers, device.capabilities
         self.copier: Copier | None = None
         if tiers is not None and can.tiers is not None:

@@ -36,6 +36,10 @@ from weft.memory.tiers.units import PointUnits
 from weft.memory.trie import cells_without_holders, path
 
 
+# Makes the tiers below the device's memory.
+MakeTiers = Callable[[Cache, Tenancy], Tiers]
+
+
 class Places(NamedTuple):
     """Where the rows of a plan find their memory. Window pages begin at the cells `window_first`."""
 
@@ -65,7 +69,7 @@ class Ledger:
         captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
         private_answers: bool = False,
-        below: Callable[[Cache, Tenancy], Tiers] | None = None,
+        below: MakeTiers | None = None,
         departures_bytes: int = 0,
     ) -> None:
         self.spec = spec
@@ -375,12 +379,15 @@ class Ledger:
 
     # settle ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, lease: Lease, grant: Grant, accepted: int) -> None:
+    def settle(self, lease: Lease, grant: Grant | None, accepted: int) -> None:
         """Settle a landed flight: its tokens up to `accepted` are valid; publish what it wrote for them.
 
-        If `accepted` is less than the grant's end, the rest is undone: the tail's cursor moves back, and states beyond
-        it are freed.
+        Without a grant, it has stayed inside its cell, and no other flight is planned. If `accepted` is less than the
+        grant's end, the rest is undone: the tail's cursor moves back, and states beyond it are freed.
         """
+        if grant is None:
+            self.computed[lease.seat] = self.planned[lease.seat] = accepted
+            return
         landed = lease.pending.pop(0)
         assert landed is grant or grant.behind, "flights land in the order of their launch"
         assert landed.start <= accepted <= landed.end
@@ -412,10 +419,6 @@ class Ledger:
             if capture not in written:
                 self.cache.release_slot(capture.slot)
         self._read(lease, moved.checkpoint_at(end))
-
-    def rewind(self, seat: int, end: int) -> None:
-        """Settle a lease that has stayed inside its cell at `end`, and undo what is planned beyond."""
-        self.computed[seat] = self.planned[seat] = end
 
     def settle_each(self, seats: Ints, ends: Ints) -> None:
         """Settle tokens that stayed inside their cells."""
