@@ -35,7 +35,6 @@ from weft.memory.tiers.tiers import Tiers
 from weft.memory.tiers.units import PointUnits
 from weft.memory.trie import cells_without_holders, path
 
-
 # Makes the tiers below the device's memory.
 MakeTiers = Callable[[Cache, Tenancy], Tiers]
 
