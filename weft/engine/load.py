@@ -94,7 +94,7 @@ class StepClock:
         if self._observe is not None:
             self._observe_step(plan, now, self._observe)
         # Rows with drafts come last and belong to no prompt.
-        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts)))
+        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts.counts)))
         if prompts.start < prompts.stop:
             start, end = plan.start[prompts].astype(np.float64), plan.end[prompts].astype(np.float64)
             tokens, pairs = int((end - start).sum()), float(((end - start) * (start + end)).sum() / 2)
@@ -114,7 +114,7 @@ class StepClock:
         waits for the host. The step after it may wait too: without drafts of its own, it does not count.
         """
         seconds, after_drafts = now - max(self._resumed_at, self._landed_at), self._landed_drafts > 0
-        self._landed_at, self._landed_drafts = now, int(plan.drafts.sum())
+        self._landed_at, self._landed_drafts = now, int(plan.drafts.counts.sum())
         if self._landed_drafts or not after_drafts:
             observe(plan, seconds)
 

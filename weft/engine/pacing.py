@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
@@ -53,11 +51,11 @@ class Pacing:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from a landed step."""
-        count, tokens = int(plan.drafts.sum()), len(plan.tokens)
+        drafts, tokens = plan.draft_counts, len(plan.tokens)
+        count = int(drafts.sum())
         if tokens == plan.rows + count:
             self.costs.observe(tokens, count, seconds)
             return
-        drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
