@@ -19,6 +19,11 @@ from weft.base.plan import NO_INTS, NO_TABLE, Floats, Ints, Plan
 NO_NUMBERS = np.zeros((0, 0), np.float32)
 
 
+def add_masks(plan: Plan, masks: Ints) -> Plan:
+    """Return the plan with the masks of the samples that waited for them."""
+    return replace(plan, sampling=plan.sampling.with_masks(masks))
+
+
 def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
     """Return the plan whose rows start `refused` [rows] positions earlier; those of rows with none behind are ignored.
 

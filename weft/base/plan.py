@@ -186,9 +186,9 @@ class Plan(Frozen):
     page_table: Ints = field(metadata=LINES)  # [rows, cells] pages of cells 0, 1, ...
     window_table: Ints = field(metadata=LINES)  # [rows, window cells] of cells window_first, window_first + 1, ...
     window_first: Ints = field(metadata=ROWS)  # [rows]
-    captures: Captures
     sampled: Ints  # [sampled rows] rows that sample a token after their last position, and after each draft's input
     sampling: Sampling
+    captures: Captures = NO_CAPTURES
     # Prompt tokens to score: the logits at packed index `score_index` give the probability of `score_token`.
     score_index: Ints = field(default_factory=lambda: NO_INTS)
     score_token: Ints = field(default_factory=lambda: NO_INTS)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import move_rows, read_guesses
+from weft.base.moving import add_masks, move_rows, read_guesses
 from weft.base.parts import rows_of_one
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
@@ -168,8 +168,7 @@ class Runner:
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
         """Launch the sampling of the last flight, whose forward pass may not have ended."""
-        plan = replace(flight.plan, sampling=flight.plan.sampling.with_masks(masks))
-        sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
+        sampling = self.upload(stage_sampling(add_masks(flight.plan, masks), self.model.vocab_size))
         flight.flight = self.choose(flight.logits, sampling, flight.inputs, flight.prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
