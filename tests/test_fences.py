@@ -264,7 +264,6 @@ NOT_WAITING = {
     ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
     ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
-    ("weft.base.parts", "cells_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.device.host_memory", "HostMemory._measure"): "before the first request",
@@ -277,7 +276,7 @@ NOT_WAITING = {
 
 def test_nothing_on_the_way_of_a_step_is_written_to_wait():
     found = set()
-    for package in ("weft.base.parts", "weft.device", "weft.kernels", "weft.models", "weft.runner"):
+    for package in ("weft.device", "weft.kernels", "weft.models", "weft.runner"):
         found |= fences.waits({m: text for m, text in WEFT.items() if fences.within(m, package)})
     assert found == set(NOT_WAITING)
 
