@@ -24,6 +24,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace as changed
+
 from benchmarks.caching_tables import OTHERS, PARTS, Results, all_tables, geometric_mean, hits, ratios
 from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
@@ -187,7 +189,7 @@ def _pairs(model: str, pairs: int = 400) -> Results:
             text = Text(64, [(10 * pair, shared), (own, random.randint(100, 3000))])
             request = simulated_request(text, 10 * pair + 5 + member, 64)
             sessions.append(
-                SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))]))
+                SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, changed(request, boundaries=()))]))
             )
     setup = SimulationSetup(Traffic("pairs", 0), cost, 1 << 44)
     from weft.simulate.setup import simulation

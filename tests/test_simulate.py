@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -416,7 +417,7 @@ def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
         shared += length // 64 * 64
         for member in range(2):
             text = Text(64, [(10 * pair, length), (10 * pair + 1 + member, random.randint(70, 1000))])
-            request = replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
+            request = msgspec.structs.replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
             sessions.append(SimulatedSession(100.0 * len(sessions), iter([(0.0, request)])))
     found = simulation(setup("pairs", 0, 1 << 42), 1 << 42, 0.0, sessions=iter(sessions)).run()
     assert found.hit_tokens >= 0.95 * shared

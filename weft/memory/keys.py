@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Key = bytes
+KEY_BYTES = 32
 
 
 def root_key(salt: bytes, cell: int, form: str | None = None) -> Key:

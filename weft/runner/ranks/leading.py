@@ -16,7 +16,6 @@ from weft.base.plan import Ints, Landing, Plan
 from weft.base.transfers import Destination, Offer, ReservedUnit, StagedUnit, TransferEvent
 from weft.runner.ranks.channel import (
     AbandonTransfer,
-    ChannelClosed,
     CloseTransfers,
     CopyUnits,
     EndTransfer,
@@ -32,6 +31,7 @@ from weft.runner.ranks.channel import (
 )
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
+from weft.wire.channel import ChannelClosed
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk.file import DiskFile
