@@ -1,13 +1,13 @@
-"""The study behind docs/caching.md: which states are worth keeping, on recorded and synthetic traffic.
+"""The study behind docs/lab/caching.md: which states are worth keeping, on recorded and synthetic traffic.
 
     python -m benchmarks.caching matrix --json matrix.json      policies x workloads x models x memory, both parts
     python -m benchmarks.caching ample --json ample.json        the whole traces with unlimited memory
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, scan
     python -m benchmarks.caching curve --json curve.json        2 % to 200 % of the working set
     python -m benchmarks.caching tiers --json tiers.json        host memory and a file below the device
-    python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/caching.md
-    python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/
-    python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/
+    python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/lab/caching.md
+    python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/lab/
+    python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/lab/
 
 Runs in one process and needs no GPU. Traffic has two parts: policies may be tuned on one (`--parts tuned`); the other
 is for the report only (`--parts held-out`). An interrupted run resumes where it stopped.
@@ -23,8 +23,6 @@ from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-from msgspec.structs import replace as changed
 
 from benchmarks.caching_tables import OTHERS, PARTS, Results, all_tables, geometric_mean, hits, ratios
 from weft.memory.captures import CaptureReasons
@@ -189,7 +187,7 @@ def _pairs(model: str, pairs: int = 400) -> Results:
             text = Text(64, [(10 * pair, shared), (own, random.randint(100, 3000))])
             request = simulated_request(text, 10 * pair + 5 + member, 64)
             sessions.append(
-                SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, changed(request, boundaries=()))]))
+                SimulatedSession(1000.0 * (2 * pair + member), iter([(0.0, replace(request, boundaries=()))]))
             )
     setup = SimulationSetup(Traffic("pairs", 0), cost, 1 << 44)
     from weft.simulate.setup import simulation
@@ -256,7 +254,7 @@ def _tiered(sent: Traffic, model: str, sizes: dict[str, float]) -> Results:
 
 
 def draw(results: Results, curves: Results, folder: Path) -> None:
-    """Write the plots of docs/caching.md."""
+    """Write the plots of docs/lab/caching.md."""
     series = {}
     for other, name in OTHERS.items():
         found = ratios(results, "held-out", other, hits)
@@ -321,10 +319,10 @@ def main() -> None:
         print(all_tables(known))
         return
     if options.part == "plots":
-        draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs"))
+        draw(*(json.loads(Path(file).read_text()) for file in options.files[:2]), Path("docs/lab"))
         return
     if options.part == "tier-plots":
-        draw_tiers(json.loads(Path(options.files[0]).read_text()), Path("docs"))
+        draw_tiers(json.loads(Path(options.files[0]).read_text()), Path("docs/lab"))
         return
     study = Study(options.json)
     if options.part == "matrix":

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from msgspec.structs import replace as changed
-
 from weft.base.config import EngineConfig
 from weft.base.grid import CELL, floor_to_grid
 from weft.simulate.costs import CostModel, DeviceRates, cost_model
@@ -47,7 +45,7 @@ def converse(host_gib: float, rows: int) -> tuple[float, int, int]:
     for turn in range(TURNS):
         for each, text in enumerate(texts):
             text.append(PER_SESSION * each + 2 * turn + 1, TURN)
-            request = changed(simulated_request(text, PER_SESSION * each + 2 * turn + 2, ANSWER), boundaries=())
+            request = replace(simulated_request(text, PER_SESSION * each + 2 * turn + 2, ANSWER), boundaries=())
             asked.append(Simulated(len(asked), request, SimulatedSession(0.0, iter(())), engine.now))
             engine.accept(asked[-1])
         while not engine.idle:

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from random import Random
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -23,7 +22,7 @@ from weft.engine.request import Request
 from weft.memory.audit import audit
 from weft.memory.captures import CaptureReasons
 from weft.memory.eviction import POLICIES
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.models.weights import find_checkpoint
@@ -54,7 +53,7 @@ def test_texts_share_names_exactly_where_their_tokens_are_the_same():
     for _ in range(200):
         stretches = [(random.randrange(4), random.randint(1, 100)) for _ in range(random.randint(1, 6))]
         text = Text(64, stretches)
-        keys = chain(root_key(b"", 64), tokens(stretches, 1000), 64)
+        keys = PrefixIdentity(64).keys(tokens(stretches, 1000))
         assert len(text.keys) == len(keys) == text.length // 64
         for ours, theirs in zip(text.keys, keys, strict=True):
             assert seen.setdefault(theirs, ours) == ours
@@ -417,7 +416,7 @@ def test_a_prefix_is_hit_when_it_is_seen_for_the_second_time():
         shared += length // 64 * 64
         for member in range(2):
             text = Text(64, [(10 * pair, length), (10 * pair + 1 + member, random.randint(70, 1000))])
-            request = msgspec.structs.replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
+            request = replace(simulated_request(text, 10 * pair + 5 + member, 8), boundaries=())
             sessions.append(SimulatedSession(100.0 * len(sessions), iter([(0.0, request)])))
     found = simulation(setup("pairs", 0, 1 << 42), 1 << 42, 0.0, sessions=iter(sessions)).run()
     assert found.hit_tokens >= 0.95 * shared
