@@ -1,4 +1,4 @@
-"""Format the tables of docs/caching.md from the JSON files that `benchmarks.caching` writes. Runs no simulation.
+"""Format the tables of docs/lab/caching.md from the JSON files that `benchmarks.caching` writes. Runs no simulation.
 
 The name of an entry says where it belongs: `part/workload/model/share/policy` to the matrix; `ample/...`, `second
 sighting/...`, `no sharing/...` and `scan/...` to the goals.

@@ -155,7 +155,7 @@ def main() -> None:
     results = parser.parse_args().results
     docs = Path("docs")
     (docs / "fleet-flow.svg").write_text(flow())
-    (docs / "fleet-routers.svg").write_text(routers(json.loads(results.read_text())))
+    (docs / "lab" / "fleet-routers.svg").write_text(routers(json.loads(results.read_text())))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ from weft.base.config import EngineConfig
 from weft.base.garbage_collection import freeze_heap
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.engine.device import Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
+from weft.memory.keys import PrefixIdentity
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
 
 # A hybrid in the proportions of Qwen3.5: three recurrent layers to each attention layer.
@@ -32,7 +34,7 @@ RECURRENT = RecurrentMemory(
 SPEC = MemorySpec((RECURRENT, RECURRENT, RECURRENT, AttentionMemory(2, 32, "bfloat16")))
 
 
-class InstantDevice:
+class InstantDevice(Device):
     """Device that returns token 7 for every sampled row at once."""
 
     def launch(self, plan: Plan) -> int:
@@ -97,7 +99,7 @@ def time_match(length: int, repeats: int = 9) -> tuple[float, float]:
     named, matched = [], []
     for _ in range(repeats):
         began = time.perf_counter()
-        sequence = Sequence(0, request, 1, 0, SPEC.cell)
+        sequence = Sequence(0, request, 1, 0, PrefixIdentity(SPEC.cell))
         named.append((time.perf_counter() - began) * 1e3)
         found = target.ledger.match(sequence.keys, sequence.reuse_limit)
         matched.append((time.perf_counter() - began) * 1e3)

@@ -1,4 +1,4 @@
-"""The study behind docs/caching.md: every file that one of its commands writes can be made into tables."""
+"""The study behind docs/lab/caching.md: every file that one of its commands writes can be made into tables."""
 
 from __future__ import annotations
 

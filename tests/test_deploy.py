@@ -401,7 +401,7 @@ def test_the_unit_starts_a_server_that_exists_and_waits_long_enough_for_it():
 
 
 def test_the_page_about_operations_explains_every_file():
-    page = (ROOT / "docs" / "operations.md").read_text()
+    page = (ROOT / "docs" / "operate.md").read_text()
     for name in ("weft.service", "Dockerfile", "Dockerfile.cuda", "compose.yaml", "kubernetes/weft.yaml"):
         assert f"](../deploy/{name})" in page, name
 

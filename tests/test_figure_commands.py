@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# The lab book tells what was run then.
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.remove(ROOT / "docs" / "log.md")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Pages of the lab with a date in their name say what was run then.
+PAGES = [page for page in PAGES if not re.match(r"\d{4}-\d\d-\d\d-", page.name)]
 COMMAND = re.compile(
     r"python\s+-m\s+(benchmarks[.\w]+)([^`#\n]*(?:\n[^`#\n]+)*)`|^\s*python -m (benchmarks[.\w]+)([^`#\n]*)", re.M
 )

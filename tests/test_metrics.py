@@ -149,7 +149,7 @@ def test_dashboard_and_alerts_name_only_metrics_that_exist(served, file) -> None
 def test_operations_explains_every_metric_and_names_no_other(served) -> None:
     exist = names(served.client.get("/metrics").text)
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exist}
-    told = mentioned((ROOT / "docs" / "operations.md").read_text())
+    told = mentioned((ROOT / "docs" / "operate.md").read_text())
     assert told - families - exist == set()
     ours = {name for name in families if name.startswith("weft_")}
     assert ours - told == set(), "a metric without a word in operations.md"

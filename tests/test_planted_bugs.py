@@ -1,6 +1,6 @@
 """Every invariant has a bug that breaks it, planted here and caught by the random workloads.
 
-The product has no switches for this: bugs are patched in from outside. `docs/planted-bugs.md` is the table of them.
+The product has no switches for this: bugs are patched in from outside. `docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -422,6 +422,6 @@ def _ranks_differ(seed: int) -> bool:
 
 
 def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     missing = [p.name for p in PLANTS if f"`{p.name}`" not in table]
     assert not missing

@@ -1,6 +1,6 @@
 """Ways to get drafts wrong, planted from outside and caught by the tests of drafts.
 
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations

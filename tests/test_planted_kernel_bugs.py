@@ -1,6 +1,6 @@
 """Bugs of kernels and models, planted here from outside, each caught by a check that other tests use.
 
-Every check is shown to pass without its bugs. `docs/planted-bugs.md` is the table of them.
+Every check is shown to pass without its bugs. `docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -433,5 +433,5 @@ def test_a_planted_kernel_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPa
 
 
 def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert [p.name for p in PLANTS if f"`{p.name}`" not in table] == []

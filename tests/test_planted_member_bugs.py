@@ -1,6 +1,6 @@
 """Ways to answer a request twice, to lose it or to end another one, planted from outside and caught by random traffic.
 
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ def test_a_planted_bug_of_members_is_caught(sow, check, monkeypatch):
 
 
 def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert [sow.__name__ for sow, _ in PLANTS if f"`{sow.__name__}`" not in table] == []

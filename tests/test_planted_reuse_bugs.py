@@ -1,7 +1,7 @@
 """Ways to lose what was computed, or to give it to the wrong one, planted from outside and caught by the tests of hits.
 
 Answers may stay right under some of these: they guard what is reused, how much memory it takes and who learns of it.
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
-from weft.engine import sequence as sequence_module
+from tests.planted_keys import plant_identity
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.kernels.cpu import attention, cells, index_building, paged_reads, recurrence
@@ -184,8 +184,7 @@ def masks_are_made_for_every_layer(patch: Patch) -> None:
 
 @plant(test_hits.test_the_reason_of_every_miss_is_told)
 def tenants_share_their_prefixes(patch: Patch) -> None:
-    original = sequence_module.root_key
-    patch.setattr(sequence_module, "root_key", lambda salt, cell, form=None: original(b"", cell, form))
+    plant_identity(patch, lambda identity: replace(identity, salt=b""))
 
 
 @plant(test_hits.test_the_reason_of_every_miss_is_told)
@@ -202,5 +201,5 @@ def test_a_planted_reuse_bug_is_caught(bug: Plant, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_plant_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert [p.name for p in PLANTS if f"`{p.name}`" not in table] == []

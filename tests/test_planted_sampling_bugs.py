@@ -1,6 +1,6 @@
 """Ways to choose a token from other logits than its answer's, planted from outside: drafts, stop tokens, late masks.
 
-`docs/planted-bugs.md` is the table of them.
+`docs/lab/planted-bugs.md` is the table of them.
 """
 
 from __future__ import annotations
@@ -168,5 +168,5 @@ def test_a_planted_sampling_bug_is_caught(bug: Plant, monkeypatch: pytest.Monkey
 
 
 def test_every_planted_sampling_bug_stands_in_the_table() -> None:
-    table = (Path(__file__).parent.parent / "docs" / "planted-bugs.md").read_text()
+    table = (Path(__file__).parent.parent / "docs" / "lab" / "planted-bugs.md").read_text()
     assert [bug.name for bug in PLANTS if f"`{bug.name}`" not in table] == []

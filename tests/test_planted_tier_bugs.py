@@ -1,4 +1,4 @@
-"""Bugs of memory tiers, planted from outside and caught by random workloads. `docs/planted-bugs.md` has the table."""
+"""Bugs of memory tiers, planted and caught by random workloads. `docs/lab/planted-bugs.md` has the table."""
 
 from __future__ import annotations
 

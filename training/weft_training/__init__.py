@@ -1,4 +1,4 @@
 """Training of Weft's built-in model: texts, dialogues, tokenizer, training, figures.
 
-The order is `sources`, `dialogues`, `tokenizer`, `pack`, `train`, `export`, `show`. docs/model.md describes the run.
+The order is `sources`, `dialogues`, `tokenizer`, `pack`, `train`, `export`, `show`. docs/lab/weft-small.md describes the run.
 """

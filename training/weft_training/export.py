@@ -43,7 +43,7 @@ functions; it is often wrong, and knows little.
 
 `weft serve` serves it; `AutoModelForCausalLM.from_pretrained` of transformers loads the same folder. What it was
 trained on, under which licences and for how long, what it cannot do, and conversations with it are in Weft's
-`docs/model.md`.
+`docs/lab/weft-small.md`.
 
 Weights: Apache-2.0, as Weft itself.
 """

@@ -1,6 +1,6 @@
 """What a trained model says, and how it came there: `python -m weft_training.show MODEL --log RUN/log.jsonl ...`.
 
-Into docs/model.md: talks of fixed words and seeds, drawn as the model's own settings say, every one of them shown; and
+Into docs/lab/weft-small.md: talks of fixed words and seeds, drawn as the model's own settings say, every one of them shown; and
 the curve of the run's log as a picture. Replaces what stands between the marks of the page. Chooses nothing.
 """
 
@@ -19,7 +19,7 @@ from weft.simulate.plots import lines
 if TYPE_CHECKING:
     from weft import LLM
 
-PAGE = Path(__file__).parents[2] / "docs" / "model.md"
+PAGE = Path(__file__).parents[2] / "docs" / "lab" / "weft-small.md"
 PICTURE = "model-bits.svg"
 ANSWER_TOKENS = 200
 

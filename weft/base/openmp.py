@@ -6,7 +6,7 @@ thread keeps a core busy without doing anything. A step with long prompts runs P
 so our threads would have half of every core but one.
 
 Where the CPU has units for bfloat16, long prompts are multiplied by oneDNN, whose threads are OpenMP's: there, a thread
-that sleeps too soon is missed (docs/benchmarks.md has both cases).
+that sleeps too soon is missed (docs/lab/benchmarks.md has both cases).
 """
 
 from __future__ import annotations

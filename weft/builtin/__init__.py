@@ -1,6 +1,6 @@
 """The model that ships with Weft: its folder, and the name that clients use.
 
-An ordinary checkpoint, loaded like any other. `training/` and docs/model.md describe its origin.
+An ordinary checkpoint, loaded like any other. `training/` and docs/lab/weft-small.md describe its origin.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class ServeOptions(FrontOptions, Options):
     )
     role: str = option(
         "both",
-        "what the engine does in a fleet (docs/prefill-decode.md); prefill: computes prompts for decode engines; "
+        "what the engine does in a fleet (docs/disaggregation.md); prefill: computes prompts for decode engines; "
         "decode: receives them and answers; needs --fleet-listen",
         ROLES,
     )

@@ -1,1 +1,1 @@
-"""Drafters: guesses at a sequence's next tokens, which one step then verifies together. See docs/speculation.md."""
+"""Drafters: guesses at a sequence's next tokens, which one step then verifies together. See docs/drafts.md."""

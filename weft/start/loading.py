@@ -94,7 +94,8 @@ class Loaded:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress, self._kept_states())
-            runner.add_tiers(self.config, self.disk, self.identity, self.remote)
+            runner.tiers.add(self.config, self.disk, self.identity, self.remote)
+            runner.marks_layers = bool(self.config.departures_bytes)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -241,7 +242,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     report_choices(device, chosen)
     engine_config, reasons = resolve(options, facts)
-    engine_config = replace(engine_config, revisions=revisions_of(model))
+    engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen, engine_config.revisions))
     for name, reason in reasons.items():

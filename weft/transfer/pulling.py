@@ -1,7 +1,7 @@
 """Pulled payloads: what a carrier such as NIXL must do, and how two engines agree to use one.
 
 The receiver reads staged units out of the sender's memory. Everything else stays on the authenticated connection:
-offers, grants, headers with checksums, confirmations. `docs/prefill-decode.md` has the protocol and its rules.
+offers, grants, headers with checksums, confirmations. `docs/disaggregation.md` has the protocol and its rules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Matmuls with weights, by the fastest routine of this CPU for the number of rows.
 
 Our own kernel reads weights in panels and serves any number of rows. Where the CPU multiplies tiles of bfloat16 in
-hardware, oneDNN is faster for more than a few rows. The choice is by measurement (docs/benchmarks.md).
+hardware, oneDNN is faster for more than a few rows. The choice is by measurement (docs/lab/benchmarks.md).
 """
 
 from __future__ import annotations

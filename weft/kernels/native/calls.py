@@ -24,7 +24,7 @@ from weft.kernels.interface import Batch
 from weft.kernels.native.library import library
 
 # Rows up to which a recorded step of our matmuls is faster than one with 16-bit units that is not recorded: their
-# matmuls alone take 0.75 of the time for 16 rows and 0.35 for 64 (docs/benchmarks.md).
+# matmuls alone take 0.75 of the time for 16 rows and 0.35 for 64 (docs/lab/benchmarks.md).
 MOST_PREFERRED = 32
 # Tensors begin at a multiple of it, as PyTorch's own do.
 ALIGNMENT_BYTES = 64

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: what the front measures where streams are read, and what the engine reports.
 
 Every server has its own registry; nothing is global. The front's half costs a microsecond per token. The engine's half
-is one snapshot per scrape; `docs/operations.md` explains how to read it.
+is one snapshot per scrape; `docs/operate.md` explains how to read it.
 """
 
 from __future__ import annotations
