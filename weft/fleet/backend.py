@@ -244,12 +244,13 @@ class FleetBackend:
 
     async def _place(self, stream: FleetStream, error: Exception) -> None:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
-        available = [member for member in self._answering() if member.name not in stream.tried]
-        for member in self.chooser.rank(stream.id, stream.request, available):
-            if stream.is_closed:
-                raise error
-            if not member.takes_requests or stream.failures >= MOST_FAILURES:
-                continue
+        while not stream.is_closed and stream.failures < MOST_FAILURES:
+            # Anew each time: members come and go while one of them considers the request.
+            available = [member for member in self._answering() if member.name not in stream.tried]
+            ranked = self.chooser.rank(stream.id, stream.request, available)
+            if not ranked:
+                break
+            member = ranked[0]
             stream.tried.add(member.name)
             leg = await self._begin_leg(stream, member)
             if leg is not None and stream.is_closed:
