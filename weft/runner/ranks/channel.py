@@ -12,7 +12,7 @@ import numpy as np
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.options import Options
-from weft.base.plan import Captures, Plan, Sampling
+from weft.base.plan import Captures, Plan, Sampling, StepDrafts
 from weft.base.transfers import (
     Destination,
     Granted,
@@ -36,7 +36,7 @@ from weft.wire.versions import RANKS
 # A plan has the page tables of all rows and, with grammars, a mask over the vocabulary for each.
 MAX_FRAME_BYTES = 1 << 28
 KINDS = ("<i4", "<i8", "<f4")
-NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling}
+NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling, "drafts": StepDrafts}
 
 T = TypeVar("T")
 
@@ -246,7 +246,7 @@ def encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return encode_array(value)
-    if isinstance(value, Captures | Sampling):
+    if isinstance(value, Captures | Sampling | StepDrafts):
         return encode_plan(value)
     return value.item() if isinstance(value, np.generic) else value
 
