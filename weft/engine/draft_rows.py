@@ -34,7 +34,7 @@ FRUITLESS, RAREST_QUESTION = 2, 4
 # that the host waits for the device anyway, whichever is more. One searches now and then in any case, and twice as many
 # as just found a guess.
 SEARCHING, SEARCHING_WHILE_WAITING = 0.01, 0.5
-SEARCH_SECONDS = 40e-6
+SEARCH_SECONDS = 60e-6
 # Steps after which it is reckoned again how many rows may search.
 RECKON_AFTER = 8
 # Weight of a new step in the mean time that the host waits, and how far a wait may exceed that mean: a pause of the
@@ -175,7 +175,11 @@ class DraftRows:
     def _in_turn(self, seats: list[int], most: int, number: int) -> list[int]:
         """Return the seats that are awake: of those that must search at most this number, in turns."""
         wakes, guessing, count = self._wakes, self._guessing, len(seats)
-        asked = [place for place, seat in enumerate(seats) if seat in guessing and wakes[seat] <= number]
+        asked = (
+            [place for place, seat in enumerate(seats) if seat in guessing and wakes[seat] <= number]
+            if guessing
+            else []
+        )
         known, first = len(asked), self._turn % max(1, count)
         for place in chain(range(first, count), range(first)):
             if len(asked) - known >= most:
