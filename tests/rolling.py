@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.base.plan import Captures, Landing, Plan
+from weft.engine.device import Capabilities, Device
 from weft.engine.seat_sampling import uniform
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
@@ -157,7 +158,7 @@ def masked_tokens(plan: Plan, place: int) -> set[int]:
     return found
 
 
-class RollingDevice:
+class RollingDevice(Device):
     """Executes plans late (`lazy`): at landing, or when the next but one is launched, as a real stream would."""
 
     def __init__(self, spec: MemorySpec, memory_bytes: int, seats: int, lazy: bool = False) -> None:
@@ -183,6 +184,16 @@ class RollingDevice:
         self.computed_tokens = 0
         self.late_masks = 0
         self._waiting: deque[tuple[Plan, dict]] = deque()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this class can do, and what its subclasses add."""
+        added: dict[str, Any] = {
+            name: self
+            for name, method in (("sizes", "padded_tokens"), ("progress", "has_computed"), ("tiers", "copy"))
+            if hasattr(self, method)
+        }
+        return Capabilities(self.supply_masks, self.follows, **added)
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
         return True

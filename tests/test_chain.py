@@ -43,8 +43,8 @@ def chained_engine(family: str, path: Path, **settings: object) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory, host_bytes=2 * memory, disk_bytes=16 << 20, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_host_memory(config.host_bytes)
-    runner.add_disk(path, config.disk_bytes, IDENTITY)
+    runner.tiers.add_host_memory(config.host_bytes)
+    runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
     return Engine(spec, runner, config)
 
 

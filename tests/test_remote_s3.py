@@ -92,7 +92,7 @@ def remote_engine(family: str, url: str) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, remote=True, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_remote(url, IDENTITY)
+    runner.tiers.add_remote(url, IDENTITY)
     return Engine(spec, runner, config)
 
 

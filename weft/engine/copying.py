@@ -10,12 +10,12 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.base.errors import CopyFailed, EngineStopped
-from weft.engine.device import CopyingDevice, Device
+from weft.engine.device import Device, DeviceTiers
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.exchange.arrivals import ArrivalsLink
@@ -35,9 +35,9 @@ FlightMarks = dict[tuple[int, Direction], int]
 
 
 class Copier:
-    def __init__(self, tiers: Tiers, device: CopyingDevice) -> None:
+    def __init__(self, tiers: Tiers, copies: DeviceTiers) -> None:
         self.tiers = tiers
-        self._device = device
+        self._copies = copies
         self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
             (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links
         }
@@ -46,7 +46,8 @@ class Copier:
     @classmethod
     def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
         """Give a ledger the tiers below the device that the configuration asks for; `device` makes the copies."""
-        copying = cast(CopyingDevice, device)
+        copying = device.capabilities.tiers
+        assert copying is not None, "a device has the tiers below it that its engine uses"
         links: list[TierLink] = []
         upper = ledger.cache
         if config.host_bytes:
@@ -108,7 +109,7 @@ class Copier:
                 self.tiers.await_answers(ANSWER_SECONDS)
 
     def _begin(self, plan: CopyPlan) -> None:
-        self._flights[plan.level, plan.direction].append((plan, self._device.copy(plan)))
+        self._flights[plan.level, plan.direction].append((plan, self._copies.copy(plan)))
 
     def marks(self) -> FlightMarks:
         """Return a mark behind the flights that are under way."""
@@ -127,7 +128,7 @@ class Copier:
             self.land(wait=True)
 
     def close(self, finish_drops: Callable[[], None]) -> None:
-        """Save what outlives the process, newest first and for a limited time, and release the tiers below."""
+        """Save what outlives the process, newest first and for a limited time, and close the tiers."""
         try:
             finish_drops()
             self._save_last()
@@ -135,7 +136,6 @@ class Copier:
             log.warning("what was not saved yet is lost: %s", error)
         finally:
             self.tiers.close()
-            self._device.close()
 
     def _save_last(self) -> None:
         until = perf_counter() + CLOSING_SECONDS
@@ -154,7 +154,7 @@ class Copier:
         plan, ticket = flights[0]
         place = plan.level, plan.direction
         try:
-            seconds = self._device.copied(ticket, wait)
+            seconds = self._copies.copied(ticket, wait)
         except CopyFailed as error:
             log.warning("a copy between tiers failed: %s", error)
             flights.popleft()

@@ -91,6 +91,7 @@ class DraftModel:
     ) -> None:
         self.ledger = ledger
         self.executor = device
+        self._follows = device.capabilities.follows
         self.vocab_size = vocab_size
         self.tokens_per_step = tokens_per_step
         self.paranoid = paranoid

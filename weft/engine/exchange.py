@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from weft.base.errors import InvalidField
 from weft.base.grid import first_window_cell
@@ -23,7 +23,7 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.engine.assembly import PlannedStep
-from weft.engine.device import CopyingDevice, Device, LayeredDevice
+from weft.engine.device import Device
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.arena import Arena
@@ -59,15 +59,15 @@ def check_departure(request: Request, ledger: Ledger) -> None:
 class Exchange:
     """`ended` are the requests whose transfer is over, for the engine to report; an error says why it failed."""
 
-    def __init__(self, transport: Transport, device: CopyingDevice, ledger: Ledger) -> None:
+    def __init__(self, transport: Transport, device: Device, ledger: Ledger) -> None:
         self.transport = transport
         self.ended: list[tuple[int, str | None]] = []
         self.failed_transfers = self.sent_prefixes = 0
         # Time that requests waited for their transfer after their prompt was computed.
         self.exposed_seconds = 0.0
         self._computed_at: dict[int, float] = {}
-        self._device = device
-        self._layered = device if isinstance(device, LayeredDevice) else None
+        self._copies = device.capabilities.tiers
+        self._progress = device.capabilities.progress
         self._ledger = ledger
         self._flights: deque[Any] = deque()
         self._finished: set[int] = set()
@@ -100,7 +100,7 @@ class Exchange:
     def launched(self, step: PlannedStep, flight: Any) -> None:
         """Let prefixes leave while a step computes them."""
         departures, cell = self.departures, self._ledger.cell
-        if departures is None or self._layered is None or not departures.active:
+        if departures is None or self._progress is None or not departures.active:
             return
         for row, grant in step.grants.items():
             sequence = step.sequences[row]
@@ -123,15 +123,15 @@ class Exchange:
 
     def landed_step(self, step: PlannedStep) -> None:
         """Note that a step has landed, and that its cells are published."""
-        if self.departures is not None and self._layered is not None:
+        if self.departures is not None and self._progress is not None:
             for row in step.grants:
                 self.departures.landed_step(step.sequences[row].id, step.plan.number)
 
     def serve_until(self, flight: Any) -> None:
         """Let transfers go on until a step has landed, instead of waiting for it."""
-        if self.departures is None or self._layered is None:
+        if self.departures is None or self._progress is None:
             return
-        while self.departures.active and not self._layered.landed(flight):
+        while self.departures.active and not self._progress.landed(flight):
             self.poll()
             self.transport.wait(SERVE_SECONDS)
 
@@ -186,15 +186,16 @@ class Exchange:
             plan = None if self.departures is None else self.departures.plan(self._has_computed)
             if plan is None:
                 return
-            self._flights.append(self._device.copy(plan))
+            assert self._copies is not None
+            self._flights.append(self._copies.copy(plan))
 
     def _has_computed(self, flight: Any, layer: int) -> bool:
         # Copies are not begun to wait for their layer on the device: hundreds of them would block the engine's thread.
-        return self._layered is None or self._layered.has_computed(flight, layer)
+        return self._progress is None or self._progress.has_computed(flight, layer)
 
     def _land(self, wait: bool) -> None:
-        while self._flights:
-            if self._device.copied(self._flights[0], wait) is None:
+        while self._flights and self._copies is not None:
+            if self._copies.copied(self._flights[0], wait) is None:
                 return
             self._flights.popleft()
             assert self.departures is not None
@@ -321,4 +322,4 @@ def join(transport: Transport, device: Device, ledger: Ledger, staging_bytes: in
     """Send and receive prefixes over a transport, as far as there is memory for it."""
     if staging_bytes:
         ledger.departures = staging(ledger, staging_bytes, 0 if ledger.tiers is None else len(ledger.tiers.links))
-    return Exchange(transport, cast(CopyingDevice, device), ledger)
+    return Exchange(transport, device, ledger)

@@ -23,7 +23,7 @@ from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import Copier
-from weft.engine.device import ClosableDevice, Device, MaskingDevice, PaddingDevice, following_device
+from weft.engine.device import Device
 from weft.engine.draft_model import DraftModel
 from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
@@ -93,11 +93,12 @@ class Engine:
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
         self.planner = Planner(self.ledger, config, drafting, draft_model)
-        self._masking = device if isinstance(device, MaskingDevice) else None
-        self.planner.late_masks = self._masking is not None
-        self.planner.following = None if config.exact else following_device(device)
-        if isinstance(device, PaddingDevice):
-            self.planner.use_sizes(device)
+        can = device.capabilities
+        self._supplies = can.supply_masks
+        self.planner.late_masks = can.supply_masks is not None
+        self.planner.following = None if config.exact else can.follows
+        if can.sizes is not None:
+            self.planner.use_sizes(can.sizes)
         self._device = device
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
@@ -228,9 +229,10 @@ class Engine:
         """Save what outlives the process, land the copies that are under way, close the tiers below and the device."""
         if self.exchange is not None:
             self.exchange.transport.close()
-        if self.copier is not None:
-            self.copier.close(self.dropping.finish)
-        elif isinstance(self._device, ClosableDevice):
+        try:
+            if self.copier is not None:
+                self.copier.close(self.dropping.finish)
+        finally:
             self._device.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
@@ -342,8 +344,8 @@ class Engine:
 
         A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
         """
-        assert self._masking is not None
-        self._masking.supply_masks(self._flights[-1][1], late_masks(step))
+        assert self._supplies is not None
+        self._supplies(self._flights[-1][1], late_masks(step))
         for sequence in without_masks(step):
             self._maskless.add(sequence.id)
             self.planner.leave(sequence)

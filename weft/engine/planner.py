@@ -6,6 +6,7 @@ queue. When memory runs out, the youngest sequence is preempted and resumes late
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -18,7 +19,7 @@ from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.chunks import canonical_end, even_chunk
-from weft.engine.device import FollowingDevice, PaddingDevice
+from weft.engine.device import StepSizes
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
@@ -62,8 +63,8 @@ class Planner:
         self.failed: list[Sequence] = []
         # Whether the device takes masks after the launch of a step.
         self.late_masks = False
-        # The device, if it knows where drafts end before the host does.
-        self.following: FollowingDevice | None = None
+        # Whether the device knows, in a step of some size, where drafts end before the host does.
+        self.following: Callable[[int, int, int], bool] | None = None
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -80,11 +81,11 @@ class Planner:
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model, self.masks)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
 
-    def use_sizes(self, device: PaddingDevice) -> None:
+    def use_sizes(self, sizes: StepSizes) -> None:
         """Learn the costs of steps by the sizes that a device pads them to, and choose drafts that fit one."""
-        self.pacing.use_sizes(device.padded_tokens)
+        self.pacing.use_sizes(sizes.padded_tokens)
         if self.drafting is not None:
-            self.drafting.counts_that_fit = device.draft_counts
+            self.drafting.counts_that_fit = sizes.draft_counts
 
     @property
     def running(self) -> int:
@@ -225,7 +226,7 @@ class Planner:
         """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
         if not self.follows or self.following is None:
             return False
-        return self.following.follows(rows - drafting, drafting, drafting + drafts)
+        return self.following(rows - drafting, drafting, drafting + drafts)
 
     def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""

@@ -7,12 +7,11 @@ simulated: a tier gets what the one above it is about to evict.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
 from weft.engine.copying import Copier
-from weft.engine.device import CopyingDevice
 from weft.memory.ledger import Ledger
 from weft.memory.tiers.empty import empty_tier
 from weft.memory.tiers.link import TierLink
@@ -80,4 +79,4 @@ def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[C
     }
     device: Any = TimedCopies({(link.level, way): each[link.name][way] for link in links for way in Direction})
     ledger.tiers.clock = lambda: float(device.now)
-    return Copier(ledger.tiers, cast(CopyingDevice, device)), device
+    return Copier(ledger.tiers, device), device
