@@ -33,6 +33,7 @@ from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.device.store import Store
 from weft.engine.assembly import PlannedStep
+from weft.engine.device import Capabilities, Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.choosing import everywhere
@@ -49,7 +50,7 @@ PERIOD = 50  # of the answers whose suffixes are drafts
 DRAFT_SPEC = replace(SPEC, draft_room=7)
 
 
-class FillingDevice:
+class FillingDevice(Device):
     """Fills the inputs of recorded steps in host memory, computes nothing, and notes when it lands and launches."""
 
     def __init__(self, seats: int) -> None:
@@ -62,6 +63,10 @@ class FillingDevice:
         # Seconds from the last landing to the beginning of a launch, and to its end, of steps with drafts.
         self.planning: list[float] = []
         self.waiting: list[float] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(follows=self.follows)
 
     def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
         return True
@@ -76,7 +81,7 @@ class FillingDevice:
         inputs = next((inputs for inputs in self.longer if inputs.size.holds(*shape)), None)
         if inputs is not None:
             inputs.fill(plan)
-        if len(plan.drafts):
+        if len(plan.drafts.counts):
             self.planning.append(began - self.landed_at)
             self.waiting.append(time.thread_time() - self.landed_at)
         return plan

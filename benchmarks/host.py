@@ -25,6 +25,7 @@ from weft.base.config import EngineConfig
 from weft.base.garbage_collection import freeze_heap
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.engine.device import Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 
@@ -36,7 +37,7 @@ DRAFTS = 7
 AMPLE = 1 << 40
 
 
-class RandomDevice:
+class RandomDevice(Device):
     """Device that returns random tokens at once: nothing that follows a text, so no draft is right."""
 
     def __init__(self) -> None:

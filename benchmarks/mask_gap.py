@@ -29,6 +29,7 @@ from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.plan import Ints, Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.engine.device import Capabilities, Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.text.grammar import Grammars
@@ -84,13 +85,17 @@ class Flight:
     late: Ints | tuple[()] = ()
 
 
-class MaskedDevice:
+class MaskedDevice(Device):
     """Computes nothing. Notes when it lands, and when it has the masks of the next step."""
 
     def __init__(self) -> None:
         self.random = np.random.default_rng(1)
         self.landed_at = 0.0
         self.gaps: list[float] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.supply_masks)
 
     def launch(self, plan: Plan) -> Flight:
         return Flight(plan)

@@ -18,6 +18,7 @@ from weft.base.config import EngineConfig
 from weft.base.garbage_collection import freeze_heap
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.engine.device import Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
@@ -33,7 +34,7 @@ RECURRENT = RecurrentMemory(
 SPEC = MemorySpec((RECURRENT, RECURRENT, RECURRENT, AttentionMemory(2, 32, "bfloat16")))
 
 
-class InstantDevice:
+class InstantDevice(Device):
     """Device that returns token 7 for every sampled row at once."""
 
     def launch(self, plan: Plan) -> int:

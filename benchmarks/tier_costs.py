@@ -17,6 +17,7 @@ import pstats
 import statistics
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from benchmarks.planner import InstantDevice
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.sampling import SamplingParams
+from weft.engine.device import Capabilities, DeviceTiers
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
@@ -44,6 +46,10 @@ class InstantCopies(InstantDevice):
     copied_bytes: int = 0
     polls: int = 0
     seconds_of: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(tiers=cast(DeviceTiers, self))
 
     def copy(self, plan: CopyPlan) -> CopyPlan:
         self.plans += 1

@@ -102,7 +102,7 @@ def parts(model: str, llm: LLM, quick: bool) -> dict[str, Callable[[], dict[str,
 
 def plain_rates(llm: LLM) -> dict[str, float]:
     """Return the bytes per second of one large copy in each direction, beside nothing."""
-    device, host = llm.engine._device.store.buffer, llm.engine._device.tiers[0].buffer
+    device, host = llm.engine._device.store.buffer, llm.engine._device.tiers.levels[0].buffer
     size, found = min(PLAIN_BYTES, len(device), len(host)), {}
     for name, to, source in (("load", device, host), ("save", host, device)):
         taken = []
@@ -194,7 +194,7 @@ def _steps(engine: Engine, plans: list[CopyPlan] | None) -> float:
     for _ in range(STEPS):
         began = time.perf_counter()
         for plan in plans or ():
-            engine._device.copy(plan)
+            engine._device.tiers.copy(plan)
         engine.step()
         taken.append(time.perf_counter() - began)
     return statistics.median(taken)

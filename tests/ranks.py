@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft.base.config import EngineConfig
 from weft.base.plan import Ints, Landing, Plan
+from weft.engine.device import Capabilities, Device
 from weft.engine.loop import Engine
 from weft.kernels.choosing import choose
 from weft.memory.spec import MemorySpec
@@ -66,13 +67,17 @@ class ThreadGroup:
         return self.meeting.meet(self.rank, x)[0]
 
 
-class ThreadedRanks:
+class ThreadedRanks(Device):
     """The device of an engine whose runners are threads. All launch the same plan; the first one's results count."""
 
     def __init__(self, runners: list[RankRunner], meeting: Meeting) -> None:
         self.runners, self.meeting = runners, meeting
         self.pool = ThreadPoolExecutor(len(runners))
         self.flights: dict[RankRunner, Any] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.supply_masks)
 
     def launch(self, plan: Plan) -> Any:
         self.flights = dict(zip(self.runners, self.together(lambda runner: runner.launch(plan)), strict=True))

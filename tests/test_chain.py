@@ -43,9 +43,9 @@ def chained_engine(family: str, path: Path, **settings: object) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory, host_bytes=2 * memory, disk_bytes=16 << 20, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_host_memory(config.host_bytes)
-    runner.add_disk(path, config.disk_bytes, IDENTITY)
-    return Engine(spec, runner, config)
+    runner.tiers.add_host_memory(config.host_bytes)
+    runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
@@ -71,7 +71,11 @@ def chain_of_two() -> tuple[Engine, ChainedDevice, list[list[int]]]:
     layout = layout_of(workload, 1 << 20)
     device = ChainedDevice(workload, FlakyBlocks(layout.size_bytes), layout, Random("chain"))
     device.patience = 1.0
-    return Engine(workload.spec, device, workload.config), device, [a.prompt for a in workload.arrivals]
+    return (
+        Engine(workload.spec, device, workload.config, closing_seconds=300.0),
+        device,
+        [a.prompt for a in workload.arrivals],
+    )
 
 
 def save_all(engine: Engine) -> None:

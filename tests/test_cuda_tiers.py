@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +13,13 @@ from tests.engines import Answer, Ask, serve, smallest_memory, tokens
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
+from weft.device.host_memory import HostMemory
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.copies import TiersBelow
 from weft.memory.tiers.exchange.sent_units import piece_of
 
 pytestmark = pytest.mark.gpu
@@ -30,8 +33,8 @@ TOLERANCE = 2e-3
 def test_a_prefix_that_the_gpu_evicted_is_answered_from_host_memory(family: str, paranoid: bool) -> None:
     llm = tiny(family, "float32")
     runner, spec = llm.engine._device, llm.engine.ledger.spec
-    if not runner.tiers:
-        runner.add_host_memory(HOST_BYTES)
+    if not runner.tiers.levels:
+        runner.tiers.add_host_memory(HOST_BYTES)
     rows = SETTINGS["max_sequences"]
     memory = smallest_memory(family, 420, rows, spec)
     prompts = [tokens(300 + 10 * seed, seed) for seed in range(6)]
@@ -103,11 +106,11 @@ def test_what_leaves_layer_by_layer_is_what_the_step_has_written(family: str) ->
     runner, before = llm.engine._device, llm.engine
     spec, size = before.ledger.spec, 16 << 20
     config = EngineConfig(**SETTINGS, memory_bytes=before.config.memory_bytes, departures_bytes=size)
-    tiers, runner.tiers = runner.tiers, ()
-    runner.add_area(size)
+    tiers, runner.tiers = runner.tiers, TiersBelow(spec, runner.store, partial(HostMemory, runner.store))
+    runner.tiers.add_host_memory(size)
     runner.marks_layers = True
     try:
-        end = KeepingEnd(spec, runner.area_units(0))
+        end = KeepingEnd(spec, runner.tiers.area_units)
         engine = Engine(spec, runner, config, transport=end)
         assert engine.ledger.departures is not None
         engine.ledger.departures.sections = sections(spec, 1)

@@ -57,8 +57,8 @@ def disk_engine(family: str, path: Path, identity: Identity = IDENTITY, **settin
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=smallest_memory(family, 420, 4), disk_bytes=DISK_BYTES, **options)
     runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
-    runner.add_disk(path, DISK_BYTES, identity)
-    return Engine(spec, runner, config)
+    runner.tiers.add_disk(path, DISK_BYTES, identity)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 def save_all(engine: Engine) -> None:
@@ -88,7 +88,7 @@ def test_a_restarted_engine_answers_from_the_file(family: str, tmp_path: Path) -
 def test_units_that_were_damaged_on_disk_are_computed_again(tmp_path: Path) -> None:
     path, prompts = tmp_path / "tier", [tokens(300 + 10 * seed, seed) for seed in range(4)]
     engine = disk_engine("falcon_h1", path)
-    layout = engine.copier._device.disk.layout
+    layout = engine.copier._copies.disk.layout
     first = [serve(engine, [Ask(prompt)])[0].tokens for prompt in prompts]
     engine.close()
     damaged = bytearray(path.read_bytes())
@@ -195,7 +195,7 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], fault
     loaded = failed = 0
     for _ in range(3):
         device = DiskDevice(workload, blocks, layout)
-        run = Run(Engine(workload.spec, device, config), device)
+        run = Run(Engine(workload.spec, device, config, closing_seconds=300.0), device)
         blocks.tear = random if faults == "tears" else None
         blocks.forget = random if faults == "syncs" else None
         drive(workload, run)
@@ -253,7 +253,7 @@ def test_a_start_decodes_no_header_and_a_lookup_those_of_its_path(
     monkeypatch.setattr(DiskFile, "header", lambda self, row: decoded.append(row) or original(self, row))
     engine = disk_engine("llama", tmp_path / "tier")
     assert not decoded
-    tiers, rows = engine.ledger.tiers, engine.copier._device.disk.rows
+    tiers, rows = engine.ledger.tiers, engine.copier._copies.disk.rows
     assert tiers is not None
     assert len(rows) >= 24
     link = tiers.links[0]

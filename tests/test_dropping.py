@@ -23,10 +23,10 @@ from weft.base.copies import Direction
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
-from weft.engine import dropping
 from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory import dropping
 from weft.memory.keys import PrefixIdentity
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk.file import DiskFile, open_existing
@@ -66,7 +66,7 @@ def test_dropping_a_tenant_removes_it_from_all_tiers_and_overwrites_it(tmp_path:
     for ask in (mine, theirs):
         serve(engine, [ask])
     save_all(engine)
-    file = engine.copier._device.disk
+    file = engine.copier._copies.disk
     stored = {each.hex() for each in engine.ledger.tenancy.tokens([engine.ledger.caches[2].trie], 64)}
     assert stored == {tenant_digest(ONE).hex(), tenant_digest(TWO).hex()}
     places = []
@@ -136,7 +136,7 @@ def test_bytes_that_could_not_be_overwritten_are_reported_and_overwritten_by_the
     engine = chained_engine("llama", tmp_path / "tier")
     serve(engine, [Ask(tokens(300, 1), salt=ONE)])
     save_all(engine)
-    blocks = type(engine.copier._device.disk._blocks)
+    blocks = type(engine.copier._copies.disk._blocks)
     with monkeypatch.context() as patch:
         patch.setattr(blocks, "write", failing)
         assert drop(engine, tenant=tenant_digest(ONE))["erased"] is False
@@ -169,7 +169,7 @@ def test_what_a_file_evicts_during_a_drop_is_overwritten_before_the_answer(
     while not (found := engine.take_dropped()):
         engine.step()
     assert found[0]["erased"] is True
-    assert not any(path.read_bytes()[engine.copier._device.disk.layout.payload_offset :])
+    assert not any(path.read_bytes()[engine.copier._copies.disk.layout.payload_offset :])
     assert not any(link.saves.erasing.dropping for link in engine.ledger.tiers.links)
     engine.close()
 
@@ -187,7 +187,7 @@ def test_a_drop_whose_marks_could_not_be_written_is_completed_when_the_server_st
     assert answer["erased"] is False
     assert "writing to the file failed" in answer["reason"]
     engine.close()
-    assert not any(path.read_bytes()[engine.copier._device.disk.layout.payload_offset :])
+    assert not any(path.read_bytes()[engine.copier._copies.disk.layout.payload_offset :])
     engine = chained_engine("llama", path)
     assert serve(engine, [ask])[0].report.cached_tokens == 0
     engine.close()
@@ -236,7 +236,7 @@ def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
         serve(engine, [ask])
     save_all(engine)
     assert engine.ledger.tiers is not None
-    saves, file = engine.ledger.tiers.links[1].saves, engine.copier._device.disk
+    saves, file = engine.ledger.tiers.links[1].saves, engine.copier._copies.disk
     saves.chunk_bytes = 2 * file.layout.padded["page"]
     doom, erase = DiskFile.doom, DiskFile.erase
     held, calls = threading.Event(), list[tuple[str, int]]()
@@ -295,10 +295,10 @@ def test_an_interrupted_drop_is_not_found_by_the_next_process_which_completes_it
         patch.setattr(DiskFile, "erase", failing)
         assert drop(engine, tenant=tenant_digest(ONE))["erased"] is False
         engine.close()
-    layout = engine.copier._device.disk.layout
+    layout = engine.copier._copies.disk.layout
     assert any(path.read_bytes()[layout.payload_offset :])
     engine = chained_engine("falcon_h1", path)
-    assert len(engine.copier._device.disk.doomed) >= 4
+    assert len(engine.copier._copies.disk.doomed) >= 4
     assert not engine.idle, "the bytes are still to be overwritten"
     assert serve(engine, [ask])[0].report.cached_tokens == 0
     while engine.ledger.tiers.erasing:

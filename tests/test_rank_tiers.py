@@ -110,11 +110,11 @@ def test_a_drop_that_was_interrupted_on_another_rank_ends_when_its_file_is_opene
     def opened() -> DiskFile:
         before = path.read_bytes() if path.exists() else None
         runner = Runner(model_of("llama"), spec_of("llama"), 1 << 20, 4, threads=1)
-        runner.add_disk(tmp_path / "tier", 1 << 20, IDENTITY, part)
+        runner.tiers.add_disk(tmp_path / "tier", 1 << 20, IDENTITY, part)
         # No file is changed before all ranks have opened theirs.
         assert before in (None, path.read_bytes())
         LoadedPart(runner.model, runner.operations, "cpu", 1, 2, disk=tmp_path / "tier").begin(runner)
-        return runner.disk
+        return runner.tiers.disk
 
     file = opened()
     file.doom([(Kind.PAGE, 0)])
@@ -201,6 +201,7 @@ class FakeOwn:
 
     def __init__(self) -> None:
         self.result: float | CopyFailed | None = None
+        self.tiers = self
 
     def copy(self, plan: CopyPlan) -> str:
         return "flight"

@@ -92,8 +92,8 @@ def remote_engine(family: str, url: str) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, remote=True, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_remote(url, IDENTITY)
-    return Engine(spec, runner, config)
+    runner.tiers.add_remote(url, IDENTITY)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 def test_an_llm_answers_from_the_store_and_another_model_does_not(s3: StoreProcess) -> None:

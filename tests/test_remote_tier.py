@@ -272,7 +272,7 @@ def test_engines_with_roles_share_a_store_besides_what_they_send(monkeypatch: py
 
     def make(config: EngineConfig) -> Runner:
         runner = Runner(model_of("lfm2"), spec, config.memory_bytes, config.max_sequences, threads=1)
-        runner.add_remote("s3://bucket", IDENTITY)
+        runner.tiers.add_remote("s3://bucket", IDENTITY)
         return runner
 
     sent, stored = tokens(200, 1), tokens(200, 2)

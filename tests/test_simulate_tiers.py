@@ -35,7 +35,7 @@ def test_a_real_engine_with_host_memory_hits_exactly_what_the_simulator_predicts
     memory = smallest_memory(family, 640) * 5 // 4
     config = EngineConfig(memory_bytes=memory, host_bytes=8 << 20, **settings)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.add_host_memory(config.host_bytes)
+    runner.tiers.add_host_memory(config.host_bytes)
     engine = Engine(spec, runner, config)
     assert engine.ledger.tiers is not None
     link = engine.ledger.tiers.links[0]

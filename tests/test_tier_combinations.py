@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,10 +28,9 @@ from weft.base.options import Options, SizingFacts, resolve
 from weft.device.host_memory import HostMemory
 from weft.engine.loop import Engine
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.tiers.disk.file import open_file
+from weft.memory.tiers.copies import TiersBelow
 from weft.memory.tiers.disk.format import DiskLayout
 from weft.memory.tiers.disk.staged_copies import SLOTS, StagedCopies, slot_bytes
-from weft.memory.tiers.disk.tier import DiskCopies
 from weft.memory.tiers.remote.store import GuardedStore
 from weft.memory.tiers.remote.tier import RemoteCopies
 from weft.runner.runner import Runner
@@ -228,13 +229,9 @@ def staged_engine(family: str, path: Path) -> Engine:
         memory_bytes=memory, disk_bytes=16 << 20, max_sequences=4, max_tokens_per_step=512, max_length=420
     )
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    sizes = runner.store.unit_bytes
-    slot = slot_bytes(spec, sizes)
-    host = HostMemory(runner.store, 2 * SLOTS * slot)
-    area = host.buffer.numpy().data
-    file = open_file(path, DiskLayout.of(IDENTITY, sizes, config.disk_bytes))
-    disk = DiskCopies(file, lambda kind, unit: area[unit * sizes[kind] : (unit + 1) * sizes[kind]])
-    runner.tiers = (StagedCopies(host, disk, sizes, slot),)
+    unreached = SimpleNamespace(unit_bytes=runner.store.unit_bytes, memory=None)
+    runner.tiers = TiersBelow(spec, unreached, partial(HostMemory, runner.store))
+    runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
     return Engine(spec, runner, config)
 
 

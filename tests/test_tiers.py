@@ -51,7 +51,7 @@ def tiered_engine(family: str, length: int, **settings: object) -> Engine:
     options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": length, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=smallest_memory(family, length, 4), host_bytes=64 << 20, **options)
     runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
-    runner.add_host_memory(config.host_bytes)
+    runner.tiers.add_host_memory(config.host_bytes)
     return Engine(spec, runner, config)
 
 

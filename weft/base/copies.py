@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class Direction(StrEnum):
@@ -98,3 +98,20 @@ class CopyPlan:
             last = Run(*unit, 1)
         if last is not None:
             yield last
+
+
+class PlanCopies(Protocol):
+    """Makes the copies of plans."""
+
+    def copy(self, plan: CopyPlan) -> Any: ...
+
+    def copied(self, flight: Any, wait: bool) -> float | None: ...
+
+
+class TierCopies(PlanCopies, Protocol):
+    """Makes the copies of one tier."""
+
+    load_bytes_per_second: float | None
+
+    def close(self) -> None:
+        """Finish what is under way, and release what is more than memory."""

@@ -83,6 +83,15 @@ class HostMemory:
     def copied(self, flight: CopyFlight, wait: bool) -> float | None:
         return flight.landed(wait)
 
+    def close(self) -> None:
+        """Do nothing: the memory is released with the object."""
+
+    @property
+    def memory(self) -> memoryview:
+        """The bytes of this memory."""
+        view: memoryview = self.buffer.numpy().data
+        return view
+
     def _copy(self, plan: CopyPlan) -> None:
         for ours, below in self._ranges(plan):
             if plan.direction is Direction.SAVE:

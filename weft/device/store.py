@@ -78,6 +78,11 @@ class Store:
         """Return whether threads of the host can read and write the units in place."""
         return self.buffer.is_cpu
 
+    @property
+    def memory(self) -> memoryview | None:
+        """The bytes of all units, if threads of the host can read and write them in place."""
+        return self.buffer.numpy().data if self.is_host_memory else None
+
     def poison(self, kind: str, index: int) -> None:
         """Fill a freed unit with NaN (paranoid mode), so that reading it shows."""
         size = self.unit_bytes[Kind(kind)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from weft.base.copies import CopyPlan
 from weft.base.plan import Ints, Landing, Plan
@@ -13,39 +14,8 @@ if TYPE_CHECKING:
     from weft.memory.tiers.remote.tier import RemoteCopies
 
 
-class Device(Protocol):
-    """Executes plans whole and in the order of their launch. Flights are opaque to the engine."""
-
-    def launch(self, plan: Plan) -> Any: ...
-
-    def land(self, flight: Any) -> Landing: ...
-
-
-@runtime_checkable
-class MaskingDevice(Protocol):
-    """A device that samples in a launch of its own where a plan has `late` samples."""
-
-    def supply_masks(self, flight: Any, masks: Ints) -> None:
-        """Launch the sampling of the last flight: `masks` are those of its late samples, in order."""
-
-
-@runtime_checkable
-class FollowingDevice(Protocol):
-    """A device that verifies drafts itself: a row may start where the drafts of the flight before turn out to end."""
-
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
-        """Return whether it can do that in a step of these decodes, and of rows with drafts that have these tokens."""
-        ...
-
-
-def following_device(device: Device) -> FollowingDevice | None:
-    """Return the device if it follows drafts at least in the smallest step."""
-    return device if isinstance(device, FollowingDevice) and device.follows(0, 1, 2) else None
-
-
-@runtime_checkable
-class PaddingDevice(Protocol):
-    """A device that pads steps to sizes of its own."""
+class StepSizes(Protocol):
+    """Sizes to which a device pads its steps."""
 
     def padded_tokens(self, rows: int, drafts: int) -> int:
         """Return how many tokens it computes in a step of these rows, which have this number of drafts in all."""
@@ -59,9 +29,8 @@ class PaddingDevice(Protocol):
         ...
 
 
-@runtime_checkable
-class LayeredDevice(Protocol):
-    """A device that says how far a step in flight is, so that what its layers have written can be copied."""
+class StepProgress(Protocol):
+    """How far a step in flight is, so that what its layers have written can be copied."""
 
     def has_computed(self, flight: Any, layer: int) -> bool:
         """Return whether a flight has written the model's memory of this index."""
@@ -72,15 +41,8 @@ class LayeredDevice(Protocol):
         ...
 
 
-@runtime_checkable
-class ClosableDevice(Protocol):
-    """A device that holds more than memory: a file, other processes."""
-
-    def close(self) -> None: ...
-
-
-class CopyingDevice(Device, Protocol):
-    """A device with tiers below its memory. Copies of one level and direction land in the order of their launch."""
+class DeviceTiers(Protocol):
+    """The tiers below a device's memory. Copies of one level and direction land in the order of their launch."""
 
     @property
     def disk(self) -> DiskFile:
@@ -97,10 +59,6 @@ class CopyingDevice(Device, Protocol):
         """The rate of loads from host memory, measured at the start, if it was."""
         ...
 
-    def close(self) -> None:
-        """Release the tiers below."""
-        ...
-
     def copy(self, plan: CopyPlan) -> Any:
         """Begin the copies of a plan beside the steps."""
         ...
@@ -113,3 +71,35 @@ class CopyingDevice(Device, Protocol):
         Raises `CopyFailed` if they could not be made.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device can do besides executing plans. None: it cannot."""
+
+    # Launches the sampling of the last flight, whose plan has `late` samples: with their masks, in order.
+    supply_masks: Callable[[Any, Ints], None] | None = None
+    # The device verifies drafts itself, and a row may start where the drafts of the flight before turn out to end.
+    # Returns whether it can in a step of these decodes, rows with drafts, and tokens of the latter.
+    follows: Callable[[int, int, int], bool] | None = None
+    sizes: StepSizes | None = None
+    progress: StepProgress | None = None
+    tiers: DeviceTiers | None = None
+
+
+PLANS_ONLY = Capabilities()
+
+
+class Device(Protocol):
+    """Executes plans whole and in the order of their launch. Flights are opaque to the engine."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def launch(self, plan: Plan) -> Any: ...
+
+    def land(self, flight: Any) -> Landing: ...
+
+    def close(self) -> None:
+        """Release what is more than memory: files, other processes."""

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Ints
-from weft.engine.device import FollowingDevice
 from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
 from weft.memory.keys import Key, PrefixIdentity
@@ -188,9 +187,9 @@ class DraftHead(DraftModel):
         there &= self.hidden.end[seat] == end
         rows = KnownRows(seat, known, end, guesses, np.zeros(int((ahead + 1).sum()), np.int32), ahead).choose(there)
         count = len(rows.seat)
-        if not count or not isinstance(self.executor, FollowingDevice):
+        if not count or self._follows is None:
             return None
-        return rows if self.executor.follows(0, count, len(rows.tokens)) else None
+        return rows if self._follows(0, count, len(rows.tokens)) else None
 
     def launched(self, rows: KnownRows) -> None:
         """Undo all guesses. Rows with drafts in flight are settled at their next call, when their tokens are known."""

@@ -6,20 +6,17 @@ which the next step reads without the host.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.config import EngineConfig
-from weft.base.copies import CopyPlan
-from weft.base.moving import move_rows, read_guesses
+from weft.base.moving import add_masks, move_rows, read_guesses
+from weft.base.parts import rows_of_one
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory
@@ -27,28 +24,19 @@ from weft.device.marks import LayerMarks
 from weft.device.staging import StagedValue
 from weft.device.store import Store
 from weft.device.upload import upload
+from weft.engine.device import Capabilities, StepSizes
 from weft.kernels.choosing import check_device, choose
 from weft.kernels.interface import Batch, Operations, OrderedDecodes
-from weft.memory.identity import Identity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.memory.tiers.disk.format import WHOLE, DiskLayout, ModelPart
+from weft.memory.tiers.copies import TiersBelow
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
-from weft.runner.drafts import rows_of_one
 from weft.runner.hidden_states import StateUse, guess_places
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
 
-if TYPE_CHECKING:
-    from weft.memory.tiers.disk.file import DiskFile
-    from weft.memory.tiers.remote.tier import RemoteCopies
-
-log = logging.getLogger("weft")
-
-# Finds the bytes of a unit of memory.
-UnitViews = Callable[[Kind, int], memoryview]
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
 SCORE_ELEMENTS = 1 << 22
@@ -103,10 +91,10 @@ class Runner:
 
     score_elements = SCORE_ELEMENTS
     scratch_units = 0
-    # Host memory, then a file, as far as there are any; each makes its own copies.
-    tiers: tuple[Any, ...] = ()
     # What steps do with hidden states, if the model has an MTP head or is one.
     use: StateUse | None = None
+    # To which it pads its steps, if it does.
+    step_sizes: StepSizes | None = None
     # Whether prefixes depart while they are computed.
     marks_layers = False
     # What computes decodes in order, if they can be. Asked once: the question takes as long as a few operators.
@@ -133,6 +121,7 @@ class Runner:
         check_device(operations, str(device))
         self.operations = operations
         self.store = Store(spec, budget_bytes, device, self.scratch_units)
+        self.tiers = TiersBelow(spec, self.store, partial(HostMemory, self.store))
         self.board = torch.zeros(seats, dtype=torch.int64, device=device)
         # By seat: wrong drafts of the last row, and by how many positions the present one was moved for them.
         self.refused, self.moved = (torch.zeros(seats, dtype=torch.int32, device=device) for _ in range(2))
@@ -153,8 +142,9 @@ class Runner:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         self._planned = plan
-        plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan
-        if len(plan.guessed) and self.store.is_host_memory:
+        if plan.drafts.may_move:
+            plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell)
+        if len(plan.drafts.on_device) and self.store.is_host_memory:
             assert self.use is not None, "guesses are where hidden states are"
             board = self.use.states.board
             plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
@@ -178,8 +168,7 @@ class Runner:
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
         """Launch the sampling of the last flight, whose forward pass may not have ended."""
-        plan = replace(flight.plan, sampling=flight.plan.sampling.with_masks(masks))
-        sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
+        sampling = self.upload(stage_sampling(add_masks(flight.plan, masks), self.model.vocab_size))
         flight.flight = self.choose(flight.logits, sampling, flight.inputs, flight.prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
@@ -197,7 +186,7 @@ class Runner:
 
     def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             assert self.use is not None, "guesses are where hidden states are"
             sent = upload({"place": guess_places(plan)}, self.device, widen=False)
             self.use.states.board.read(ids, sent["place"])
@@ -299,121 +288,13 @@ class Runner:
         digests = next(arrays).copy().view(np.int64) if flight.digests else None
         return Landing(tokens, sampled, prompt, digests)
 
-    # the tiers below ------------------------------------------------------------------------------------------------
-
-    def add_tiers(
-        self,
-        config: EngineConfig,
-        disk: Path | None,
-        identity: Identity | None,
-        remote: str | None = None,
-        part: ModelPart = WHOLE,
-    ) -> None:
-        """Add the memory below the device that a configuration asks for, for this part of the model."""
-        if config.host_bytes:
-            self.add_host_memory(config.host_bytes)
-        if disk is not None:
-            assert identity is not None
-            self.add_disk(disk, config.disk_bytes, identity, part)
-        if remote is not None:
-            assert identity is not None
-            self.add_remote(remote, identity)
-        self.marks_layers = bool(config.departures_bytes)
-        for size in filter(None, (config.arrivals_bytes, config.departures_bytes)):
-            self.add_area(size)
-
-    def add_host_memory(self, size_bytes: int) -> None:
-        """Allocate host memory for what the device evicts."""
-        self.tiers = (HostMemory(self.store, size_bytes),)
-
-    def add_disk(self, path: Path, size_bytes: int, identity: Identity, part: ModelPart = WHOLE) -> None:
-        """Open the file for what memory evicts; `path` is the first rank's."""
-        from weft.memory.tiers.disk.file import open_file
-        from weft.memory.tiers.disk.tier import DiskCopies, check_model
-
-        check_model(self.spec)
-        file = open_file(part.path(path), DiskLayout.of(identity, self.store.unit_bytes, size_bytes, part))
-        found = f"{len(file.rows)} units found, {file.damaged} damaged headers"
-        log.info("disk: %s, %d MiB, %s", part.path(path), file.layout.size_bytes >> 20, found)
-        self._add_lasting(lambda units: DiskCopies(file, units))
-
-    def add_remote(self, url: str, identity: Identity) -> None:
-        """Open the store for what memory evicts."""
-        from weft.memory.tiers.disk.tier import check_model
-        from weft.memory.tiers.remote.store import GuardedStore, S3Objects
-        from weft.memory.tiers.remote.tier import RemoteCopies
-
-        check_model(self.spec, "remote")
-        store = GuardedStore(S3Objects(url))
-        log.info("remote: only states computed by %s are read; others have other names", identity.revisions)
-        self._add_lasting(lambda units: RemoteCopies(store, identity.fingerprint, self.store.unit_bytes, units))
-
-    def _add_lasting(self, copies_with: Callable[[UnitViews], Any]) -> None:
-        """Add a tier that threads read and write, below host memory; on a CPU the store is host memory.
-
-        On a GPU without host memory, its copies pass through a little pinned memory.
-        """
-        hosts = [tier for tier in self.tiers if isinstance(tier, HostMemory)]
-        sizes = self.store.unit_bytes
-        if not hosts and not self.store.is_host_memory:
-            from weft.memory.tiers.disk.staged_copies import SLOTS, StagedCopies, slot_bytes
-
-            slot = slot_bytes(self.spec, sizes)
-            host = HostMemory(self.store, 2 * SLOTS * slot)
-            self.tiers = (*self.tiers, StagedCopies(host, copies_with(_units_of(host.buffer, sizes)), sizes, slot))
-            return
-        above = hosts[-1].buffer if hosts else self.store.buffer
-        self.tiers = (*self.tiers, copies_with(_units_of(above, sizes)))
-
     @property
-    def remote(self) -> RemoteCopies:
-        from weft.memory.tiers.remote.tier import RemoteCopies
-
-        return next(copies for copies in self._lasting if isinstance(copies, RemoteCopies))
-
-    @property
-    def _lasting(self) -> list[Any]:
-        """The copies of tiers, without the memory that they pass through."""
-        return [getattr(tier, "inner", tier) for tier in self.tiers]
-
-    def add_area(self, size_bytes: int) -> None:
-        """Allocate host memory for prefixes that arrive from other engines, or depart to them."""
-        self.tiers = (*self.tiers, HostMemory(self.store, size_bytes))
-
-    def area(self, level: int) -> memoryview:
-        """Return the bytes of an area of host memory."""
-        memory: memoryview = self.tiers[level].buffer.numpy().data
-        return memory
-
-    def area_units(self, level: int) -> Callable[[str, int], memoryview]:
-        """Return what finds the bytes of a unit of host memory, by its kind and index."""
-        units = _units_of(self.tiers[level].buffer, self.store.unit_bytes)
-        return lambda kind, unit: units(Kind(kind), unit)
-
-    @property
-    def disk(self) -> DiskFile:
-        file: DiskFile = next(copies.file for copies in self._lasting if hasattr(copies, "file"))
-        return file
-
-    @property
-    def load_bytes_per_second(self) -> float | None:
-        rate: float | None = self.tiers[0].load_bytes_per_second
-        return rate
-
-    def copy(self, plan: CopyPlan) -> Any:
-        tier = self.tiers[plan.level]
-        return tier, tier.copy(plan)
-
-    def copied(self, flight: Any, wait: bool) -> float | None:
-        tier, copies = flight
-        seconds: float | None = tier.copied(copies, wait)
-        return seconds
+    def capabilities(self) -> Capabilities:
+        follows = self.follows if self.follows(0, 1, 2) else None
+        return Capabilities(self.supply_masks, follows, self.step_sizes, self, self.tiers)
 
     def close(self) -> None:
-        """Close the disk tier's file, if there is one."""
-        for tier in self.tiers:
-            if hasattr(tier, "close"):
-                tier.close()
+        self.tiers.close()
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int
@@ -424,12 +305,6 @@ class Runner:
             for index, token in zip(sampling.score_index.split(step), sampling.score_token.split(step))
         ]
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
-
-
-def _units_of(buffer: Tensor, sizes: Mapping[Kind, int]) -> UnitViews:
-    """Return what finds the bytes of a unit in host memory."""
-    memory = buffer.numpy().data
-    return lambda kind, unit: memory[unit * sizes[kind] : (unit + 1) * sizes[kind]]
 
 
 def fly(

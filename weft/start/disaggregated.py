@@ -120,8 +120,7 @@ def unit_sizes(spec: MemorySpec) -> dict[Kind, int]:
 
 def transport_of(contract: Contract, runner: Runner, settings: TransferSettings) -> tuple[TcpTransport, int | None]:
     """Return the transport of one process; of a decode engine also the port on which it receives prefixes."""
-    level = len(runner.tiers) - 1
-    units, carriage = runner.area_units(level), carriage_of(settings, runner.area(level))
+    units, carriage = runner.tiers.area_units, carriage_of(settings, runner.tiers.area)
     if settings.role == "prefill":
         return TcpTransport(contract, settings.secret, Memories(staged=units), carriage=carriage), None
     tls = None

@@ -94,7 +94,8 @@ class Loaded:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
             runner = self._runner(threads, progress, self._kept_states())
-            runner.add_tiers(self.config, self.disk, self.identity, self.remote)
+            runner.tiers.add(self.config, self.disk, self.identity, self.remote)
+            runner.marks_layers = bool(self.config.departures_bytes)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))

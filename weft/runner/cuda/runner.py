@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from weft.base.plan import Plan
+from weft.device.host_memory import HostMemory
 from weft.device.marks import LayerMarks
 from weft.device.store import Store
 from weft.kernels.choosing import check_device, everywhere
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
+from weft.memory.tiers.copies import TiersBelow
 from weft.models.decoder import DecoderModel
 from weft.models.model import CausalModel, Mixer
 from weft.runner.cuda.compiling import warm_mixers
@@ -56,6 +59,7 @@ class CudaRunner(Runner):
         self.operations = everywhere("cuda") if operations is None else operations
         check_device(self.operations, str(device))
         self.store = Store(spec, budget_bytes, self.device, self.scratch_units)
+        self.tiers = TiersBelow(spec, self.store, partial(HostMemory, self.store))
         self.compute = self.forward
         # One line more than seats: that of padding.
         self.board = torch.zeros(seats + 1, dtype=torch.int64, device=self.device)
@@ -70,6 +74,7 @@ class CudaRunner(Runner):
         sizes = [each.size for each in prompts if each.size.samples is not None]
         # By rows. If steps with drafts are not recorded, any number of them is computed in the same way.
         self._draft_counts = [draft_counts(sizes, rows) for rows in range(seats + 1)] if sizes else []
+        self.step_sizes = self
         boards = Boards(self.board, self.refused, self.moved)
         parts = (model, self.store.views, boards, decodes, prompts)
         with torch.inference_mode():
@@ -100,8 +105,9 @@ class CudaRunner(Runner):
             self.store.poison(kind, index)
         output = self._replay(plan)
         if output is None:
-            assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
-            assert not len(plan.ahead), "only recorded steps have rows that end where drafts in flight do"
+            assert not plan.drafts.may_move, "only recorded steps have rows that follow drafts in flight"
+            ends_move = len(plan.drafts.unverified_inside) > 0
+            assert not ends_move, "only recorded steps have rows that end where drafts in flight do"
             return self.run(plan)
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests

@@ -14,6 +14,7 @@ from weft.base.copies import CopyPlan
 from weft.base.errors import CopyFailed, EngineStopped
 from weft.base.plan import Ints, Landing, Plan
 from weft.base.transfers import Destination, Offer, ReservedUnit, StagedUnit, TransferEvent
+from weft.engine.device import Capabilities
 from weft.runner.ranks.channel import (
     AbandonTransfer,
     ChannelClosed,
@@ -85,27 +86,31 @@ class LeadingRunner:
     # the tiers below ------------------------------------------------------------------------------------------------
 
     @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.supply_masks, tiers=self)
+
+    @property
     def disk(self) -> DiskFile:
-        return self.runner.disk
+        return self.runner.tiers.disk
 
     @property
     def remote(self) -> RemoteCopies:
-        return self.runner.remote
+        return self.runner.tiers.remote
 
     @property
     def load_bytes_per_second(self) -> float | None:
-        return self.runner.load_bytes_per_second
+        return self.runner.tiers.load_bytes_per_second
 
     def copy(self, plan: CopyPlan) -> GroupCopy:
         self._check_alive()
         ticket = next(self._tickets)
         self.others.send(CopyUnits(ticket, plan))
-        return GroupCopy(ticket, self.runner.copy(plan))
+        return GroupCopy(ticket, self.runner.tiers.copy(plan))
 
     def copied(self, flight: GroupCopy, wait: bool) -> float | None:
         failure: CopyFailed | None = None
         try:
-            seconds = self.runner.copied(flight.own, wait)
+            seconds = self.runner.tiers.copied(flight.own, wait)
             if seconds is None:
                 return None
         except CopyFailed as error:

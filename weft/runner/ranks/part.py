@@ -42,7 +42,7 @@ class LoadedPart:
         sizes = (spec, config.memory_bytes, config.max_sequences)
         on_cpu = rank_threads(self.ranks, threads) if self.device == "cpu" else None
         runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
-        runner.add_tiers(config, self.disk, self.identity, part=ModelPart(self.rank, self.ranks))
+        runner.tiers.add(config, self.disk, self.identity, part=ModelPart(self.rank, self.ranks))
         return runner
 
     def begin(self, runner: RankRunner) -> None:
@@ -52,4 +52,4 @@ class LoadedPart:
         the other files stay as they are.
         """
         if self.rank and self.disk is not None:
-            runner.disk.erase_all_but(rows_of_first(self.disk, runner.disk.layout))
+            runner.tiers.disk.erase_all_but(rows_of_first(self.disk, runner.tiers.disk.layout))

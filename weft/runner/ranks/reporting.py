@@ -34,7 +34,7 @@ class RankReporter:
 
     def begin(self, message: CopyUnits) -> None:
         # The first rank has seen its own steps end, which says nothing about the steps of this device.
-        flight = self._runner.copy(replace(message.plan, after_steps=True))
+        flight = self._runner.tiers.copy(replace(message.plan, after_steps=True))
         self._flights.append((message.ticket, flight))
         self._rung.set()
 
@@ -78,7 +78,7 @@ class RankReporter:
 
     def _ended(self, ticket: int, flight: Any, wait: bool) -> CopyEnded | None:
         try:
-            seconds = self._runner.copied(flight, wait)
+            seconds = self._runner.tiers.copied(flight, wait)
         except CopyFailed as error:
             return CopyEnded(ticket, 0.0, f"rank {self._rank}: {error}")
         return None if seconds is None else CopyEnded(ticket, seconds)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from weft.base.copies import CopyPlan, Direction, UnitCopy
+from weft.base.copies import CopyPlan, Direction, PlanCopies, TierCopies, UnitCopy
 from weft.base.errors import CopyFailed
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
@@ -24,14 +24,6 @@ from weft.memory.tiers.link import CHUNK_BYTES
 
 # For each direction: one is copied while the other is read or written.
 SLOTS = 2
-
-
-class PlanCopies(Protocol):
-    """Makes the copies of plans, as a device does."""
-
-    def copy(self, plan: CopyPlan) -> Any: ...
-
-    def copied(self, flight: Any, wait: bool) -> float | None: ...
 
 
 def slot_bytes(spec: MemorySpec, sizes: Mapping[Kind, int], chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -60,8 +52,8 @@ class StagedFlight:
 class StagedCopies:
     """`host` is memory for `2 * SLOTS` slots. One thread may begin copies while another asks for their end."""
 
-    def __init__(self, host: PlanCopies, inner: Any, sizes: Mapping[Kind, int], slot_bytes: int) -> None:
-        self.inner = inner
+    def __init__(self, host: PlanCopies, inner: TierCopies, sizes: Mapping[Kind, int], slot_bytes: int) -> None:
+        self._inner = inner
         # Measured by the first loads.
         self.load_bytes_per_second: float | None = None
         self._host = host
@@ -107,7 +99,7 @@ class StagedCopies:
                 copies.copied(ticket, True)
 
     def close(self) -> None:
-        self.inner.close()
+        self._inner.close()
 
     def _progress(self, direction: Direction) -> None:
         """Move all plans of a direction on. Their second halves begin in order, so that writes keep theirs."""
@@ -126,7 +118,7 @@ class StagedCopies:
         """Give a plan a slot, if there is one and it needs one."""
         plan = flight.plan
         if not plan.units:
-            flight.halves = [(self.inner, plan)]
+            flight.halves = [(self._inner, plan)]
             return True
         if not self._free[plan.direction]:
             return False
@@ -134,7 +126,7 @@ class StagedCopies:
         staged = self._place(flight.slot, plan)
         upper = tuple(UnitCopy(unit.kind, unit.upper, place) for unit, place in zip(plan.units, staged, strict=True))
         lower = tuple(UnitCopy(unit.kind, place, unit.lower) for unit, place in zip(plan.units, staged, strict=True))
-        halves = [(self._host, replace(plan, units=upper, level=0)), (self.inner, replace(plan, units=lower))]
+        halves = [(self._host, replace(plan, units=upper, level=0)), (self._inner, replace(plan, units=lower))]
         flight.halves = halves if plan.direction is Direction.SAVE else halves[::-1]
         return True
 
