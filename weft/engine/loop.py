@@ -429,12 +429,12 @@ class Engine:
         self.planner.failed.clear()
 
     def _settle(self, step: PlannedStep, flight: Any) -> None:
-        began = perf_counter()
+        began = self._now()
         if self.exchange is not None:
             self.exchange.serve_until(flight)
         landing = self._device.land(flight)
         # Only if the device has work meanwhile, the host has time.
-        self.planner.drafts.note_wait(perf_counter() - began if self._flights else 0.0)
+        self.planner.drafts.note_wait(self._now() - began if self._flights else 0.0)
         step = moved_step(step, self.ledger)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
