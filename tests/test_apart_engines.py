@@ -25,8 +25,8 @@ from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.exchange.departures import area_bytes
-from weft.runner.exact import ExactRunner
 from weft.runner.runner import Runner
+from weft.start.assembling import numerics_of
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport, TransferDoor
@@ -87,12 +87,12 @@ def engine_pair(make, spec: MemorySpec, **settings: object) -> Iterator[EnginePa
     prefilling = replace(config, departures_bytes=area_bytes(spec, 2), max_tokens_per_step=128)
     decoding = replace(config, arrivals_bytes=2 * area_bytes(spec, 8))
     sender, receiver = make(prefilling), make(decoding)
-    sender.add_area(prefilling.departures_bytes)
-    receiver.add_area(decoding.arrivals_bytes)
+    sender.tiers.add_host_memory(prefilling.departures_bytes)
+    receiver.tiers.add_host_memory(decoding.arrivals_bytes)
     listener = socket.create_server(("127.0.0.1", 0))
     door, contract = TransferDoor(listener), contract_of(spec)
-    there = TcpTransport(contract, SECRET, Memories(arrived=receiver.area_units(len(receiver.tiers) - 1)), door)
-    here = TcpTransport(contract, SECRET, Memories(staged=sender.area_units(len(sender.tiers) - 1)))
+    there = TcpTransport(contract, SECRET, Memories(arrived=receiver.tiers.area_units), door)
+    here = TcpTransport(contract, SECRET, Memories(staged=sender.tiers.area_units))
     place = Destination("127.0.0.1", listener.getsockname()[1])
     prefill = Engine(spec, sender, prefilling, transport=here)
     assert prefill.ledger.departures is not None
@@ -117,7 +117,8 @@ def plain_pair(family: str, **settings: object):
 def exact_pair(found: ExactModel):
     def make(config: EngineConfig) -> Runner:
         sizes = (config.memory_bytes, config.max_sequences)
-        return ExactRunner(found.model, found.spec, *sizes, threads=1, operations=found.chosen.operations)
+        parts = {"operations": found.chosen.operations, "numerics": numerics_of(found.chosen)}
+        return Runner(found.model, found.spec, *sizes, threads=1, **parts)
 
     return engine_pair(make, found.spec, exact=True)
 

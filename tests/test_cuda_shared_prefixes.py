@@ -264,7 +264,7 @@ def test_steps_of_a_drafter_share_nothing():
     model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
     usual = cuda_engine(model)._device.recorded
     assert (usual.sharing is None, usual.shared_rows) == (False, [4])
-    drafter = RecordedSteps(model, (), usual.boards, usual.decodes, [], None, True, 16)
+    drafter = RecordedSteps(model, (), usual.boards, usual.decodes, [], ModelPass(is_drafter=True), 16)
     assert (drafter.sharing, drafter.shared_rows) == (None, [])
 
 

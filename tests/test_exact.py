@@ -20,8 +20,8 @@ from weft.engine.sequence import Sequence
 from weft.kernels.plain.sampling import digest
 from weft.memory.keys import chain, root_key
 from weft.memory.spec import MemorySpec
-from weft.runner.exact import ExactRunner, canonical_passes
-from weft.runner.runner import Runner
+from weft.runner.eager import UsualNumerics
+from weft.runner.exact import ExactCells, canonical_passes
 from weft.server.settings import ServerSettings
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -55,7 +55,7 @@ def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype:
 @pytest.mark.parametrize("family", ["lfm2"])
 def test_a_step_that_is_computed_whole_shows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: PyTorch's operators see the company."""
-    monkeypatch.setattr(ExactRunner, "run_layers", Runner.run_layers)
+    monkeypatch.setattr(ExactCells, "compute", lambda self, *parts: UsualNumerics().compute(*parts))
     with pytest.raises(AssertionError, match="differs at"):
         check_traffic(family, torch.float32, seed=1, count=6)
 
@@ -80,7 +80,7 @@ def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> N
     found = exact_model("lfm2", torch.float32)
     assert found.chosen.operations.decodes_at_once in (1, 64)
     bare = type(found.chosen.operations)({k: v for k, v in vars(found.chosen.operations).items() if k[:4] != "deco"})
-    assert ExactRunner(found.model, found.spec, 1 << 20, 4, operations=bare).at_once == 1
+    assert numerics_of(replace(found.chosen, operations=bare)).at_once == 1
 
 
 def test_exact_engines_of_different_forms_share_no_key() -> None:

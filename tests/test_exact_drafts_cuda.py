@@ -21,7 +21,9 @@ from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda import recorded
-from weft.runner.cuda.exact import ExactCudaRunner, by_form, has_drafts, places_of
+from weft.runner.cuda.exact import ExactTurns, by_form, places_of
+from weft.runner.drafts import has_drafts
+from weft.runner.runner import Runner
 from weft.speculate.drafting import Drafting
 
 CELL, ROOM, MEMORY = 8, 3, 1 << 22
@@ -31,7 +33,7 @@ ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digestin
 def exact_engine(model: CausalModel, drafting: Drafting | None = None, depth: int = 0) -> Engine:
     spec = MemorySpec(model.memories(EXACT), cell=CELL, draft_room=ROOM)
     settings = {"max_sequences": 2, "max_tokens_per_step": 32, "max_length": 64, "paranoid": True, "depth": depth}
-    runner = ExactCudaRunner(model, spec, MEMORY, 2, 64, device="cpu", operations=EXACT)
+    runner = Runner(model, spec, MEMORY, 2, operations=EXACT, numerics=ExactTurns(), recording=recorded.Recording(64))
     return Engine(spec, runner, EngineConfig(memory_bytes=MEMORY, exact=True, **settings), drafting=drafting)
 
 

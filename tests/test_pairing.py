@@ -475,7 +475,7 @@ def test_prompts_are_sent_to_the_interface_that_a_decode_engine_receives_them_on
     monkeypatch.setattr("weft.start.disaggregated.socket.create_server", lambda address, family: bound)
     workload = make_pair(0).workload
     loaded = SimpleNamespace(spec=workload.spec, identity=IDENTITY, config=workload.config)
-    runner = SimpleNamespace(tiers=[None], area=lambda level: None, area_units=lambda level: None)
+    runner = SimpleNamespace(tiers=SimpleNamespace(area=None, area_units=None))
     joined = join(loaded, runner, settings)
     joined.transport.close()
     backend = SimpleNamespace(info=fake_info(exact=False, **joined.facts), host="router.example")

@@ -55,3 +55,7 @@ def _slots_before(plan: Plan, position: Longs, row: Longs, cell: int) -> Ints:
     for of_row, at, slot in zip(captures.row.tolist(), captures.position.tolist(), captures.slot.tolist(), strict=True):
         slots[(row == of_row) & (position // cell * cell == at)] = slot
     return slots
+
+
+def has_drafts(plan: Plan) -> bool:
+    return bool(len(plan.drafts) and plan.drafts.any())
