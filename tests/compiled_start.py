@@ -88,7 +88,7 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
     from weft.memory.spec import MemorySpec
     from weft.runner.cuda.compiling import compile_kernels, steps_of
     from weft.runner.cuda.gpu_memory import PaddingPass, trial_of
-    from weft.runner.cuda.recorded import Recording
+    from weft.runner.cuda.recorded import StepRecording
     from weft.runner.hidden_states import HiddenStates
     from weft.runner.runner import Runner
 
@@ -105,7 +105,7 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
             step()
         found["trials"] = counts.take()
         computes = PaddingPass(HiddenStates(ROWS, TOKENS, model.width, torch.bfloat16)) if drafter else None
-        more = {"operations": operations, "computes": computes, "recording": Recording(4096)}
+        more = {"operations": operations, "computes": computes, "recording": StepRecording(4096)}
         runner = Runner(model, spec, 1 << 22, ROWS, **more)
         for _, step in runner.recorded.steps():
             step()

@@ -42,8 +42,7 @@ from weft.models.weights import load_head, load_model
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, moved_decodes, step_sizes
-from weft.runner.cuda.recorded import Recording as Recorded
+from weft.runner.cuda.recorded import RecordedSteps, StepRecording, moved_decodes, step_sizes
 from weft.runner.eager import EagerSteps
 from weft.runner.hidden_states import GuessBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
@@ -116,7 +115,7 @@ def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **setting
     config = EngineConfig(memory_bytes=MEMORY, **options)
     spec, own = (MemorySpec(each.memories(GPU_ROWS), SHORT_CELL, ROOM) for each in (model, head))
     hidden = HiddenStates(SEATS, 128, head.width, torch.float32)
-    more = {"operations": operations, "recording": Recorded(128)}
+    more = {"operations": operations, "recording": StepRecording(128)}
     runner = Runner(model, spec, MEMORY, SEATS, computes=KeepingPass(hidden), **more)
     executor = Runner(head, own, MEMORY, SEATS, computes=HeadPass(hidden), **more)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
@@ -136,7 +135,7 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
 
     def counted(self, plan, *more):
         output = run(self, plan)
-        if self.drafter and output is not None:
+        if self.computes.is_drafter and output is not None:
             replayed.append(len(plan.tokens) > plan.rows)
         return output
 

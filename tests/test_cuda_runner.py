@@ -25,7 +25,7 @@ from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs, trial
-from weft.runner.cuda.recorded import RecordedSteps, Recording, buckets, prompt_sizes
+from weft.runner.cuda.recorded import RecordedSteps, StepRecording, buckets, prompt_sizes
 from weft.runner.runner import Runner
 from weft.speculate.drafting import Drafting
 
@@ -210,7 +210,7 @@ def cuda_engine(
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
     runner = Runner(
-        model, spec, memory, config.max_sequences, operations=operations, recording=Recording(config.max_length)
+        model, spec, memory, config.max_sequences, operations=operations, recording=StepRecording(config.max_length)
     )
     return Engine(spec, runner, config, drafting=drafting)
 
@@ -300,7 +300,7 @@ def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatc
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
     model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
     spec = MemorySpec(model.memories(GPU_ROWS), SHORT_CELL)
-    runner = Runner(model, spec, 1 << 16, 4, operations=GPU_ROWS, recording=Recording(256))
+    runner = Runner(model, spec, 1 << 16, 4, operations=GPU_ROWS, recording=StepRecording(256))
     before = runner.store.buffer[: 1 << 16].clone()
     for start, end in (([0], [20]), ([0, 0], [1, 1])):
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)

@@ -29,7 +29,7 @@ from weft.memory.tiers.copies import TiersBelow
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.marking import marker_of
-from weft.runner.cuda.recorded import RecordedSteps, Recording, record_steps
+from weft.runner.cuda.recorded import RecordedSteps, StepRecording, record_steps
 from weft.runner.drafts import has_drafts
 from weft.runner.eager import EagerSteps, Numerics, UsualNumerics
 from weft.runner.passes import ModelPass
@@ -101,7 +101,7 @@ class Runner:
         *,
         computes: ModelPass | None = None,
         numerics: Numerics | None = None,
-        recording: Recording | None = None,
+        recording: StepRecording | None = None,
         group: RankGroup | None = None,
         marks_layers: bool = False,
     ) -> None:

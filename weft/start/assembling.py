@@ -8,7 +8,7 @@ from weft.kernels.choosing import Chosen
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda.exact import ExactTurns
-from weft.runner.cuda.recorded import Recording
+from weft.runner.cuda.recorded import StepRecording
 from weft.runner.eager import Numerics, UsualNumerics
 from weft.runner.exact import ExactCells
 from weft.runner.passes import ModelPass
@@ -38,7 +38,7 @@ def assemble_runner(
         computes=computes,
         # Guesses need not be exact.
         numerics=UsualNumerics() if is_drafter else numerics_of(chosen),
-        recording=Recording(config.max_length, progress) if chosen.are_recorded else None,
+        recording=StepRecording(config.max_length, progress) if chosen.are_recorded else None,
         marks_layers=bool(config.departures_bytes) and not is_drafter,
     )
 

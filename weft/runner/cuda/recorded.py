@@ -1,6 +1,6 @@
 """Steps recorded as CUDA graphs by size, and replayed for any plan that fits.
 
-Recording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
+StepRecording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
 Without a GPU the same steps run eagerly on the same padded inputs, which is how they are tested.
 """
 
@@ -327,14 +327,14 @@ def recorded_steps(placed: PlacedModel, seats: int, cells: int, draft_room: int)
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class StepRecording:
     """Wish that steps are recorded, for rows of up to `max_length` tokens. On a CPU (in tests) they run as they are."""
 
     max_length: int
     progress: bool = False
 
 
-def record_steps(placed: PlacedModel, seats: int, recording: Recording, draft_room: int) -> RecordedSteps:
+def record_steps(placed: PlacedModel, seats: int, recording: StepRecording, draft_room: int) -> RecordedSteps:
     """Return the recorded steps of a model."""
     on_gpu = placed.device.type == "cuda"
     if on_gpu:
