@@ -22,6 +22,7 @@ from weft.engine.device import Device
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
+from weft.memory.keys import PrefixIdentity
 from weft.memory.spec import AttentionMemory, MemorySpec, Part, RecurrentMemory
 
 # A hybrid in the proportions of Qwen3.5: three recurrent layers to each attention layer.
@@ -98,7 +99,7 @@ def time_match(length: int, repeats: int = 9) -> tuple[float, float]:
     named, matched = [], []
     for _ in range(repeats):
         began = time.perf_counter()
-        sequence = Sequence(0, request, 1, 0, SPEC.cell)
+        sequence = Sequence(0, request, 1, 0, PrefixIdentity(SPEC.cell))
         named.append((time.perf_counter() - began) * 1e3)
         found = target.ledger.match(sequence.keys, sequence.reuse_limit)
         matched.append((time.perf_counter() - began) * 1e3)

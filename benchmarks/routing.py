@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from weft.engine.load import ReplicaLoad
 from weft.fleet.router import FleetRouter
 from weft.memory.journal import MOST_IN_BATCH, CacheChanges, Tier
-from weft.memory.keys import Key, chain, root_key
+from weft.memory.keys import Key, PrefixIdentity
 
 CELL = 64
 # One of this many cells of a cached prefix is also a resume point.
@@ -34,10 +34,10 @@ def make_prompts(count: int, tokens: int) -> list[NDArray[np.int32]]:
 
 def fill(router: FleetRouter, prompts: list[NDArray[np.int32]], keys: int) -> float:
     """Give the replicas resume points, until the index has this many keys; return the seconds for each change."""
-    random, root, names = Random(2), root_key(b"", CELL), list(router.replicas)
+    random, identity, names = Random(2), PrefixIdentity(CELL), list(router.replicas)
     found: dict[str, list[tuple[Key, int, Tier]]] = {name: [] for name in names}
     for prompt in prompts:
-        chained = chain(root, prompt[: len(prompt) // 2], CELL)
+        chained = identity.keys(prompt[: len(prompt) // 2])
         name = random.choice(names)
         found[name] += [(key, CELL * (depth + 1), Tier.PAGE) for depth, key in enumerate(chained)]
         found[name] += [
@@ -59,7 +59,7 @@ def fill(router: FleetRouter, prompts: list[NDArray[np.int32]], keys: int) -> fl
 
 
 def decide(router: FleetRouter, prompt: NDArray[np.int32]) -> int:
-    keys = chain(root_key(b"", CELL), prompt, CELL)
+    keys = PrefixIdentity(CELL).keys(prompt)
     best = router.choose(keys, len(prompt))[0]
     number = router.assign(best, keys, len(prompt))
     router.started(number)

@@ -27,7 +27,7 @@ from weft.base.transfers import (
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.sections import sections
 from weft.memory.tiers.exchange.departures import area_bytes
 
@@ -106,8 +106,8 @@ def offer_of(arrival: Arrival, workload: Workload) -> Offer:
     """The only offer that a request allows, computed from its tokens and its salt alone."""
     cell, config = workload.spec.cell, workload.config
     end = (len(arrival.prompt) - 1) // cell * cell
-    root = root_key(arrival.salt, cell, config.form if config.exact else None)
-    return Offer(tuple(chain(root, np.array(arrival.prompt[:end], np.int32), cell)), tenant_digest(arrival.salt))
+    identity = PrefixIdentity(cell, arrival.salt, config.form if config.exact else None)
+    return Offer(tuple(identity.keys(np.array(arrival.prompt[:end], np.int32))), tenant_digest(arrival.salt))
 
 
 def prefix_request(arrival: Arrival, cell: int) -> Request | None:

@@ -13,7 +13,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.fleet.router import FleetRouter
 from weft.memory.journal import CacheChanges, Tier
-from weft.memory.keys import Key, chain, root_key
+from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.ledger import Ledger
 
 
@@ -33,7 +33,7 @@ def truth(ledger: Ledger) -> dict[Key, set[Tier]]:
 
 
 def keys_of(arrival: Arrival, cell: int) -> list[Key]:
-    return chain(root_key(arrival.salt, cell), np.array(arrival.prompt, np.int32), cell)
+    return PrefixIdentity(cell, arrival.salt).keys(np.array(arrival.prompt, np.int32))
 
 
 def keys_sent(workload: Workload) -> set[Key]:
@@ -41,7 +41,7 @@ def keys_sent(workload: Workload) -> set[Key]:
     found: set[Key] = set()
     for arrival in workload.arrivals:
         tokens = np.array(arrival.prompt + arrival.answer(workload.spec), np.int32)
-        found.update(chain(root_key(arrival.salt, workload.spec.cell), tokens, workload.spec.cell))
+        found.update(PrefixIdentity(workload.spec.cell, arrival.salt).keys(tokens))
     return found
 
 

@@ -19,6 +19,7 @@ from weft.engine.bad_words import BadWords
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
+from weft.memory.keys import PrefixIdentity
 from weft.text.bad_words import token_sequences
 from weft.text.tokenizer import load_tokenizer
 
@@ -54,7 +55,7 @@ def test_matches_are_those_of_the_definition_with_the_newest_token_known_or_not(
 
 def seated(sampling: SeatSampling, **params: object) -> Sampling:
     """What a request on seat 0 samples with, before its first token."""
-    sequence = Sequence(0, Request(np.array([1, 2], np.int32), SamplingParams(**params)), 8, 0, 64)
+    sequence = Sequence(0, Request(np.array([1, 2], np.int32), SamplingParams(**params)), 8, 0, PrefixIdentity(64))
     sampling.sit(sequence)
     return sampling.gather(np.zeros(1, np.int64), [sequence], np.zeros(1, np.int64), np.zeros(1, np.bool_))
 

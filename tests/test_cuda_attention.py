@@ -450,7 +450,8 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from weft.kernels.cuda import attention, attention_decode, attention_prefill, flashinfer
+from weft.kernels.cuda import attention
+from weft.kernels.cuda.attention import decode as attention_decode, flashinfer, prefill as attention_prefill
 from weft.kernels.cuda.launch.arguments import UPLOADED
 
 def build(kernel, types, constants, warps=4, stages=2):

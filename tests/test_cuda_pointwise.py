@@ -139,7 +139,7 @@ def check_rotating(norm, size, heads, kv_heads, head_dim, dtype, device, toleran
     rotation = None
     if size:
         frequency = frequencies(RotaryKind(size)).to(device)
-        rotation = make_rotation(batch.positions, frequency, 1.0, dtype)
+        rotation = make_rotation(batch.rotary_positions, frequency, 1.0, dtype)
     queries = rotate_and_write(projected, heads, weight, EPS, rotation, batch, view)
     expected = projected[:, :turning]
     expected = expected if weight is None else rms_norm_heads(expected, weight, EPS)

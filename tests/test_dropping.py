@@ -27,7 +27,7 @@ from weft.engine import dropping
 from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk.file import DiskFile, open_existing
 from weft.memory.tiers.disk.tier import DiskCopies
@@ -273,7 +273,7 @@ def test_steps_go_on_while_a_large_drop_is_overwritten_part_by_part(
 
 
 def keys_of(ask: Ask) -> list[bytes]:
-    return chain(root_key(ask.salt, CELL), np.array(ask.prompt, np.int32), CELL)
+    return PrefixIdentity(CELL, ask.salt).keys(np.array(ask.prompt, np.int32))
 
 
 def serve_beside(engine: Engine, ask: Ask) -> Report:

@@ -8,7 +8,7 @@ import pytest
 from tests.rolling import rolling_spec
 from tests.workloads import random_workload, run_workload
 from weft.memory.eviction import POLICIES, CandidateFacts, Ranking, by_flops, by_value, work_per_byte
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.trie import Node, resume_at_or_above
 
@@ -21,7 +21,7 @@ def compute(target: Ledger, tokens: list[int], seat: int = 0) -> int:
     """Run a sequence through the ledger alone; where it resumed."""
     array = np.array(tokens, np.int32)
     cell = target.spec.cell
-    lease = target.open(seat, chain(root_key(b"", cell), array, cell), len(tokens), len(tokens) - 1)
+    lease = target.open(seat, PrefixIdentity(cell).keys(array), len(tokens), len(tokens) - 1)
     cached = lease.miss.cached
     assert target.advance(lease, len(tokens)) is not None
     target.settle(lease, target.snapshot([lease])[seat], len(tokens))
@@ -72,7 +72,7 @@ def test_states_are_thinned_before_paths_are_cut() -> None:
     path = list(range(90))
     for _ in range(4):
         compute(target, path)
-    keys = chain(root_key(b"", target.cell), np.array(path, np.int32), target.cell)[:22]
+    keys = PrefixIdentity(target.cell).keys(np.array(path, np.int32))[:22]
     nodes = target.cache.trie.nodes
     for other in range(100, 120):
         compute(target, [other] * 30)
@@ -124,7 +124,7 @@ def test_every_policy_keeps_answers_right_and_memory_bounded(policy: str) -> Non
 def test_an_optional_snapshot_never_pushes_out_much() -> None:
     """With memory full of pages that others need, a snapshot is skipped and counted, and the request goes on."""
     target = Ledger(rolling_spec(heavy=True), 8 * 1024, seats=4, max_length=400, capture_every=4)
-    lease = target.open(0, chain(root_key(b"", 4), np.arange(60, dtype=np.int32), 4), 60, 59)
+    lease = target.open(0, PrefixIdentity(4).keys(np.arange(60, dtype=np.int32)), 60, 59)
     assert target.advance(lease, 60) is not None
     target.snapshot([lease])
     assert target.cache.counts.captures_skipped > 0

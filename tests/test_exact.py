@@ -18,7 +18,7 @@ from weft.cli.main import main
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.kernels.plain.sampling import digest
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.spec import MemorySpec
 from weft.runner.eager import UsualNumerics
 from weft.runner.exact import ExactCells, canonical_passes
@@ -85,14 +85,16 @@ def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> N
 
 def test_exact_engines_of_different_forms_share_no_key() -> None:
     tokens = np.arange(8, dtype=np.int32)
-    roots = [root_key(b"salt", 4, form) for form in (None, "", "2 threads", "4 threads")]
-    assert len({key for root in roots for key in chain(root, tokens, 4)}) == 8
+    identities = [PrefixIdentity(4, b"salt", form) for form in (None, "", "2 threads", "4 threads")]
+    assert len({key for identity in identities for key in identity.keys(tokens)}) == 8
 
 
 def named(prompt: int, total: int, form: str | None) -> list[bytes]:
     """Return the keys of a sequence with this many tokens, starting with its prompt."""
     tokens = np.arange(total, dtype=np.int32)
-    sequence = Sequence(0, Request(tokens[:prompt], SamplingParams(max_tokens=total)), total, 0, 4, form=form)
+    sequence = Sequence(
+        0, Request(tokens[:prompt], SamplingParams(max_tokens=total)), total, 0, PrefixIdentity(4, form=form)
+    )
     sequence.generated = tokens[prompt:].tolist()
     sequence.name_cells(total // 4)
     return sequence.keys

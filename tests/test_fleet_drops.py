@@ -35,7 +35,7 @@ from weft.fleet.routing import RoutedChoice
 from weft.fleet.warming import EVERYTHING, DropsHeard, WantedPrefixes
 from weft.memory import journal as journal_module
 from weft.memory.journal import CacheChanges, Journal
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.wire.frames import ProtocolError
 
@@ -76,7 +76,7 @@ class ListeningRouter:
 def prefix(path: int) -> tuple[list[bytes], np.ndarray, bytes]:
     """One of eight prefixes of two tenants; the second half of them continue the first half."""
     salt, tokens = SALTS[path % 2], np.arange(64 * (1 + path // 4), dtype=np.int32) + path % 4
-    return chain(root_key(salt, 64), tokens, 64), tokens, salt
+    return PrefixIdentity(64, salt).keys(tokens), tokens, salt
 
 
 def cuts(dropped: Dropped, last: bytes) -> bool:

@@ -26,7 +26,7 @@ from weft.fleet.local import divide, visible_gpus
 from weft.fleet.member import MemberState
 from weft.fleet.router import FleetRouter
 from weft.fleet.routing import RoutedChoice
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.start.process_backend import ProcessBackend
 
 SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
@@ -118,7 +118,7 @@ async def test_answers_of_two_replicas_are_those_of_one_engine():
         stream = await fleet.submit(fresh)
         holder = stream.member
         await collect(stream)
-        mirror, keys = choice.router.replicas[holder.name].mirror, chain(root_key(b"", CELL), fresh.prompt, CELL)
+        mirror, keys = choice.router.replicas[holder.name].mirror, PrefixIdentity(CELL).keys(fresh.prompt)
         async with asyncio.timeout(SECONDS):
             while keys[-1] not in choice.router.index.held(mirror):
                 await asyncio.sleep(0.001)

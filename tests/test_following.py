@@ -22,9 +22,8 @@ from tests.test_drafts import ScriptedDrafting, plans_of
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, check_answers, drive, random_workload, tight_memory
 from weft.base.plan import Plan
-from weft.engine import sequence
 from weft.engine.loop import Engine
-from weft.memory.keys import Key, chain
+from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.kinds import Kind
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 
@@ -84,12 +83,17 @@ def following_workload(seed: int, count: int) -> Workload:
     return Workload(spec, arrivals, config, workload.lazy)
 
 
-def chain_and_note(texts: dict[Key, tuple[int, ...]], parent: Key, tokens: np.ndarray, cell: int, *more) -> list[Key]:
-    """The keys of cells. Note the text up to each of them."""
-    keys = chain(parent, tokens, cell, *more)
-    for number, key in enumerate(keys):
-        texts[key] = texts.get(parent, ()) + tuple(tokens[number * cell : (number + 1) * cell].tolist())
-        parent = key
+def noting(texts: dict[Key, tuple[int, ...]]) -> Callable[..., list[Key]]:
+    """Return a method that computes the keys of cells and notes the text up to each of them."""
+    original = PrefixIdentity.keys
+
+    def keys(self, tokens, after=None, decoded_from=None):
+        found = original(self, tokens, after, decoded_from)
+        for number, key in enumerate(found):
+            texts[key] = texts.get(after, ()) + tuple(tokens[number * self.cell : (number + 1) * self.cell].tolist())
+            after = key
+        return found
+
     return keys
 
 
@@ -115,7 +119,7 @@ def run_following(seed: int, count: int = 4) -> Counter[str]:
     most = 4 if seed % 4 == 1 else workload.config.max_tokens_per_step
     device = Tally(most, workload.spec, workload.config.memory_bytes, workload.config.max_sequences, workload.lazy)
     texts: dict[Key, tuple[int, ...]] = {}
-    with patch.object(sequence, "chain", partial(chain_and_note, texts)):
+    with patch.object(PrefixIdentity, "keys", noting(texts)):
         run = Run(partial(Engine, drafting=drafting)(workload.spec, device, workload.config), device)
         drive(workload, run)
     check_cached(run, texts)

@@ -51,7 +51,7 @@ def test_a_servers_front_keeps_what_it_has_loaded_before_it_listens():
     """Of the two processes the front is told apart by what it has not imported."""
     code = """
 import gc, sys
-from weft.server import launch
+from weft.start import launch
 
 def listen(self, *args, **settings):
     print(gc.get_freeze_count() > 1000, "torch" in sys.modules)

@@ -135,6 +135,19 @@ def test_revisions_name_the_family_and_every_package():
     assert revisions_of(model) == "Lfm2 1, " + ", ".join(f"{name} {number}" for name, number in REVISIONS.items())
 
 
+def test_a_file_of_an_exact_engine_that_named_its_cells_in_another_way_is_emptied(caplog):
+    """None of them would be found."""
+    model, _ = load_model(checkpoint(), torch.float32, progress=False)
+    now, blocks = revisions_of(model, exact=True), FlakyBlocks(LAYOUT.size_bytes)
+    assert now == f"{revisions_of(model)}, exact keys 2"
+    before = replace(LAYOUT, identity=replace(IDENTITY, revisions=revisions_of(model), exact=True))
+    file = DiskFile(blocks, before)
+    file.write([(header(Kind.PAGE, 0, b"k" * 32), memoryview(content(b"k" * 32, Kind.PAGE)))])
+    assert DiskFile(blocks, before).found
+    assert not DiskFile(blocks, replace(LAYOUT, identity=replace(before.identity, revisions=now))).found
+    assert "is emptied, because its states cannot be used: it was computed by" in caplog.text
+
+
 # earlier files --------------------------------------------------------------------------------------------------------
 
 

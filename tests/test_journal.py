@@ -16,7 +16,7 @@ from tests.workloads import Workload, random_workload, run_workload
 from weft.engine.loop import Engine
 from weft.fleet.index import PointIndex
 from weft.memory.journal import CacheChanges, Journal, Tier
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "60"))
@@ -157,6 +157,6 @@ def test_the_same_tokens_under_two_salts_are_different_points():
     import numpy as np
 
     cells = np.array(prompt, np.int32)
-    ours, theirs = (set(chain(root_key(salt, 4), cells, 4)) for salt in (b"", b"other"))
+    ours, theirs = (set(PrefixIdentity(4, salt).keys(cells)) for salt in (b"", b"other"))
     assert not ours & theirs
     assert not theirs & set(truth(engine.ledger))

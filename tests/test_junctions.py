@@ -16,7 +16,7 @@ from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
 from weft.fleet.routing import RoutedChoice
 from weft.memory.journal import CacheChanges, Tier
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 
 STEM = np.arange(3 * CELL, dtype=np.int32) % 50
 
@@ -28,7 +28,7 @@ def with_stem(first: int, salt: bytes = b"") -> Request:
 
 def computed(prompt: Request) -> EngineNews:
     """The news of an engine that has the pages of a prompt, and no state."""
-    keys = chain(root_key(prompt.salt, CELL, None), prompt.prompt, CELL)
+    keys = PrefixIdentity(CELL, prompt.salt).keys(prompt.prompt)
     lengths = tuple(CELL * (place + 1) for place in range(len(keys)))
     changes = CacheChanges(1, 0, True, tuple(keys), lengths, bytes([Tier.PAGE] * len(keys)), b"\1" * len(keys))
     return EngineNews(changes, ReplicaLoad(token_seconds=0.001))

@@ -17,7 +17,7 @@ from weft.engine.protocol import EngineNews
 from weft.fleet import kv_events
 from weft.fleet.kv_events import KvEventPublisher, publishing
 from weft.memory.journal import CacheChanges, Tier
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 
 KEYS = tuple(bytes([number]) * 32 for number in range(1, 5))
 
@@ -143,7 +143,7 @@ async def test_a_subscriber_learns_what_an_engine_holds(caplog):
     zmq_asyncio = pytest.importorskip("zmq.asyncio")
     caplog.set_level("INFO", "weft")
     request = varied_requests()[0]
-    expected = {number_of(key) for key in chain(root_key(b"", CELL), request.prompt, CELL)}
+    expected = {number_of(key) for key in PrefixIdentity(CELL).keys(request.prompt)}
     async with started(real("thread")) as backend, publishing("tcp://127.0.0.1:*", backend):
         endpoint = re.search(r"publishing cache events at (\S+?)\0?$", caplog.text, re.MULTILINE)[1]
         socket = zmq_asyncio.Context.instance().socket(zmq.SUB)

@@ -64,10 +64,12 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
             refused[1] = wrong
             inputs.fill(plan)
             known.fill(move_rows(plan, np.full(4, wrong, np.int32), CELL))
-            mine, theirs = inputs.step.batch, known.step.batch
+            mine, theirs = (
+                replace(each.step.batch, rotary=each.step.batch.positions + 100) for each in (inputs, known)
+            )
             operations.move_rows(mine, inputs.step.following, inputs.step.seat, refused, moved)
             assert moved[plan.seat.tolist()].tolist() == [0, wrong, 0, 0]
-            for name in ("start", "slot", "positions", "first", "token_ids", "closing", "tail"):
+            for name in ("start", "slot", "positions", "rotary", "first", "token_ids", "closing", "tail"):
                 assert getattr(mine, name).tolist() == getattr(theirs, name).tolist(), (name, start, wrong)
             for name in ("first_piece", "piece_row", "piece_position", "piece_slot"):
                 assert getattr(mine, name).tolist() == getattr(theirs, name).tolist(), (name, start, wrong)

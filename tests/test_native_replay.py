@@ -79,7 +79,7 @@ def test_a_step_that_is_not_renewed_would_show(monkeypatch):
 
     def run(self, batch):
         self.batch.token_ids.copy_(batch.token_ids)
-        self.batch.positions.copy_(batch.positions)
+        self.rotary.copy_(batch.rotary_positions)
         calls.replay(self.program)
         return self.hidden
 

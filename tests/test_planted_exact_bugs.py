@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.workloads import random_workload, run_and_check
-from weft.engine import planner, sequence
-from weft.memory.keys import chain
+from weft.engine import planner
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
 SEEDS = 300
@@ -54,20 +54,21 @@ def tokens_return_together_after_a_preemption(patch: Patch) -> None:
 
 @plant
 def decoded_cells_are_named_like_prompts(patch: Patch) -> None:
-    def unmarked(parent, tokens, cell, decoded_from=None):
-        return chain(parent, tokens, cell)
-
-    patch.setattr(sequence, "chain", unmarked)
+    original = PrefixIdentity.keys
+    patch.setattr(
+        PrefixIdentity, "keys", lambda self, tokens, after=None, decoded_from=None: original(self, tokens, after)
+    )
     patch.setattr(Ledger, "publishable", lambda self, lease, computed: computed)
 
 
 @plant
 def cells_of_prompt_and_answer_are_named_like_prompts(patch: Patch) -> None:
-    def unmarked(parent, tokens, cell, decoded_from=None):
-        mixed = decoded_from is not None and 0 < decoded_from < cell
-        return chain(parent, tokens, cell, cell if mixed else decoded_from)
+    def unmarked(self, tokens, after=None, decoded_from=None):
+        mixed = decoded_from is not None and 0 < decoded_from < self.cell
+        return original(self, tokens, after, self.cell if mixed else decoded_from)
 
-    patch.setattr(sequence, "chain", unmarked)
+    original = PrefixIdentity.keys
+    patch.setattr(PrefixIdentity, "keys", unmarked)
 
 
 def harvest() -> str:

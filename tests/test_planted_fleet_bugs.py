@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tests.mirrored import run_mirrored
+from tests.planted_keys import plant_identity
 from tests.tiered import tiered_workload
 from tests.workloads import random_workload
-from weft.engine import sequence
 from weft.fleet.index import PointIndex
 from weft.memory import journal
 from weft.memory.cache import Cache
 from weft.memory.journal import CacheChanges, Journal, Tier
-from weft.memory.keys import root_key
 
 SEEDS = 60
 Patch = pytest.MonkeyPatch
@@ -65,7 +64,7 @@ def a_point_in_host_memory_counts_as_one_on_the_device(patch: Patch) -> None:
 
 @plant()
 def the_salt_is_not_part_of_the_key(patch: Patch) -> None:
-    patch.setattr(sequence, "root_key", lambda salt, cell, form=None: root_key(b"", cell, form))
+    plant_identity(patch, lambda identity: replace(identity, salt=b""))
 
 
 @plant()

@@ -16,7 +16,7 @@ import pytest
 
 from tests import test_attention, test_fences, test_hits, test_preemption
 from tests.engines import Ask, greedy, make_engine, serve, tokens
-from weft.engine import sequence as sequence_module
+from tests.planted_keys import plant_identity
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.kernels.cpu import attention, cells, index_building, paged_reads, recurrence
@@ -184,8 +184,7 @@ def masks_are_made_for_every_layer(patch: Patch) -> None:
 
 @plant(test_hits.test_the_reason_of_every_miss_is_told)
 def tenants_share_their_prefixes(patch: Patch) -> None:
-    original = sequence_module.root_key
-    patch.setattr(sequence_module, "root_key", lambda salt, cell, form=None: original(b"", cell, form))
+    plant_identity(patch, lambda identity: replace(identity, salt=b""))
 
 
 @plant(test_hits.test_the_reason_of_every_miss_is_told)

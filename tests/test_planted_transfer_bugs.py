@@ -13,9 +13,9 @@ import pytest
 from tests import apart as tests_apart
 from tests import bad_wire
 from tests.apart import run_pair
+from tests.planted_keys import plant_identity
 from weft.base.copies import UnitPiece
-from weft.engine import exchange, sequence
-from weft.memory.keys import root_key
+from weft.engine import exchange
 from weft.memory.tiers.exchange import sent_units
 from weft.memory.tiers.exchange.arrivals import ArrivalsLink
 from weft.memory.tiers.exchange.departures import Departures
@@ -62,7 +62,7 @@ def a_point_is_published_before_its_pages(patch: Patch) -> None:
 
 @plant
 def a_prefix_is_offered_without_its_salt(patch: Patch) -> None:
-    patch.setattr(sequence, "root_key", lambda salt, cell, form: root_key(b"", cell, form))
+    plant_identity(patch, lambda identity: replace(identity, salt=b""))
 
 
 @plant

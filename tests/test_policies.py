@@ -11,7 +11,7 @@ import pytest
 from tests.rolling import rolling_spec
 from weft.memory.audit import audit
 from weft.memory.captures import CaptureReasons, Origin, candidates, density, origin_of
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason, ranked_misses
 from weft.memory.popularity import Popularity, class_of, rates
@@ -28,7 +28,7 @@ def compute(target: Ledger, tokens: list[int], answer: int = 0, **more: object) 
     """Run a sequence through the ledger alone: a prompt, then an answer; where it resumed."""
     array = np.array(tokens, np.int32)
     prompt = len(tokens) - answer
-    keys = chain(root_key(b"", CELL), array, CELL)
+    keys = PrefixIdentity(CELL).keys(array)
     lease = target.open(0, keys, prompt, prompt - 1, **more)
     cached = lease.miss.cached
     for end in (prompt, len(tokens)):

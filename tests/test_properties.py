@@ -23,6 +23,7 @@ from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
 PARTS = 16
@@ -137,7 +138,7 @@ class Speculator:
 
     def sit(self, seat: int, truth: list[int]) -> Sequence:
         request = Request(np.array(truth, np.int32), SamplingParams(max_tokens=1))
-        sequence = Sequence(self.number, request, 1, 0, self.spec.cell)
+        sequence = Sequence(self.number, request, 1, 0, PrefixIdentity(self.spec.cell))
         sequence.seat = seat
         sequence.lease = self.ledger.open(seat, sequence.keys, len(truth), len(truth) - 1)
         return sequence

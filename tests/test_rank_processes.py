@@ -248,7 +248,7 @@ SLOW_END = """
 import sys, threading
 from pathlib import Path
 from types import SimpleNamespace
-from weft import rank_process
+from weft.start import rank_process
 
 def close():
     # The main thread hears of the end too.

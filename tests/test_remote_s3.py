@@ -24,7 +24,7 @@ from weft.base.errors import InvalidOption
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.engine.loop import Engine
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.misses import Reason
 from weft.memory.tiers.remote.store import ObjectMissing, S3Objects, StoreFailed
 from weft.runner.runner import Runner
@@ -121,8 +121,7 @@ def test_a_prefix_is_dropped_by_the_headers_of_its_objects(s3: StoreProcess) -> 
     for ask in (one, other):
         serve(engine, [ask])
     save_all(engine)
-    root = root_key(b"", engine.ledger.cell)
-    keys = [chain(root, np.array(ask.prompt, np.int32), engine.ledger.cell) for ask in (one, other)]
+    keys = [PrefixIdentity(engine.ledger.cell).keys(np.array(ask.prompt, np.int32)) for ask in (one, other)]
     stored = {name.rsplit("/", 1)[1] for part in S3Objects(s3.url).names("") for name in part}
     assert all(key.hex() in stored for path in keys for key in path)
     # From the first cell on that only one of them has.

@@ -26,7 +26,7 @@ from weft.fleet.replicas_file import ReplicasFile, read_replicas
 from weft.fleet.routing import RoutedChoice
 from weft.fleet.warming import LAST
 from weft.memory.journal import CacheChanges, Tier
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 
 OLD, NEW = "tcp://127.0.0.1:1", "tcp://127.0.0.1:2"
 PROMPT = list(range(2 * CELL))
@@ -91,7 +91,7 @@ async def test_a_rolling_upgrade_warms_the_new_replica_drains_the_old_one_and_lo
     upgrade = Upgrade(tmp_path)
     old, new = upgrade.members.values()
     await upgrade.fleet.start()
-    old.report(chain(root_key(b"", CELL), np.array(PROMPT, np.int32), CELL))
+    old.report(PrefixIdentity(CELL).keys(np.array(PROMPT, np.int32)))
     assert await upgrade.tokens([*PROMPT, 7], 3) == answer([*PROMPT, 7], 3)
     begun = await upgrade.finish(upgrade.fleet.submit(ask([20], 30)))
     await upgrade.look(OLD, NEW)

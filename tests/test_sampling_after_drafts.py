@@ -15,6 +15,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.request import Request
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
+from weft.memory.keys import PrefixIdentity
 from weft.speculate.drafting import Proposal
 
 CASES = 300
@@ -42,7 +43,7 @@ def random_params(random: Random) -> SamplingParams:
 
 def sequence_of(request: Request, seed: int, answer: list[int], constrained: bool) -> Sequence:
     constraint = HashedConstraint(seed) if constrained else None
-    found = Sequence(0, request, request.params.max_tokens, seed, 4, constraint)
+    found = Sequence(0, request, request.params.max_tokens, seed, PrefixIdentity(4), constraint)
     for token in answer:
         found.generated.append(token)
         if constraint is not None:

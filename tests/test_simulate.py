@@ -22,7 +22,7 @@ from weft.engine.request import Request
 from weft.memory.audit import audit
 from weft.memory.captures import CaptureReasons
 from weft.memory.eviction import POLICIES
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.models import configurations
 from weft.models.shapes import shape_of
 from weft.models.weights import find_checkpoint
@@ -53,7 +53,7 @@ def test_texts_share_names_exactly_where_their_tokens_are_the_same():
     for _ in range(200):
         stretches = [(random.randrange(4), random.randint(1, 100)) for _ in range(random.randint(1, 6))]
         text = Text(64, stretches)
-        keys = chain(root_key(b"", 64), tokens(stretches, 1000), 64)
+        keys = PrefixIdentity(64).keys(tokens(stretches, 1000))
         assert len(text.keys) == len(keys) == text.length // 64
         for ours, theirs in zip(text.keys, keys, strict=True):
             assert seen.setdefault(theirs, ours) == ours

@@ -17,7 +17,7 @@ from weft.engine.request import Request
 from weft.memory.arena import Arena, choose_slab_bytes
 from weft.memory.audit import audit
 from weft.memory.captures import CaptureReasons
-from weft.memory.keys import chain, root_key
+from weft.memory.keys import PrefixIdentity
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Lease
 from weft.memory.ledger import Ledger
@@ -43,7 +43,7 @@ def make(slabs: int, **settings: object) -> Ledger:
 
 def begin(target: Ledger, seat: int, tokens: np.ndarray, prompt: int | None = None) -> Lease:
     prompt = len(tokens) if prompt is None else prompt
-    lease = target.open(seat, chain(root_key(b"", CELL), tokens, CELL), prompt, prompt - 1)
+    lease = target.open(seat, PrefixIdentity(CELL).keys(tokens), prompt, prompt - 1)
     assert lease is not None
     return lease
 
@@ -110,7 +110,7 @@ def test_a_request_that_waits_in_the_same_step_gets_the_state_that_it_asks_for()
     first, second = text(1, 90), np.concatenate([text(1, 60), text(2, 40)])
     lease = begin(target, 0, first)
     assert target.advance(lease, 90) is not None
-    keys = chain(root_key(b"", CELL), second, CELL)
+    keys = PrefixIdentity(CELL).keys(second)
     # The step is planned already, but its snapshots are not decided yet.
     assert target.expects(keys, target.match(keys, 99), 99)
     target.settle(lease, target.snapshot([lease])[0], 90)
@@ -139,7 +139,7 @@ def test_admission_counts_the_cached_paths_that_running_sequences_read_from():
     target = make(slabs=22)
     shared = text(1, 400)
     finish(target, shared)
-    other = chain(root_key(b"", CELL), text(2, 200), CELL)
+    other = PrefixIdentity(CELL).keys(text(2, 200))
     assert target.has_room(target.room_for(other, 0, 200))
     lease = begin(target, 0, np.concatenate([shared, text(3, 8)]))
     assert lease.shared >= 90
@@ -167,7 +167,7 @@ def test_what_a_waiting_request_will_resume_from_goes_last():
         target = make(slabs=24, captures=CaptureReasons(candidates=False, regular=False))
         first = text(1, 100)
         finish(target, first)
-        keys = chain(root_key(b"", CELL), first, CELL)
+        keys = PrefixIdentity(CELL).keys(first)
         for seed in range(10, 40):
             target.keep_for([(keys, 99)] if awaited else [])
             finish(target, text(seed, 100))

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from weft.base.plan import Ints
 from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
 from weft.engine.sequence import Sequence
-from weft.memory.keys import Key, chain, root_key
+from weft.memory.keys import Key, PrefixIdentity
 from weft.speculate.drafting import Proposal
 
 # Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
@@ -89,19 +90,18 @@ class DraftHead(DraftModel):
         return sequence.tokens(start + 1, end + 1)
 
     def keys(self, sequence: Sequence) -> list[Key]:
-        return chain(self._root(sequence), sequence.request.prompt[1:], sequence.cell)
+        return self._identity(sequence).keys(sequence.request.prompt[1:])
 
-    def _root(self, sequence: Sequence) -> Key:
-        """Return the key of no cell: it names the first token, which all entries depend on."""
-        salt = sequence.request.salt + b" mtp " + sequence.tokens(0, 1).tobytes()
-        return root_key(salt, sequence.cell, sequence.form)
+    def _identity(self, sequence: Sequence) -> PrefixIdentity:
+        """Return the identity of a sequence's entries here. All of them depend on the first token."""
+        return replace(sequence.identity, before=sequence.tokens(0, 1).tobytes())
 
     def name_cells(self, row: Open, end: int) -> None:
         first, cells = len(row.keys), end // self.ledger.cell
         if cells > first:
-            parent = row.keys[-1] if row.keys else self._root(row.sequence)
+            after = row.keys[-1] if row.keys else None
             tokens = self.inputs(row.sequence, first * self.ledger.cell, cells * self.ledger.cell)
-            row.keys.extend(chain(parent, tokens, self.ledger.cell))
+            row.keys.extend(self._identity(row.sequence).keys(tokens, after))
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
         """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from weft.engine.draft_model import DraftModel, Guesses
 from weft.engine.masks import MaskFinder
-from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
@@ -96,14 +95,15 @@ class DraftRows:
         # expectation.
         self._waiting: set[int] = set()
 
-    def begin(self, request: Request) -> SequenceDrafts | None:
+    def begin(self, sequence: Sequence) -> SequenceDrafts | None:
         """Return the drafts of a new sequence, if it may have any."""
-        drafting, most = self.drafting, request.params.draft
+        drafting, request = self.drafting, sequence.request
+        most = request.params.draft
         assert drafting is not None
         if most == 0:
             drafting.counts.not_drafted["request"] += 1
             return None
-        return drafting.begin(request.prompt, request.salt, most, request.prediction, request.grammar)
+        return drafting.begin(request.prompt, sequence.identity.root, most, request.prediction, request.grammar)
 
     def sit(self, seat: int, sequence: Sequence) -> None:
         self._wake(seat, NEVER if sequence.drafting is None else 0)

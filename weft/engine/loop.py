@@ -46,6 +46,7 @@ from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.journal import Journal
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
@@ -68,6 +69,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._constraints = constraints
+        self._identity = PrefixIdentity(spec.cell, form=config.form if config.exact else None)
         self.ledger = Ledger(
             spec,
             config.memory_bytes,
@@ -144,10 +146,10 @@ class Engine:
             constraint = self.constrain(request)
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
-        cell, form = self.ledger.spec.cell, self.config.form if self.config.exact else None
-        sequence = Sequence(self._next_id, request, max_tokens, seed, cell, constraint, form)
+        identity = replace(self._identity, salt=request.salt)
+        sequence = Sequence(self._next_id, request, max_tokens, seed, identity, constraint)
         if self.planner.drafting is not None:
-            sequence.drafting = self.planner.drafts.begin(request)
+            sequence.drafting = self.planner.drafts.begin(sequence)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
@@ -179,7 +181,7 @@ class Engine:
         sequence.reason = reason
         if self.planner.drafting is not None:
             text, reused = sequence.tokens(0, sequence.length), sequence.report.cached_tokens
-            self.planner.drafting.ended(sequence.request.salt, text, sequence.drafting, reused)
+            self.planner.drafting.ended(sequence.identity.root, text, sequence.drafting, reused)
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:

@@ -13,7 +13,7 @@ from weft.base.grid import floor_to_grid
 from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Report
 from weft.engine.request import Request
-from weft.memory.keys import Key, chain, root_key
+from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.lease import Lease
 from weft.memory.misses import Miss, Reason
 from weft.speculate.drafting import SequenceDrafts
@@ -23,20 +23,19 @@ class Sequence:
     """`known` are the tokens to compute before the next one can be sampled: the prompt, and what was generated before a
     preemption. `leaving` is set once no more steps are planned for it; with None as its reason, the sequence will
     return. `constraint` stands at the end of `generated`, whatever happened to the memory meanwhile. While the sequence
-    `awaits_mask`, a thread advances the constraint by the last token, and no step may sample. In an exact engine there
-    is a `form`, and the keys of cells with generated tokens differ from those of prompts."""
+    `awaits_mask`, a thread advances the constraint by the last token, and no step may sample. The keys of its cells
+    come from `identity`."""
 
     __slots__ = (
         "arrival",
         "arrived_seconds",
         "awaits_mask",
-        "cell",
         "constraint",
         "drafting",
-        "form",
         "fresh_starts",
         "generated",
         "id",
+        "identity",
         "keys",
         "known",
         "lease",
@@ -58,9 +57,8 @@ class Sequence:
         request: Request,
         max_tokens: int,
         seed: int,
-        cell: int,
+        identity: PrefixIdentity,
         constraint: Constraint | None = None,
-        form: str | None = None,
     ) -> None:
         self.id = number
         self.arrival = number
@@ -72,11 +70,10 @@ class Sequence:
         self.constraint = constraint
         self.awaits_mask = False
         self.drafting: SequenceDrafts | None = None
-        self.cell = cell
-        self.form = form
+        self.identity = identity
         self.known: NDArray[np.int32] = request.prompt
         self.generated: list[int] = []
-        self.keys: list[Key] = chain(root_key(request.salt, cell, form), request.prompt, cell)
+        self.keys: list[Key] = identity.keys(request.prompt)
         self.plain_key: Key | None = self._plain_key()
         self.lease: Lease | None = None
         self.seat = 0
@@ -87,9 +84,10 @@ class Sequence:
         self.fresh_starts = 0
 
     def _plain_key(self) -> Key | None:
-        if not self.keys or not self.request.salt:
+        identity = self.identity
+        if not self.keys or not identity.salt:
             return self.keys[0] if self.keys else None
-        return chain(root_key(b"", self.cell, self.form), self.request.prompt[: self.cell], self.cell)[0]
+        return replace(identity, salt=b"").keys(self.request.prompt[: identity.cell])[0]
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -114,8 +112,8 @@ class Sequence:
 
     def note_start(self, miss: Miss) -> Miss:
         """Record where the sequence started and why not further; the report has the client's version of it."""
-        reusable = floor_to_grid(len(self.request.prompt) - 1, self.cell)
-        limit = floor_to_grid(self.reuse_limit, self.cell)
+        cell = self.identity.cell
+        reusable, limit = floor_to_grid(len(self.request.prompt) - 1, cell), floor_to_grid(self.reuse_limit, cell)
         if limit < reusable and miss.cached == limit and miss.reason is not Reason.CACHE_OFF:
             lost = reusable - miss.cached
             miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)
@@ -137,13 +135,12 @@ class Sequence:
     def name_cells(self, cells: int, accepted: SequenceOf[int] = ()) -> None:
         """Extend the keys to this many cells, once their tokens are known; those of `accepted` follow `generated`."""
         if cells > len(self.keys):
-            start, end = len(self.keys) * self.cell, cells * self.cell
-            parent = self.keys[-1] if self.keys else root_key(self.request.salt, self.cell, self.form)
-            decoded_from = None if self.form is None else len(self.request.prompt) - start
+            start, end = len(self.keys) * self.identity.cell, cells * self.identity.cell
+            after = self.keys[-1] if self.keys else None
             tokens = self.tokens(start, min(end, self.length))
             if end > self.length:
                 tokens = np.concatenate([tokens, np.asarray(accepted[: end - self.length], np.int32)])
-            self.keys.extend(chain(parent, tokens, self.cell, decoded_from))
+            self.keys.extend(self.identity.keys(tokens, after, decoded_from=len(self.request.prompt) - start))
 
     def go_back(self) -> None:
         """Reset after a preemption: everything known must be computed again, from wherever the cache allows."""

@@ -16,7 +16,7 @@ from weft.fleet.choosing import LEAST_APART
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
-from weft.memory.keys import Key, chain, root_key
+from weft.memory.keys import Key, PrefixIdentity
 
 # Costs that differ by less than a millisecond count as equal: then the number of open answers decides, which the
 # router's prices, made of prompts alone, leave out.
@@ -56,7 +56,7 @@ class RoutedChoice:
     def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
         prompt, params = request.prompt, request.params
         by_name = {member.name: member for member in members if member.name in self.router.replicas}
-        keys = chain(root_key(request.salt, CELL, self._form), prompt, CELL)
+        keys = PrefixIdentity(CELL, request.salt, self._form).keys(prompt)
         limit = None if params.prompt_logprobs is None else params.prompt_logprobs_start
         without = self.router.replicas.keys() - by_name.keys()
         choices = self.router.choose(keys, len(prompt), request.priority, limit, without)

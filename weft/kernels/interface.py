@@ -118,7 +118,7 @@ class Batch:
     farthest: int  # greatest end of any row
     cell: int
     token_ids: Tensor  # [tokens]
-    positions: Tensor  # [tokens]
+    positions: Tensor  # [tokens] where a token lies in its sequence: in pages, tails and cells
     start: Tensor  # [rows] position of the first new token
     first: Tensor  # [rows + 1] packed index of each row's first new token, then the total
     slot: Tensor  # [rows] checkpoint at the start of the row's cell; valid only if start >= cell
@@ -134,6 +134,8 @@ class Batch:
     host_start: Tensor  # [rows]
     host_first: Tensor  # [rows + 1]
     host: HostStep | None
+    # [tokens] the positions to rotate by, where they differ from those in memory. None: they are the same.
+    rotary: Tensor | None = None
     # None: every row reads all of its pages. A kernel may ignore it.
     shared: SharedPrefixes | None = None
     # Values that kernels derive from a step once and share among its layers, each under its own key.
@@ -143,6 +145,11 @@ class Batch:
     def only_decodes(self) -> bool:
         """Return whether every row has one new token."""
         return self.decodes == self.rows
+
+    @property
+    def rotary_positions(self) -> Int[Tensor, " tokens"]:
+        """Return what rotations, and nothing else, take for the positions of tokens."""
+        return self.positions if self.rotary is None else self.rotary
 
     def pages(self, window: int | None) -> PageList:
         """Return the pages for layers with this window."""

@@ -49,7 +49,7 @@ class Identity:
         for name, theirs, own in zip(named, self._digests(), ours._digests(), strict=True):
             if theirs != own:
                 found.append(f"the {name} differs" if name != named[1] else f"the {name} differ")
-        if self.revisions != ours.revisions:
+        if self.exact == ours.exact and self.revisions != ours.revisions:
             found.append(f"it was computed by {self.revisions}, and this is {ours.revisions}")
         return ", ".join(found)
 

@@ -16,6 +16,9 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.models.sharding import ALONE, Shard
 
+# Raised when exact engines name their cells in another way, so that none of them keeps cells which it cannot find.
+EXACT_KEYS = 2
+
 
 def identity_of(
     model: CausalModel, config: Mapping[str, Any], spec: MemorySpec, exact: bool = False, shard: Shard = ALONE
@@ -30,18 +33,18 @@ def identity_of(
         configuration=digest(json.dumps(config, sort_keys=True, default=str).encode()),
         weights=model.weights_digest,
         layout=digest(layout.encode()),
-        revisions=revisions_of(model),
+        revisions=revisions_of(model, exact),
         exact=exact,
     )
 
 
-def revisions_of(model: CausalModel) -> str:
-    """Return the numbers of what the code computes: the family's, and those of all kernel packages.
+def revisions_of(model: CausalModel, exact: bool = False) -> str:
+    """Return the numbers of what the code computes: the family's, those of all kernel packages, and of exact keys.
 
     Of all, not of the chosen ones: packages compute the same by definition, so engines with different ones exchange
     states. A fix in any of them ends that with engines before it.
     """
-    parts = {type(model).__name__: model.revision, **REVISIONS}
+    parts = {type(model).__name__: model.revision, **REVISIONS} | ({"exact keys": EXACT_KEYS} if exact else {})
     return ", ".join(f"{name} {number}" for name, number in parts.items())
 
 

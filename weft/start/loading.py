@@ -226,7 +226,7 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     report_choices(device, chosen)
     engine_config, reasons = resolve(options, facts)
-    engine_config = replace(engine_config, revisions=revisions_of(model))
+    engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen, engine_config.revisions))
     for name, reason in reasons.items():

@@ -68,12 +68,12 @@ def in_turns(batch: Batch, sizes: Sequence[int]) -> Batch:
 
 
 def turn_of(batch: Batch, first: int, size: int) -> Batch:
-    """Return the batch of some rows of one token, for operations that read no pages."""
+    """Return the batch of some rows of one token, for operations that read no pages and rotate nothing."""
     rows = slice(first, first + size)
     changes: dict[str, Any] = {name: getattr(batch, name)[rows] for name in BY_ROW}
     changes |= dict.fromkeys(("tokens", "rows", "decodes"), size)
     changes |= {name: getattr(batch, name)[: size + 1] for name in ("first", "host_first")}
-    return replace(batch, **changes, longest=1, full=None, windowed=None, host=None, derived={})
+    return replace(batch, **changes, longest=1, rotary=None, full=None, windowed=None, host=None, derived={})
 
 
 def part_of(inputs: Any, rows: slice) -> Any:

@@ -70,7 +70,7 @@ def move_rows(
     )  # fmt: skip
     step = named(
         row_start=batch.start, row_first=batch.first, row_slot=batch.slot, token_ids=batch.token_ids,
-        positions=batch.positions, decodes=batch.decodes, rows=batch.rows,
+        positions=batch.positions, rotary=batch.rotary, decodes=batch.decodes, rows=batch.rows,
     )  # fmt: skip
     most = power_of_two(rows.width)
     place_kernel[(batch.rows,)](
@@ -102,7 +102,7 @@ def move_pages(write_page, first_position, bounds, pages, row, token, position, 
 @jit(do_not_specialize=["decodes", "rows"])
 def place_kernel(
     behind, early_slot, capture, guesses, width, seat, refused, moved,
-    row_start, row_first, row_slot, token_ids, positions, decodes, rows,
+    row_start, row_first, row_slot, token_ids, positions, rotary, decodes, rows,
     full_write_page, full_first_position, full_bounds, full_pages,
     windowed_write_page, windowed_first_position, windowed_bounds, windowed_pages,
     CELL: tl.constexpr, MOST: tl.constexpr,
@@ -120,6 +120,8 @@ def place_kernel(
             tl.store(row_slot + row, tl.load(early_slot + row))
         tl.store(row_start + row, start)
         tl.store(positions + first + place, start + place, real)
+        if rotary is not None:
+            tl.store(rotary + first + place, tl.load(rotary + first + place, real, 0) - by, real)
         guess = guesses + (row - decodes) * width + drafts - by + place - 1
         is_draft = real & (place > 0)
         tl.store(token_ids + first + place, tl.load(guess, is_draft, 0), is_draft)
@@ -138,7 +140,7 @@ def place_kernel(
 @jit(do_not_specialize=["decodes", "rows", "pieces"])
 def cut_kernel(
     behind, early_slot, capture, guesses, width, seat, refused, moved,
-    row_start, row_first, row_slot, token_ids, positions, decodes, rows,
+    row_start, row_first, row_slot, token_ids, positions, rotary, decodes, rows,
     piece_row, piece_position, piece_slot, first_piece, pieces,
     CELL: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip

@@ -32,6 +32,7 @@ class RecordedStep:
 
     def __init__(self, batch: Batch, recording: Recording, hidden: Float[Tensor, "rows hidden"]) -> None:
         self.batch = batch
+        self.rotary = batch.rotary_positions
         self.recording = recording
         self.program: ctypes.Array[ctypes.c_void_p] = recording.program()
         self.hidden = hidden
@@ -39,7 +40,7 @@ class RecordedStep:
     def run(self, batch: Batch) -> Float[Tensor, "rows hidden"]:
         """Return the result for the rows of `batch`, in the same memory every time."""
         self.batch.token_ids.copy_(batch.token_ids)
-        self.batch.positions.copy_(batch.positions)
+        self.rotary.copy_(batch.rotary_positions)
         for prepared in self.batch.derived.values():
             prepared.renew(batch)
         replay(self.program)
@@ -98,8 +99,8 @@ class Replays:
         return batch.rows, torch.get_num_threads()
 
     def _first(self, batch: Batch, in_order: bool) -> Float[Tensor, "rows hidden"]:
-        # Calls point to tokens and positions, so these get their own memory.
-        own = replace(batch, token_ids=batch.token_ids.clone(), positions=batch.positions.clone(), derived={})
+        # Calls point to tokens and to the positions that they rotate by, so these get their own memory.
+        own = replace(batch, token_ids=batch.token_ids.clone(), rotary=batch.rotary_positions.clone(), derived={})
         with record(self.memory, in_order) as recording:
             hidden = self.compute(own)
         whole = recording.pure and all(isinstance(value, RenewableValues) for value in own.derived.values())

@@ -43,6 +43,8 @@ def move_rows(
     owner = torch.searchsorted(batch.first[1:].long(), token, right=True)
     place = token - batch.first[owner]
     batch.positions.copy_(torch.where(follows[owner], start[owner] + place, batch.positions))
+    if batch.rotary is not None:
+        batch.rotary.sub_(by[owner])
     line = (owner - batch.decodes) * rows.width + rows.behind[owner] - by[owner] + place - 1
     guesses = rows.guesses[line.clamp(0, len(rows.guesses) - 1)]
     batch.token_ids.copy_(torch.where(follows[owner] & (place > 0), guesses, batch.token_ids))

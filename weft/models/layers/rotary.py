@@ -21,4 +21,4 @@ class Rotary(Layer):
         self.dtype = dtype
 
     def forward(self, batch: Batch) -> Rotation:
-        return batch.operations.make_rotation(batch.positions, self.frequency, self.scale, self.dtype)
+        return batch.operations.make_rotation(batch.rotary_positions, self.frequency, self.scale, self.dtype)

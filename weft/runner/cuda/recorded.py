@@ -381,4 +381,5 @@ def moved_decodes(batch: Batch, by: Tensor) -> Batch:
     assert batch.windowed is None
     start, listed = batch.start - by, batch.full
     page = listed.pages[listed.bounds[:-1] + start // batch.cell]
-    return replace(batch, start=start, positions=start, full=replace(listed, write_page=page))
+    rotary = None if batch.rotary is None else batch.rotary - by
+    return replace(batch, start=start, positions=start, rotary=rotary, full=replace(listed, write_page=page))
