@@ -285,6 +285,68 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
             yield from functions(node, prefix)
 
 
+# The only modules that make one plan of another: one completes it before the launch, one cuts it into parts.
+PLANS_OF_PLANS = ("weft.base.moving", "weft.base.parts")
+# The only ones that build plans: from the memory of sequences, and trials on scratch memory.
+PLAN_BUILDERS = ("weft.base.plan", "weft.engine.assembly", "weft.runner.cuda.padding")
+
+
+def plan_signatures(modules: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules with functions that take or return a plan, and the names of those that return one."""
+    found: dict[str, set[str]] = {}
+    for module, text in modules.items():
+        for name, function in functions(parse(text)):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            if _is_plan(function.returns) or any(_is_plan(each.annotation) for each in arguments):
+                found.setdefault(module, set())
+            if _is_plan(function.returns):
+                found[module].add(name.rpartition(".")[2])
+    return found
+
+
+def _is_plan(annotation: ast.expr | None) -> bool:
+    return annotation is not None and re.search(r"\bPlan\b", ast.unparse(annotation)) is not None
+
+
+def plan_rewrites(modules: dict[str, str]) -> list[str]:
+    """Plans that are built, or made of others, where that is not done."""
+    makers = {"build", *(name for names in plan_signatures(modules).values() for name in names)}
+    complaints = []
+    for module, text in modules.items():
+        for name, function in functions(parse(text)):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            plans = {each.arg for each in arguments if _is_plan(each.annotation)}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    made = node.value.func if isinstance(node.value, ast.Call) else None
+                    if made is not None and ast.unparse(made).rpartition(".")[2] in makers:
+                        plans.add(node.targets[0].id)
+            for call in ast.walk(function):
+                if not isinstance(call, ast.Call):
+                    continue
+                called, first = ast.unparse(call.func), ast.unparse(call.args[0]) if call.args else ""
+                if called in ("Plan", "Plan.build") and module not in PLAN_BUILDERS:
+                    complaints.append(f"{module}.{name} builds a plan")
+                is_plan = first in plans or first in ("step.plan", "flight.plan")
+                if is_plan and called.rpartition(".")[2] == "replace" and module not in PLANS_OF_PLANS:
+                    complaints.append(f"{module}.{name} rewrites a plan")
+    return complaints
+
+
+def longest_way_of_a_plan(modules: dict[str, str]) -> list[str]:
+    """Return the longest chain of modules, each of which imports the next one, that have plans in their signatures."""
+    having = plan_signatures(modules).keys()
+    ways: dict[str, list[str]] = {}
+
+    def way(module: str) -> list[str]:
+        if module not in ways:
+            others = sorted(imports(modules[module]) & having - {module})
+            ways[module] = [module, *max((way(other) for other in others), key=len, default=[])]
+        return ways[module]
+
+    return max((way(module) for module in sorted(having)), key=len, default=[])
+
+
 def repeated_class_names(modules: dict[str, str]) -> list[str]:
     """Class names that are defined more than once, at any level of any module, with the modules that define them."""
     homes: dict[str, list[str]] = {}

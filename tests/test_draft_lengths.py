@@ -96,7 +96,7 @@ class ScriptedDevice(RollingDevice):
     def launch(self, plan: Plan) -> dict:
         self.now += HOST
         flight = super().launch(plan)
-        drafts = plan.drafts.tolist() if len(plan.drafts) else [0] * plan.rows
+        drafts = plan.draft_counts.tolist()
         is_prompt = len(plan.tokens) > plan.rows + sum(drafts)
         took = 20.0 if is_prompt else self.milliseconds(plan.rows, sum(drafts))
         if not is_prompt:
@@ -114,7 +114,7 @@ class ScriptedDevice(RollingDevice):
         plan = self.placed(plan)
         tokens, found = self._tokens(plan), []
         for row in range(plan.rows):
-            drafts = int(plan.drafts[row]) if len(plan.drafts) else 0
+            drafts = int(plan.draft_counts[row])
             right = int(np.cumprod(self.random.random(len(self.chances)) < self.chances).sum())
             own = tokens[row][len(tokens[row]) - drafts :]
             found += [own[place] if place < min(right, drafts) else 7 for place in range(drafts + 1)]

@@ -57,6 +57,34 @@ def test_an_import_that_goes_up_or_aside_is_seen(module, line):
     assert fences.wrong_imports({module: line}, WEFT)
 
 
+def test_a_plan_is_built_in_one_place_and_rewritten_only_where_it_is_completed():
+    assert fences.plan_rewrites(WEFT) == []
+    way = fences.longest_way_of_a_plan(WEFT)
+    assert len(way) <= 10, " > ".join(way)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def launch(plan: Plan): return replace(plan, number=1)",
+        "def launch(step): return dataclasses.replace(step.plan, number=1)",
+        "def launch(rows):\n    found = Plan.build(rows)\n    return found",
+        "def launch(rows): return Plan(*rows)",
+        "def make(rows) -> Plan: ...\ndef launch(rows):\n    made = make(rows)\n    return replace(made, number=1)",
+    ],
+)
+def test_a_rewritten_plan_is_seen(line):
+    assert fences.plan_rewrites({"weft.runner.runner": line})
+    harmless = "def launch(plan: Plan): return replace(plan.captures, row=1)"
+    assert not fences.plan_rewrites({"weft.runner.runner": harmless})
+
+
+def test_the_longest_way_of_a_plan_is_followed():
+    launch = "def launch(plan: Plan): ..."
+    modules = {"weft.a": f"import weft.b\n{launch}", "weft.b": f"import weft.c\n{launch}", "weft.c": launch}
+    assert fences.longest_way_of_a_plan(modules | {"weft.d": "import weft.a"}) == ["weft.a", "weft.b", "weft.c"]
+
+
 def test_nothing_stands_loose_at_the_top():
     assert fences.loose_modules(WEFT) == []
     assert fences.loose_modules(["weft", "weft.loading", "weft.memory.trie"]) == ["weft.loading"]
@@ -208,7 +236,7 @@ NOT_WAITING = {
     ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
     ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
-    ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
+    ("weft.base.parts", "cells_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.device.host_memory", "HostMemory._measure"): "before the first request",

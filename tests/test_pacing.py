@@ -34,7 +34,7 @@ STEP, DECODE, CHUNK, TOKEN = 10.0, 1.0, 6.0, 0.5
 
 def sizes(plan: Plan) -> tuple[int, int, int]:
     """Rows without a chunk, drafts, and tokens of chunks in a plan."""
-    drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+    drafts = plan.draft_counts
     lengths = plan.end - plan.start
     chunks = lengths > 1 + drafts
     return int((~chunks).sum()), int(drafts.sum()), int(lengths[chunks].sum())

@@ -174,7 +174,8 @@ def a_row_reads_the_checkpoint_of_the_wrong_side_of_the_grid(patch: Patch) -> No
 
     def confused(*args):
         step = original(*args)
-        return replace(step, plan=replace(step.plan, early_slot=step.plan.read_slot))
+        drafts = replace(step.plan.drafts, earlier_slot=step.plan.read_slot)
+        return replace(step, plan=replace(step.plan, drafts=drafts))
 
     patch.setattr(planner, "assemble", confused)
     patch.setattr(loop, "check_plan", lambda plan, ledger: None)
@@ -312,7 +313,7 @@ def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) ->
 
     def shifted(self, plan):
         lines = original(self, plan)
-        return np.roll(lines, 1) if len(plan.drafts) and not len(plan.guessed) else lines
+        return np.roll(lines, 1) if len(plan.drafts.counts) and not len(plan.drafts.on_device) else lines
 
     patch.setattr(HiddenStates, "place", shifted)
 

@@ -101,7 +101,7 @@ def answer_all(drafting: Drafting | None, depth: int, rounds: int = 1) -> Record
 
 
 def drafted(device: Recorder) -> int:
-    return sum(bool(len(plan.drafts)) for plan in device.plans)
+    return sum(bool(len(plan.drafts.counts)) for plan in device.plans)
 
 
 def same(one: object, other: object) -> bool:
@@ -148,7 +148,7 @@ def test_rows_without_any_guess_are_asked_ever_less_and_notice_the_first_one(
     )
     device = answer_all(drafting, depth)
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
-    first = next(number for number, plan in enumerate(decodes) if len(plan.drafts))
+    first = next(number for number, plan in enumerate(decodes) if len(plan.drafts.counts))
     assert 400 - RAREST_QUESTION <= first <= 400 + RAREST_QUESTION
     # Then guesses follow, of which each takes several tokens.
     assert all(each.asked < 400 / RAREST_QUESTION + 2 * FRUITLESS + 300 / 2 for each in drafting.begun)
@@ -271,7 +271,7 @@ def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
     drafting = Guessing(right_from=0, costs=LearnedCosts())
     device = answer_all(drafting, depth=0)
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
-    assert not any(len(plan.drafts) for plan in decodes[:NEEDED])
+    assert not any(len(plan.drafts.counts) for plan in decodes[:NEEDED])
     assert drafted(device) > 0
 
 

@@ -75,7 +75,7 @@ class StepClock:
     def landed(self, plan: Plan) -> None:
         now, tokens, pairs = perf_counter(), 0, 0.0
         # Rows with drafts come last and belong to no prompt.
-        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts)))
+        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts.counts)))
         if prompts.start < prompts.stop:
             start, end = plan.start[prompts].astype(np.float64), plan.end[prompts].astype(np.float64)
             tokens, pairs = int((end - start).sum()), float(((end - start) * (start + end)).sum() / 2)

@@ -437,7 +437,7 @@ class Engine:
         """
         now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
         seconds, tokens = now - max(self._resumed_at, self._landed_at), len(plan.tokens)
-        self._landed_at, self._landed_drafts = now, (drafts := int(plan.drafts.sum()) if step.drafts else 0)
+        self._landed_at, self._landed_drafts = now, (drafts := int(plan.drafts.counts.sum()) if step.drafts else 0)
         if after_drafts and not drafts:
             return
         if tokens == len(step.sequences) + drafts:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
@@ -53,7 +51,7 @@ class Pacing:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from a landed step with prompts."""
-        drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+        drafts = plan.draft_counts
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.

@@ -115,7 +115,7 @@ class Planner:
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         if rows.drafts:
-            self._left[step.plan.seat] -= step.plan.drafts
+            self._left[step.plan.seat] -= step.plan.drafts.counts
             self.drafts.planned(rows.drafts, self.number)
         return step
 

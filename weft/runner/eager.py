@@ -8,13 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base.moving import move_rows, read_guesses
+from weft.base.parts import rows_of_one
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
 from weft.kernels.interface import Batch, OrderedDecodes
 from weft.memory.kinds import Kind
 from weft.runner.batching import build_batch, build_step
-from weft.runner.drafts import rows_of_one
 from weft.runner.hidden_states import guess_places
 from weft.runner.placed import PlacedModel
 from weft.runner.step_sampling import StepSampling
@@ -43,14 +43,13 @@ class EagerSteps:
         """
         placed, states = self.placed, self.placed.computes.states
         if not placed.store.is_host_memory:
-            assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
-            assert not len(plan.ahead), "only recorded steps have rows that end where drafts in flight do"
+            check_complete(plan)
             return plan
-        if len(plan.behind):
+        if plan.drafts.may_move:
             # Rows of a head start earlier by what the model refused.
             refused = states.board.refused if states and placed.computes.is_head else placed.boards.refused
             plan = move_rows(plan, refused.numpy()[plan.seat], placed.spec.cell)
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             assert states is not None, "guesses are where hidden states are"
             board = states.board
             plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
@@ -86,7 +85,7 @@ class EagerSteps:
 
     def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             states = self.placed.computes.states
             assert states is not None, "guesses are where hidden states are"
             sent = upload({"place": guess_places(plan)}, self.placed.device, widen=False)
@@ -109,6 +108,13 @@ class EagerSteps:
             for index, contents in before.items():
                 store.unit(Kind.TAIL, index).copy_(contents)
         return hidden
+
+
+def check_complete(plan: Plan) -> None:
+    """Refuse a plan that only a recorded step can complete on the device."""
+    assert not plan.drafts.may_move, "only recorded steps have rows that follow drafts in flight"
+    ends_move = len(plan.drafts.unverified_inside) > 0
+    assert not ends_move, "only recorded steps have rows that end where drafts in flight do"
 
 
 class Numerics(Protocol):

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.base.moving import add_masks
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory
@@ -30,8 +31,7 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.marking import marker_of
 from weft.runner.cuda.recorded import RecordedSteps, StepRecording, record_steps
-from weft.runner.drafts import has_drafts
-from weft.runner.eager import EagerSteps, Numerics, UsualNumerics
+from weft.runner.eager import EagerSteps, Numerics, UsualNumerics, check_complete
 from weft.runner.passes import ModelPass
 from weft.runner.placed import Boards, PlacedModel
 from weft.runner.sampler import sample
@@ -169,10 +169,9 @@ class Runner:
             self.store.poison(kind, index)
         if self.recorded is None:
             return self.run(self.eager.complete(plan), plan)
-        output = self.recorded.replay(plan) if self.numerics.records_drafts or not has_drafts(plan) else None
+        output = self.recorded.replay(plan) if self.numerics.records_drafts or not plan.drafts.counts.any() else None
         if output is None:
-            assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
-            assert not len(plan.ahead), "only recorded steps have rows that end where drafts in flight do"
+            check_complete(plan)
             return self.run(plan)
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
@@ -210,7 +209,7 @@ class Runner:
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         computes.chosen(last, sampling.seat)
-        logits = self.logits_of(last, batch, plan.frequent)
+        logits = self.logits_of(last, batch, plan.drafts.frequent_only)
         if len(plan.sampling.late):
             return WaitingFlight(plan, logits, inputs, prompt_scores)
         return self.choose(plan, logits, sampling, inputs, prompt_scores)
@@ -218,7 +217,7 @@ class Runner:
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
         """Launch the sampling of the last flight, whose forward pass may not have ended."""
-        plan = replace(flight.plan, sampling=flight.plan.sampling.with_masks(masks))
+        plan = add_masks(flight.plan, masks)
         sampling = self.eager.upload(stage_sampling(plan, self.model.vocab_size))
         flight.flight = self.choose(plan, flight.logits, sampling, flight.inputs, flight.prompt_scores)
 

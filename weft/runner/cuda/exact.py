@@ -8,14 +8,13 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.base.parts import rows_of_one, some_rows
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
 from weft.kernels.interface import Batch
 from weft.kernels.rows import ranges
-from weft.runner.drafts import has_drafts, rows_of_one
 from weft.runner.eager import ComputedStep, EagerSteps, UsualNumerics
-from weft.runner.exact import chosen_rows
 
 Places = NDArray[np.int64]
 
@@ -30,7 +29,7 @@ class ExactTurns:
     def compute(self, plan: Plan, staged: StagedValue, steps: EagerSteps) -> ComputedStep:
         if not has_drafts(plan):
             return UsualNumerics().compute(plan, staged, steps)
-        assert not len(plan.guessed), "with exact answers on a GPU there is no head"
+        assert not len(plan.drafts.on_device), "with exact answers on a GPU there is no head"
         sampling, device = steps.upload(staged), steps.placed.device
         decodes, others = by_form(plan)
         hidden: Tensor | None = None
@@ -53,23 +52,27 @@ def turns_of(plan: Plan, rows: Places, steps: EagerSteps) -> tuple[Places, Batch
     from weft.kernels.cuda.exact_turns import in_turns
 
     places = places_of(plan, rows)
-    part = chosen_rows(plan, rows, places)
+    part = some_rows(plan, rows, places)
     single = rows_of_one(part, steps.placed.spec.cell)
     assert single is not None
     turn = single.start - np.repeat(part.start, part.end - part.start)
     order = np.argsort(turn, kind="stable")
-    batch = steps.batch_of(chosen_rows(single, order, order))
+    batch = steps.batch_of(some_rows(single, order, order))
     return places[order], in_turns(batch, [int(size) for size in np.bincount(turn)])
 
 
 def longer_rows(plan: Plan, rows: Places, steps: EagerSteps) -> tuple[Places, Batch | None]:
     places = places_of(plan, rows)
-    return places, steps.batch_of(chosen_rows(plan, rows, places)) if len(rows) else None
+    return places, steps.batch_of(some_rows(plan, rows, places)) if len(rows) else None
+
+
+def has_drafts(plan: Plan) -> bool:
+    return bool(plan.drafts.counts.any())
 
 
 def by_form(plan: Plan) -> tuple[Places, Places]:
     """Return the rows that are decodes with or without drafts, and those that are prompts."""
-    answering = plan.end - plan.start == plan.drafts + 1
+    answering = plan.end - plan.start == plan.drafts.counts + 1
     return np.flatnonzero(answering), np.flatnonzero(~answering)
 
 
