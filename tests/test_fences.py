@@ -236,7 +236,6 @@ NOT_WAITING = {
     ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
     ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
-    ("weft.base.parts", "cells_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.device.host_memory", "HostMemory._measure"): "before the first request",
