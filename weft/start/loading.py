@@ -17,7 +17,8 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, has_room, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
+from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes
 from weft.engine.draft_head import DraftHead
@@ -185,8 +186,7 @@ def check_shapes(options: Options) -> None:
     model = build(config, torch.float32, "meta", shard=shard_of(options, 0))
     if options.expert_parallel and not any(isinstance(module, ExpertLayer) for module in model.modules()):
         raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
-    if options.expert_parallel and choose_device(options.device) != "cpu":
-        raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
+    refuse(features(options, choose_device(options.device)))
 
 
 def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
