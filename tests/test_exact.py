@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from weft.memory.spec import MemorySpec
 from weft.runner.eager import UsualNumerics
 from weft.runner.exact import ExactCells, canonical_passes
 from weft.server.settings import ServerSettings
+from weft.start.assembling import numerics_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Tokens of traffic per family and data type in the slow test, and the first seed. `tests/exact_fuzz.py` spreads the
