@@ -36,6 +36,7 @@ from weft.runner.cuda import shared_prefixes
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.recorded import RecordedSteps
 from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_groups, members_of
+from weft.runner.passes import ModelPass
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
