@@ -202,7 +202,7 @@ def test_passes_cover_every_token_once_and_never_read_the_slot_that_they_write()
     found = exact_model("gemma3", torch.float32)
     engine, plans = exact_engine(found, max_tokens_per_step=300), []
     run = engine._device.run
-    engine._device.run = lambda plan: (plans.append(plan), run(plan))[1]
+    engine._device.run = lambda plan, *more: (plans.append(plan), run(plan, *more))[1]
     serve(engine, [Ask(tokens(200, 1)), Ask(tokens(129, 2)), Ask(tokens(3, 3), greedy(70))])
     assert any(plan.rows > plan.decode_rows > 0 for plan in plans)
     spec: MemorySpec = found.spec

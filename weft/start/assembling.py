@@ -22,10 +22,10 @@ def assemble_runner(
     chosen: Chosen,
     device: str,
     computes: ModelPass,
-    threads: int = 0,
+    threads: int | None = None,
     progress: bool = False,
 ) -> Runner:
-    """Return what executes plans of a model or a drafter. `threads` are a CPU's; 0: all available."""
+    """Return what executes plans of a model or a drafter. `threads` of a CPU default to those of the process."""
     is_drafter = computes.is_drafter
     return Runner(
         model,
@@ -33,7 +33,7 @@ def assemble_runner(
         config.draft_bytes if is_drafter else config.memory_bytes,
         config.max_sequences,
         device,
-        (threads or available_cores()) if device == "cpu" else None,
+        threads,
         chosen.operations,
         computes=computes,
         # Guesses need not be exact.
@@ -41,6 +41,11 @@ def assemble_runner(
         recording=StepRecording(config.max_length, progress) if chosen.are_recorded else None,
         marks_layers=bool(config.departures_bytes) and not is_drafter,
     )
+
+
+def threads_on(device: str, threads: int) -> int | None:
+    """Return the threads that compute steps, if they do; 0: all available."""
+    return (threads or available_cores()) if device == "cpu" else None
 
 
 def numerics_of(chosen: Chosen) -> Numerics:

@@ -21,7 +21,7 @@ from weft.models.weights import find_checkpoint, load_head, load_model
 from weft.runner.hidden_states import HiddenStates, hidden_bytes
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
-from weft.start.assembling import assemble_runner
+from weft.start.assembling import assemble_runner, threads_on
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 # Steps whose hidden states may wait for an MTP head.
@@ -49,7 +49,7 @@ class LoadedDraft:
         """Return the device of a draft model, or of a head that reads hidden states."""
         computes = ModelPass(is_drafter=True) if hidden is None else HeadPass(hidden)
         parts = (self.model, self.spec, config, self.chosen, device, computes)
-        return assemble_runner(*parts, threads, progress)
+        return assemble_runner(*parts, threads_on(device, threads), progress)
 
 
 def load_drafter(

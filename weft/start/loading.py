@@ -45,7 +45,7 @@ from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
-from weft.start.assembling import assemble_runner
+from weft.start.assembling import assemble_runner, threads_on
 from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.start.exact_costs import decide, family_of
 from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
@@ -99,7 +99,7 @@ class Loaded:
             states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
             computes = ModelPass() if states is None else KeepingPass(states)
             parts = (self.model, self.spec, self.config, self.chosen, self.device, computes)
-            runner = assemble_runner(*parts, threads, progress)
+            runner = assemble_runner(*parts, threads_on(self.device, threads), progress)
             runner.tiers.add(self.config, self.disk, self.identity, self.remote)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
