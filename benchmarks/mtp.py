@@ -27,7 +27,7 @@ from benchmarks.gpu import Attempts, arguments_of, fresh, keep, run, start, warm
 from weft import LLM
 from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
-from weft.runner.cuda.runner import CudaRunner
+from weft.runner.runner import Runner
 from weft.speculate.drafting import Proposal
 from weft.speculate.suffix import SharedTexts
 
@@ -101,7 +101,7 @@ class TimedHead:
         self.head, self.calls, self.seconds = head, 0, 0.0
         self.events: list[torch.cuda.Event] = []
         self._begin, executor = head.begin, head.executor
-        self.recorded = executor.recorded if isinstance(executor, CudaRunner) else None
+        self.recorded = executor.recorded if isinstance(executor, Runner) else None
         self._replay = None if self.recorded is None else self.recorded._replay
 
     def __enter__(self) -> TimedHead:

@@ -55,7 +55,7 @@ def test_a_gpu_gets_exact_operations_by_name_and_with_reasons(monkeypatch):
     monkeypatch.setattr(choosing, "declines", lambda device: None)
     monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
     chosen = choose("cuda:0", torch.bfloat16, lambda operations: (), exact=True)
-    assert chosen.on_gpu
+    assert chosen.are_recorded
     assert chosen.operations.is_exact
     assert {choice.group for choice in chosen.choices if choice.package == "exact"} == set(choosing.EXACT)
     assert chosen.operations.linear is exact_linear.linear

@@ -26,10 +26,7 @@ from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
-from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import Boards, RecordedSteps, step_sizes
-from weft.runner.cuda.shared_prefixes import members_of
+from weft.runner.cuda.recorded import recorded_steps
 from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
@@ -40,12 +37,6 @@ SOURCES = ("kernels/cuda", "runner/cuda", "models", "models/layers")
 TURNS = (1, 17, 40)
 # Log-probabilities that clients ask for.
 TOP_LOGPROBS = 5
-
-
-def warm_mixers(model: CausalModel, operations: Operations) -> None:
-    """Let libraries of the mixers compile in the background, and use what they have compiled."""
-    for mixer in model.mixers():
-        mixer.warm(operations)
 
 
 def compile_once(
@@ -120,18 +111,12 @@ def steps_of(
 
     A `drafter` samples in one way.
     """
-    runner = scratch_runner(model, spec, operations, rows + 1, device)
+    runner = scratch_runner(model, spec, operations, rows + 1, device, drafter)
     for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens)):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
-    line = None if runner.use is None else runner.use.states.padding
-    where = (1, spec, runner.store.scratch, device, operations, line)
     in_turns = getattr(operations, "is_exact", False) and spec.draft_room > 0
-    sizes = step_sizes(rows, 0 if in_turns else spec.draft_room, drafter)
-    prompts = [StepInputs(size, rows, *where) for size in sizes]
-    boards = Boards(runner.board, runner.refused, runner.moved)
-    parts = (model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
-    members = members_of(model, operations)
-    yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter, members).steps())
+    room = 0 if in_turns else spec.draft_room
+    yield from (step for _, step in recorded_steps(runner.placed, rows, 1, room).steps())
     if drafter:
         return
     if in_turns:
@@ -154,7 +139,7 @@ def forward_in_turns(runner: Runner, size: int) -> object:
     """Verify a draft of one of `size` rows in the form of decodes."""
     from weft.kernels.cuda.exact_turns import in_turns
 
-    return runner.forward(in_turns(runner.build_batch(trial_of([1] * (size + 1), runner)), [size, 1]))
+    return runner.eager.forward(in_turns(runner.eager.batch_of(trial_of([1] * (size + 1), runner)), [size, 1]))
 
 
 def drafted_plans(runner: Runner) -> Iterator[Plan]:
