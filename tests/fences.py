@@ -245,6 +245,56 @@ def strongly_connected(graph: dict[str, list[str]]) -> list[list[str]]:
     return found
 
 
+# What the engine reads of a ledger besides its verbs, and the parts of it that the loop hands on whole.
+LEDGER_VALUES = {"cell", "planned", "computed"}
+LEDGER_PARTS = {"weft.engine.loop": {"tiers", "departures"}}
+LEASE_VALUES = {"miss", "seat"}
+
+
+def verbs_in(page: str) -> set[str]:
+    """The ledger's verbs, from the table of a page of the docs.
+
+    >>> sorted(verbs_in("| word |\\n|---|\\n| `a` |\\n\\n| verb | meaning |\\n|---|---|\\n| `b`, `c` | `d` |\\n"))
+    ['b', 'c']
+    """
+    table = page.partition("| verb | meaning |")[2].partition("\n\n")[0]
+    rows = (line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+    return {verb for row in rows for verb in re.findall(r"`(\w+)`", row)}
+
+
+def ledger_uses(modules: dict[str, str]) -> Iterator[tuple[str, ast.Attribute]]:
+    """Every attribute of a ledger that a module uses, whatever the ledger belongs to."""
+    for module, text in modules.items():
+        for node in nodes(text):
+            if isinstance(node, ast.Attribute) and _name_of(node.value).lstrip("_") == "ledger":
+                yield module, node
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def ledger_insides(modules: dict[str, str], verbs: set[str]) -> list[str]:
+    """Uses of a ledger that are none of its verbs, looks into its parts and leases, and what is written into it."""
+    complaints = []
+    for module, node in ledger_uses(modules):
+        if node.attr not in verbs | LEDGER_VALUES | LEDGER_PARTS.get(module, set()):
+            complaints.append(f"{module}:{node.lineno} uses {ast.unparse(node)}")
+    for module, text in modules.items():
+        for node in nodes(text):
+            if not isinstance(node, ast.Attribute | ast.Subscript):
+                continue
+            inner = node.value
+            is_used = isinstance(inner, ast.Attribute) and _name_of(inner.value).lstrip("_") == "ledger"
+            is_part = is_used and inner.attr in LEDGER_PARTS.get(module, set())
+            is_lease = isinstance(node, ast.Attribute) and _name_of(inner) == "lease"
+            if is_part or (is_lease and node.attr not in LEASE_VALUES):
+                complaints.append(f"{module}:{node.lineno} looks into {ast.unparse(inner)}")
+            elif is_used and not isinstance(node.ctx, ast.Load):
+                complaints.append(f"{module}:{node.lineno} writes into {ast.unparse(inner)}")
+    return complaints
+
+
 def words_away_from_home(modules: dict[str, str]) -> list[str]:
     complaints = []
     for module, text in modules.items():

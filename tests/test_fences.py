@@ -153,6 +153,36 @@ def test_a_module_with_an_excuse_may_ask_nothing_else(line):
         assert len(questions_away_from_home(planted) - set(NO_QUESTIONS)) >= 1, module
 
 
+ENGINE = {module: text for module, text in WEFT.items() if fences.within(module, "weft.engine")}
+VERBS = fences.verbs_in((ROOT / "docs/design.md").read_text())
+
+
+def test_the_engine_uses_the_verbs_of_the_ledger_and_nothing_inside_it():
+    assert fences.ledger_insides(ENGINE, VERBS) == []
+    used = {node.attr for _, node in fences.ledger_uses(ENGINE)}
+    assert VERBS - used == set(), "the page names verbs that the engine does not use"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.ledger.tiers.choice.ahead_tokens = 3",
+        "self._ledger.cache.clear()",
+        "def f(ledger):\n    return ledger.hidden",
+        "planner.ledger.arena.freed.clear()",
+        "self.ledger.computed[seat] = 3",
+        "self.ledger.planned[seats] += 1",
+        "sequence.lease.returns = True",
+        "x = self.ledger.tiers.links",
+    ],
+)
+def test_a_look_into_the_ledger_is_seen(line):
+    assert fences.ledger_insides({"weft.engine.loop": line}, VERBS)
+    assert not fences.ledger_insides(
+        {"weft.engine.loop": "Copier(self.ledger.tiers)\nself.ledger.planned[seat]"}, VERBS
+    )
+
+
 def test_no_module_imports_itself_by_a_detour():
     assert fences.import_circles(WEFT) == []
     one, other = "from weft.memory.b import x", "import weft.memory.a"

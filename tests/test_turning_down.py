@@ -14,7 +14,6 @@ from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine import loop
 from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -364,10 +363,9 @@ class Observed(FreeDrafts):
 
 @pytest.mark.parametrize(("depth", "plain", "with_drafts"), [(0, 7.0, 7.0), (1, 5.0, 7.0)])
 def test_the_cost_of_drafts_includes_that_the_device_waits_for_the_host(
-    depth: int, plain: float, with_drafts: float, monkeypatch: pytest.MonkeyPatch
+    depth: int, plain: float, with_drafts: float
 ) -> None:
     clock, costs, random = Clock(), Observed(), Random(1)
-    monkeypatch.setattr(loop, "perf_counter", clock)
 
     class Sometimes(Guessing):
         def probes(self, step, possible):
@@ -380,7 +378,7 @@ def test_the_cost_of_drafts_includes_that_the_device_waits_for_the_host(
     config = EngineConfig(memory_bytes=1 << 18, max_sequences=1, max_length=256, depth=depth)
     device = TimedDevice(SPEC, config.memory_bytes, 1)
     device.clock = clock
-    engine = Engine(SPEC, device, config, drafting=Sometimes(costs=costs))
+    engine = Engine(SPEC, device, config, drafting=Sometimes(costs=costs), now=clock)
     engine.add(request(200))
     while not engine.idle:
         clock.now += 2

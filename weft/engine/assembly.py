@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from weft.base.plan import NO_CAPTURES, NO_DRAFTS, NO_INTS, Captures, Ints, Plan, Sampling, StepDrafts
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
-from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Proposal
@@ -127,7 +126,7 @@ def build_plan(
     """Return the plan of rows, (seats, start, end), in the memory that a ledger has given them."""
     seats, start, end = rows
     lowest = start - drafts.unverified_before if drafts.may_move else start
-    page_table, window_table, window_first = page_tables(ledger, seats, lowest, end)
+    places = ledger.locate(seats, lowest, end, grants)
     return Plan.build(
         number=number,
         seat=seats.astype(np.int32),
@@ -135,15 +134,11 @@ def build_plan(
         end=end.astype(np.int32),
         tokens=tokens,
         from_board=from_board,
-        read_slot=read_slots(ledger, seats, grants),
-        tail=ledger.tail[seats],
-        page_table=page_table,
-        window_table=window_table,
-        window_first=window_first,
+        **places._asdict(),
         captures=planned_captures(grants),
         sampled=sampled,
         sampling=sampling,
-        poison=drain(ledger.arena.freed),
+        poison=ledger.take_freed(),
         drafts=drafts,
         **scores,
     )
@@ -226,44 +221,12 @@ def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Gra
     return {row_of[seat]: grant for seat, grant in grants.items()}
 
 
-def drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the units that were freed since the last plan."""
-    drained = tuple(freed)
-    freed.clear()
-    return drained
-
-
-def read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
-    """Return the slots to read. The ledger is already past this step where a sequence leaves its cell: use grants."""
-    slots = ledger.read_slot[seats]
-    for row, grant in grants.items():
-        slots[row] = grant.read_slot or 0
-    return slots
-
-
 def planned_captures(grants: dict[int, Grant]) -> Captures:
     if not grants:
         return NO_CAPTURES
     found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
     table = np.array(found, np.int32).reshape(-1, 3)
     return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
-
-
-def page_tables(
-    ledger: Ledger, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the pages of rows, their window pages, and the cells where those begin."""
-    cell, kinds = ledger.spec.cell, ledger.arena.unit_bytes
-    cells = -(-end // cell)
-    width = int(cells.max()) if Kind.PAGE in kinds else 0
-    page_table = ledger.page_table[seats, :width]
-    if Kind.WINDOW not in kinds:
-        return page_table, np.zeros((len(seats), 0), np.int32), np.zeros(len(seats), np.int32)
-    assert ledger.spec.window is not None
-    first = np.maximum(0, start - ledger.spec.window + 1) // cell
-    columns = first[:, None] + np.arange(int((cells - first).max()))
-    np.minimum(columns, ledger.window_table.shape[1] - 1, out=columns)
-    return page_table, ledger.window_table[seats[:, None], columns], first.astype(np.int32)
 
 
 def _scores(

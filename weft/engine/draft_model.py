@@ -152,10 +152,8 @@ class DraftModel:
         self._unsettled[seat] = False
         row, ledger = self._open[seat], self.ledger
         end = min(self.kept(row, accepted), int(ledger.planned[seat]))
-        if row.grant is None:
-            ledger.computed[seat] = ledger.planned[seat] = end
-            return
-        self.name_cells(row, end)
+        if row.grant is not None:
+            self.name_cells(row, end)
         ledger.settle(row.lease, row.grant, end)
         row.grant = None
 
@@ -165,8 +163,7 @@ class DraftModel:
         if row is None:
             return
         self.settle(seat, int(self._right[seat]))
-        row.lease.returns = returns
-        self.ledger.close(row.lease)
+        self.ledger.close(row.lease, returns)
         del self._open[seat]
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
@@ -174,7 +171,7 @@ class DraftModel:
 
     def flush(self) -> None:
         """Drop all cached cells that no running sequence uses."""
-        self.ledger.cache.clear()
+        self.ledger.clear()
 
     # what a model reads ---------------------------------------------------------------------------------------------
 
@@ -272,9 +269,9 @@ class DraftModel:
             if opened.grant is not None:
                 needy[row] = False
                 granted.append(opened)
-        ledger.snapshot([each.lease for each in granted])
+        grants = ledger.snapshot([each.lease for each in granted])
         for each in granted:
-            each.grant = each.lease.pending[-1]
+            each.grant = grants[each.lease.seat]
         if needy.any():
             rows = rows.choose(~needy)
         self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
