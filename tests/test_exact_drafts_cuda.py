@@ -17,13 +17,13 @@ from tests.test_cuda_runner import FEW_LAYERS
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.plan import StepDrafts
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda import recorded
 from weft.runner.cuda.exact import ExactCudaRunner, by_form, has_drafts, places_of
-from weft.speculate.drafting import Drafting
 
 CELL, ROOM, MEMORY = 8, 3, 1 << 22
 ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digesting(4, 7), step=1)]
