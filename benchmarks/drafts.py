@@ -51,15 +51,19 @@ from benchmarks.gpu import (
 )
 from weft import LLM
 from weft.base.plan import Landing
+from weft.drafting.policy.acceptance import Acceptance
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
 from weft.runner.runner import Runner
-from weft.speculate.acceptance import Acceptance
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
+from weft.drafting.policy.acceptance import Acceptance
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)

@@ -29,8 +29,10 @@ from tests.tiny_model import no_time
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -45,8 +47,6 @@ from weft.runner.exact import ExactCells
 from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 from weft.text.grammar import Grammars
 
 ROOM = 5

@@ -13,10 +13,10 @@ from tests.mtp_oracle import checkpoint
 from weft import LLM, SamplingParams
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.kernels import choosing
 from weft.memory.capacity import least_bytes, longest_alone
-from weft.speculate import drafting
-from weft.speculate.costs import FreeDrafts
 from weft.start import exact_costs, loading
 from weft.start.exact_costs import Cost
 

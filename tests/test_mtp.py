@@ -25,9 +25,11 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
@@ -37,8 +39,6 @@ from weft.models.weights import build, has_head, load_head, load_model
 from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, SequenceDrafts
 from weft.start.loading import chosen_draft
 
 FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h", "qwen3_5, yarn beside sections")

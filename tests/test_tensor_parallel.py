@@ -21,6 +21,7 @@ from tests.test_late_masks import HashedConstraint
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -29,7 +30,6 @@ from weft.models.config import Config, read_config, text_part
 from weft.models.gpt_oss import ClampedExperts
 from weft.models.sharding import Shard, building_for
 from weft.models.weights import build, load_model
-from weft.speculate.drafting import Drafting
 from weft.start.loading import check_shapes
 
 TOLERANCE = 1e-4

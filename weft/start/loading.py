@@ -21,8 +21,8 @@ from weft.base.options import Options, SizingFacts, count, draft_tokens, feature
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
