@@ -60,10 +60,6 @@ from weft.engine.loop import Engine
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
 from weft.runner.runner import Runner
-from weft.drafting.policy.acceptance import Acceptance
-from weft.drafting.policy.costs import FreeDrafts
-from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
-from weft.drafting.policy.suffix import Match, SharedTexts
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)

@@ -27,9 +27,9 @@ from benchmarks.gpu import Attempts, arguments_of, fresh, keep, run, start, warm
 from weft import LLM
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.runner.runner import Runner
 from weft.drafting.policy.choosing import Proposal
 from weft.drafting.policy.suffix import SharedTexts
+from weft.runner.runner import Runner
 
 MODELS = {"qwen3.5-9b": (1, 8, 32), "qwen3.5-35b-a3b": (1, 128, 256)}
 # By name: whether the head computes the drafts, and whether steps follow each other without a wait.

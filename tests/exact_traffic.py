@@ -22,7 +22,6 @@ from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.runner import Runner
-from weft.drafting.policy.choosing import Drafting
 from weft.start.assembling import numerics_of
 
 ROOM = 64 << 20

@@ -49,8 +49,6 @@ from weft.runner.eager import EagerSteps
 from weft.runner.hidden_states import GuessBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Flight, Runner
-from weft.drafting.policy.costs import FreeDrafts
-from weft.drafting.policy.choosing import Drafting
 
 MEMORY = 8 << 20
 SEATS = 2

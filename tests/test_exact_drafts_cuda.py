@@ -25,7 +25,6 @@ from weft.models.model import CausalModel
 from weft.runner.cuda import recorded
 from weft.runner.cuda.exact import ExactTurns, by_form, has_drafts, places_of, turns_of
 from weft.runner.runner import Runner
-from weft.drafting.policy.choosing import Drafting
 
 CELL, ROOM, MEMORY = 8, 3, 1 << 22
 ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digesting(4, 7), step=1)]
