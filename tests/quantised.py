@@ -106,15 +106,18 @@ FP8 = {
 }
 
 
-def quantise(folder: Path, target: Path, written: Written) -> tuple[Path, Path]:
-    """Write a checkpoint in a tool's format, and the same numbers as float32; return the folders of both."""
+def quantise(folder: Path, target: Path, written: Written, group: int = 1) -> tuple[Path, Path]:
+    """Write a checkpoint in a tool's format, and the same numbers as float32; return the folders of both.
+
+    Inputs of a quantised matrix are a multiple of `group`.
+    """
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     small: dict[str, Tensor] = {}
     wide: dict[str, Tensor] = {}
     count = 0
     for name, tensor in tensors.items():
         is_matrix = tensor.ndim == 2 and name.endswith(".weight") and not WIDE.search(name)
-        if not is_matrix:
+        if not is_matrix or tensor.shape[1] % group:
             small[name] = wide[name] = tensor
             continue
         count += 1

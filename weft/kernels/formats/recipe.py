@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.base.errors import ModelError
-from weft.kernels.formats import fp8
+from weft.kernels.formats import fp8, mxfp4
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 
-FORMATS = (fp8,)
+FORMATS = (fp8, mxfp4)
 SPELLINGS: tuple[Spelling, ...] = tuple(spelling for format in FORMATS for spelling in format.SPELLINGS)
 # Scales of activations and of cached keys and values, which stay 16 bits wide here, and sizes that others say as well.
 LEFT_OUT = re.compile(

@@ -13,8 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.formats.fp8 import fp8_form, fp8_tile
+from weft.kernels.cuda.formats.mxfp4 import mxfp4_tile
 from weft.kernels.cuda.launch.launching import Arguments, named
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.mxfp4 import BLOCK, Mxfp4
 from weft.kernels.formats.stored import DENSE, Stored
 
 # Inputs of a tile where a format does not need fewer, and the fewest that tensor cores multiply.
@@ -42,6 +44,8 @@ def form_of(stored: Stored) -> TileForm | None:
         found = TileForm("dense")
     elif isinstance(stored.format, Fp8):
         found = TileForm("fp8", *fp8_form(stored.format, stored.inputs, STEP))
+    elif isinstance(stored.format, Mxfp4):
+        found = TileForm("mxfp4", step=BLOCK)
     return found if found is not None and found.step >= LEAST_STEP else None
 
 
@@ -62,6 +66,8 @@ def load_tile(
     real = (output < outputs)[:, None] & (column < inputs)[None, :]
     if FORMAT == "fp8":
         tile, scale = fp8_tile(codes, scales, expert, output, column, outputs, inputs, real, BLOCK_ROWS, BLOCK_COLUMNS)
+    elif FORMAT == "mxfp4":
+        tile, scale = mxfp4_tile(codes, scales, expert, output, column, outputs, inputs)
     else:
         tl.static_assert(FORMAT == "dense")
         place = (expert * outputs + output).to(tl.int64)[:, None] * inputs + column[None, :]
