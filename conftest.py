@@ -143,10 +143,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if torch is not None:
         # Without a GPU, `torch.manual_seed` would record a stack trace for several kinds of them: half a millisecond.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
-    copying = sys.modules.get("weft.engine.copying")
-    if copying is not None:
-        # How much a busy machine writes within seconds must not decide what an engine finds in its next life.
-        copying.CLOSING_SECONDS = 300.0
     grammar = sys.modules.get("weft.text.grammar")
     if grammar is not None:
         # Nor may a machine that stands still for a second end an answer: masks take no time, but where that is tested.

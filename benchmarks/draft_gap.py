@@ -81,7 +81,7 @@ class FillingDevice(Device):
         inputs = next((inputs for inputs in self.longer if inputs.size.holds(*shape)), None)
         if inputs is not None:
             inputs.fill(plan)
-        if len(plan.drafts):
+        if len(plan.drafts.counts):
             self.planning.append(began - self.landed_at)
             self.waiting.append(time.thread_time() - self.landed_at)
         return plan

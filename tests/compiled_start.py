@@ -83,6 +83,7 @@ def prepare() -> Counts:
 
 def model_start(family: str) -> dict[str, dict[str, int]]:
     from tests.engines import TINY, dummy_model
+    from weft.base.plan import StepDrafts
     from weft.kernels.choosing import everywhere
     from weft.kernels.cuda.launch.ahead import ZeroedMemory
     from weft.memory.spec import MemorySpec
@@ -120,7 +121,7 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
         if not drafter:
             for drafts in (1, 2, 3):
                 plan = trial_of([1, 1 + drafts], runner)
-                runner.run(replace(plan, drafts=np.array([0, drafts], np.int32)))
+                runner.run(replace(plan, drafts=StepDrafts(np.array([0, drafts], np.int32))))
         found["served"] = counts.take()
     return found
 

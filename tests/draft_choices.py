@@ -77,7 +77,8 @@ class Choices:
         row, index = plan.samples
         length = plan.end - plan.start
         position = (plan.start + length - np.cumsum(length))[row] + index + 1
-        seats, follows = plan.seat[row], plan.behind[row] > 0 if len(plan.behind) else np.zeros(len(row), bool)
+        follows = plan.drafts.unverified_before[row] > 0 if plan.drafts.may_move else np.zeros(len(row), bool)
+        seats = plan.seat[row]
         self._places = [
             (self.find(seat).id, at, seat if moves else None)
             for seat, at, moves in zip(seats.tolist(), position.tolist(), follows.tolist(), strict=True)

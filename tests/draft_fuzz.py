@@ -344,7 +344,7 @@ def fuzz_round(family: str, seed: int, exact: bool, counts: Counter[str], wide: 
     if wide and memory < MEMORY and random.random() < 0.5:
         admit_everything(engine)
     launch = engine._device.launch
-    engine._device.launch = lambda plan: counts.update(followed=int(plan.behind.sum() > 0)) or launch(plan)
+    engine._device.launch = lambda plan: counts.update(followed=int(plan.drafts.may_move)) or launch(plan)
     drafted = answer_all(engine, asked, guesses if kind == "prediction" else None)
     counts["preemptions"] += engine.planner.preemptions
     for (name, _), proposed in drafting.counts.proposed.items():

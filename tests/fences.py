@@ -245,6 +245,56 @@ def strongly_connected(graph: dict[str, list[str]]) -> list[list[str]]:
     return found
 
 
+# What the engine reads of a ledger besides its verbs, and the parts of it that the loop hands on whole.
+LEDGER_VALUES = {"cell", "planned", "computed"}
+LEDGER_PARTS = {"weft.engine.loop": {"tiers", "departures"}}
+LEASE_VALUES = {"miss", "seat"}
+
+
+def verbs_in(page: str) -> set[str]:
+    """The ledger's verbs, from the table of a page of the docs.
+
+    >>> sorted(verbs_in("| word |\\n|---|\\n| `a` |\\n\\n| verb | meaning |\\n|---|---|\\n| `b`, `c` | `d` |\\n"))
+    ['b', 'c']
+    """
+    table = page.partition("| verb | meaning |")[2].partition("\n\n")[0]
+    rows = (line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+    return {verb for row in rows for verb in re.findall(r"`(\w+)`", row)}
+
+
+def ledger_uses(modules: dict[str, str]) -> Iterator[tuple[str, ast.Attribute]]:
+    """Every attribute of a ledger that a module uses, whatever the ledger belongs to."""
+    for module, text in modules.items():
+        for node in nodes(text):
+            if isinstance(node, ast.Attribute) and _name_of(node.value).lstrip("_") == "ledger":
+                yield module, node
+
+
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def ledger_insides(modules: dict[str, str], verbs: set[str]) -> list[str]:
+    """Uses of a ledger that are none of its verbs, looks into its parts and leases, and what is written into it."""
+    complaints = []
+    for module, node in ledger_uses(modules):
+        if node.attr not in verbs | LEDGER_VALUES | LEDGER_PARTS.get(module, set()):
+            complaints.append(f"{module}:{node.lineno} uses {ast.unparse(node)}")
+    for module, text in modules.items():
+        for node in nodes(text):
+            if not isinstance(node, ast.Attribute | ast.Subscript):
+                continue
+            inner = node.value
+            is_used = isinstance(inner, ast.Attribute) and _name_of(inner.value).lstrip("_") == "ledger"
+            is_part = is_used and inner.attr in LEDGER_PARTS.get(module, set())
+            is_lease = isinstance(node, ast.Attribute) and _name_of(inner) == "lease"
+            if is_part or (is_lease and node.attr not in LEASE_VALUES):
+                complaints.append(f"{module}:{node.lineno} looks into {ast.unparse(inner)}")
+            elif is_used and not isinstance(node.ctx, ast.Load):
+                complaints.append(f"{module}:{node.lineno} writes into {ast.unparse(inner)}")
+    return complaints
+
+
 def words_away_from_home(modules: dict[str, str]) -> list[str]:
     complaints = []
     for module, text in modules.items():
@@ -283,6 +333,68 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
         elif not isinstance(node, ast.expr):
             # No expression holds a function with a name.
             yield from functions(node, prefix)
+
+
+# The only modules that make one plan of another: one completes it before the launch, one cuts it into parts.
+PLANS_OF_PLANS = ("weft.base.moving", "weft.base.parts")
+# The only ones that build plans: from the memory of sequences, and trials on scratch memory.
+PLAN_BUILDERS = ("weft.base.plan", "weft.engine.assembly", "weft.runner.cuda.padding")
+
+
+def plan_signatures(modules: dict[str, str]) -> dict[str, set[str]]:
+    """Return the modules with functions that take or return a plan, and the names of those that return one."""
+    found: dict[str, set[str]] = {}
+    for module, text in modules.items():
+        for name, function in functions(parse(text)):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            if _is_plan(function.returns) or any(_is_plan(each.annotation) for each in arguments):
+                found.setdefault(module, set())
+            if _is_plan(function.returns):
+                found[module].add(name.rpartition(".")[2])
+    return found
+
+
+def _is_plan(annotation: ast.expr | None) -> bool:
+    return annotation is not None and re.search(r"\bPlan\b", ast.unparse(annotation)) is not None
+
+
+def plan_rewrites(modules: dict[str, str]) -> list[str]:
+    """Plans that are built, or made of others, where that is not done."""
+    makers = {"build", *(name for names in plan_signatures(modules).values() for name in names)}
+    complaints = []
+    for module, text in modules.items():
+        for name, function in functions(parse(text)):
+            arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+            plans = {each.arg for each in arguments if _is_plan(each.annotation)}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    made = node.value.func if isinstance(node.value, ast.Call) else None
+                    if made is not None and ast.unparse(made).rpartition(".")[2] in makers:
+                        plans.add(node.targets[0].id)
+            for call in ast.walk(function):
+                if not isinstance(call, ast.Call):
+                    continue
+                called, first = ast.unparse(call.func), ast.unparse(call.args[0]) if call.args else ""
+                if called in ("Plan", "Plan.build") and module not in PLAN_BUILDERS:
+                    complaints.append(f"{module}.{name} builds a plan")
+                is_plan = first in plans or first in ("step.plan", "flight.plan")
+                if is_plan and called.rpartition(".")[2] == "replace" and module not in PLANS_OF_PLANS:
+                    complaints.append(f"{module}.{name} rewrites a plan")
+    return complaints
+
+
+def longest_way_of_a_plan(modules: dict[str, str]) -> list[str]:
+    """Return the longest chain of modules, each of which imports the next one, that have plans in their signatures."""
+    having = plan_signatures(modules).keys()
+    ways: dict[str, list[str]] = {}
+
+    def way(module: str) -> list[str]:
+        if module not in ways:
+            others = sorted(imports(modules[module]) & having - {module})
+            ways[module] = [module, *max((way(other) for other in others), key=len, default=[])]
+        return ways[module]
+
+    return max((way(module) for module in sorted(having)), key=len, default=[])
 
 
 def repeated_class_names(modules: dict[str, str]) -> list[str]:

@@ -266,31 +266,33 @@ class RollingDevice(Device):
 
     def placed(self, plan: Plan) -> Plan:
         """The plan with its rows where the board says that they start. Any page, slot or guess may be wrong there."""
-        if not len(plan.behind):
+        if not len(plan.drafts.unverified_before):
             return plan
         start, slots, tokens = plan.start.copy(), plan.read_slot.copy(), plan.tokens.copy()
         length = (plan.end - plan.start).tolist()
         first = 0
         for row, seat in enumerate(plan.seat.tolist()):
-            refused = self.refused[seat] if plan.behind[row] else 0
-            assert refused <= plan.behind[row]
+            refused = self.refused[seat] if plan.drafts.unverified_before[row] else 0
+            assert refused <= plan.drafts.unverified_before[row]
             start[row] -= refused
             if start[row] // self.spec.cell != plan.start[row] // self.spec.cell:
-                slots[row] = plan.early_slot[row]
+                slots[row] = plan.drafts.earlier_slot[row]
             if refused:
-                guesses = plan.early_tokens[row].tolist() + plan.tokens[first + 1 : first + length[row]].tolist()
+                early = plan.drafts.earlier_tokens[row].tolist()
+                drafts = early + plan.tokens[first + 1 : first + length[row]].tolist()
                 for place in range(1, length[row]):
-                    tokens[first + place] = guesses[plan.early_tokens.shape[1] - refused + place - 1]
+                    tokens[first + place] = drafts[len(early) - refused + place - 1]
             first += length[row]
         inside = [start[r] < p <= start[r] + length[r] for r, p in zip(plan.captures.row, plan.captures.position)]
         captures = Captures(*(getattr(plan.captures, name)[inside] for name in ("row", "position", "slot")))
         moved = (plan.start - start)[plan.samples[0]]
-        numbers, early = plan.sampling.uniform.copy(), plan.sampling.early_uniform
+        numbers, early = plan.sampling.uniform.copy(), plan.sampling.earlier_uniform
         for sample in np.flatnonzero(moved).tolist() if len(early) else ():
             numbers[sample] = early[sample, moved[sample] - 1]
         return replace(
             plan, start=start, end=start + np.array(length, np.int32), read_slot=slots, tokens=tokens,
-            captures=captures, behind=np.zeros(0, np.int32), sampling=replace(plan.sampling, uniform=numbers),
+            captures=captures, drafts=replace(plan.drafts, unverified_before=np.zeros(0, np.int32)),
+            sampling=replace(plan.sampling, uniform=numbers),
         )  # fmt: skip
 
     def samples_of(self, plan: Plan) -> tuple[list[int], list[int]]:

@@ -14,9 +14,9 @@ from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
-from weft.engine import dropping
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory import dropping
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.kinds import Kind, unit_bytes

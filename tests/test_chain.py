@@ -45,7 +45,7 @@ def chained_engine(family: str, path: Path, **settings: object) -> Engine:
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
     runner.tiers.add_host_memory(config.host_bytes)
     runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
-    return Engine(spec, runner, config)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
@@ -71,7 +71,11 @@ def chain_of_two() -> tuple[Engine, ChainedDevice, list[list[int]]]:
     layout = layout_of(workload, 1 << 20)
     device = ChainedDevice(workload, FlakyBlocks(layout.size_bytes), layout, Random("chain"))
     device.patience = 1.0
-    return Engine(workload.spec, device, workload.config), device, [a.prompt for a in workload.arrivals]
+    return (
+        Engine(workload.spec, device, workload.config, closing_seconds=300.0),
+        device,
+        [a.prompt for a in workload.arrivals],
+    )
 
 
 def save_all(engine: Engine) -> None:

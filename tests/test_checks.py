@@ -18,6 +18,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 BUILD = (ROOT / ".ci" / "run").read_text()
 DOCUMENTS = {"CONTRIBUTING.md": CONTRIBUTING, "README.md": (ROOT / "README.md").read_text(), ".ci/run": BUILD}
 STATIC = ["ruff format --check .", "ruff check .", "mypy"]
+SITE = ["mkdocs --version", "mkdocs --quiet build --strict"]
 # An interpreter that records what it is asked to run, and says that all is well (or not).
 RECORDER = """#!{python}
 import os, pathlib, sys
@@ -39,25 +40,26 @@ def checks_run(folder: Path, *arguments: str, status: int = 0) -> tuple[list[str
 
 
 def test_static_runs_no_test(tmp_path):
-    assert checks_run(tmp_path, "static") == (STATIC, 0)
+    assert checks_run(tmp_path, "static") == ([*STATIC, *SITE], 0)
 
 
 def test_fast_runs_listed_tests_that_exist(tmp_path):
     (*static, tests), status = checks_run(tmp_path, "fast")
-    assert (static, status) == (STATIC, 0)
+    assert (static, status) == ([*STATIC, *SITE], 0)
     files = [word for word in tests.split() if word.startswith("tests/")]
     assert {"tests/test_planner.py", "tests/test_properties.py", "tests/test_sameness.py"} <= set(files)
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
 def test_without_a_word_all_tests_run_and_options_reach_pytest(tmp_path):
-    assert checks_run(tmp_path) == ([*STATIC, "pytest -n 2"], 0)
-    assert checks_run(tmp_path, "-k", "attention") == ([*STATIC, "pytest -n 2 -k attention"], 0)
+    assert checks_run(tmp_path) == ([*STATIC, *SITE, "pytest -n 2"], 0)
+    assert checks_run(tmp_path, "-k", "attention") == ([*STATIC, *SITE, "pytest -n 2 -k attention"], 0)
 
 
 def test_a_check_that_fails_is_reported_after_all_have_run(tmp_path):
+    # A MkDocs that does not even say its version is not installed.
     commands, status = checks_run(tmp_path, status=1)
-    assert (len(commands), status) == (4, 1)
+    assert (commands, status) == ([*STATIC, SITE[0], "pytest -n 2"], 1)
 
 
 def words_for_check(text: str) -> set[str]:

@@ -28,7 +28,7 @@ from tests.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, chec
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.moving import move_rows, read_guesses
-from weft.base.plan import Plan
+from weft.base.plan import Plan, StepDrafts
 from weft.engine import draft_head
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import DraftModel
@@ -81,7 +81,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
 
     # What the model chose, and the sample after the last right draft.
     plan = make_plan([Row(s, s + k + 1, seat=seat, pages=each, tokens=[0] * (k + 1)) for seat, s, k, each in facts])
-    plan = replace(plan, ahead=ahead, guessed=ahead + 1)
+    plan = replace(plan, drafts=StepDrafts(unverified_inside=ahead, on_device=ahead + 1))
     wanted = read_guesses(plan, refused, guesses)
     inputs = StepInputs(Size(0, 4, 16), seats, *where)
     inputs.fill(plan, np.arange(len(plan.tokens), dtype=np.int32))
@@ -96,7 +96,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
 
     # The guesses after it.
     after = [Row(s + k + 1, s + k + 2, seat=seat, pages=each, from_board=1) for seat, s, k, each in facts]
-    plan = replace(make_plan(after), behind=ahead, early_slot=none)
+    plan = replace(make_plan(after), drafts=StepDrafts(unverified_before=ahead, earlier_slot=none))
     wanted = move_rows(plan, refused, cell)
     decodes = DecodeInputs(seats, *where)
     decodes.fill(plan, 4, np.zeros(3, np.int32))
@@ -163,7 +163,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
     eager, run = [], CudaRunner.run
 
     def counted(self, plan):
-        eager.append(len(plan.guessed) > 0 and bool((plan.end - plan.start > 1 + plan.drafts).any()))
+        eager.append(len(plan.drafts.on_device) > 0 and bool((plan.end - plan.start > 1 + plan.drafts.counts).any()))
         return run(self, plan)
 
     patch.setattr(CudaRunner, "run", counted)

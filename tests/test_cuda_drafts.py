@@ -19,7 +19,7 @@ from tests.test_cuda_runner import FEW_LAYERS, SPEC, cpu_engine, cuda_engine, pr
 from tests.test_drafts import ScriptedDrafting
 from tests.test_drafts_of_models import make_asks
 from weft.base.config import EngineConfig
-from weft.base.plan import Plan
+from weft.base.plan import Plan, StepDrafts
 from weft.device.store import Store
 from weft.engine.loop import Engine
 from weft.runner.cuda import recorded
@@ -33,7 +33,9 @@ def test_samples_of_drafts_lie_where_their_tokens_are_and_stay_off_the_board():
         Row(13, 17, read_slot=2, tail=4, seat=1, tokens=[1, 2, 3, 4], pages=[6, 8, 10], window_pages=[16, 17, 18]),
         Row(3, 5, tail=5, seat=2, tokens=[7, 8], pages=[15], window_pages=[20]),
     ]
-    plan = replace(make_plan(rows), sampled=np.arange(3, dtype=np.int32), drafts=np.array([0, 3, 1], np.int32))
+    plan = replace(
+        make_plan(rows), sampled=np.arange(3, dtype=np.int32), drafts=StepDrafts(np.array([0, 3, 1], np.int32))
+    )
     inputs = prompt_inputs(Size(2, 4, 16, samples=17))
     inputs.fill(plan)
     # Behind a decode and its padding: the four tokens of the second row, then two of the third.
@@ -64,7 +66,7 @@ def test_every_recorded_size_holds_the_drafts_that_fill_it(most, room):
         row = Row(0, length, tokens=[0] * length, pages=[3], window_pages=[5])
         plan = make_plan([row._replace(seat=seat) for seat in range(rows)])
         sampled, drafts = np.arange(rows, dtype=np.int32), np.full(rows, length - 1, np.int32)
-        inputs.fill(replace(plan, sampled=sampled, drafts=drafts))
+        inputs.fill(replace(plan, sampled=sampled, drafts=StepDrafts(drafts)))
         lengths, rest = inputs.step.batch.first.diff().tolist(), size.tokens - rows * length
         assert lengths == [length] * rows + [rest], "padding has the tokens that are left, if any"
         assert inputs.step.answer.tolist()[: rows * length] == list(range(rows * length))
@@ -95,7 +97,7 @@ def test_costs_are_those_of_the_size_that_runs(most, monkeypatch):
         drafting = random.choice([1, 2, rows // 3 + 1, rows])
         drafts = [0] * max(0, rows - drafting) + [random.randint(1, 7) for _ in range(min(rows, drafting))]
         plan = make_plan([Row(9, 10 + count, tokens=[0] * (1 + count), seat=0) for count in drafts])
-        plan = replace(plan, sampled=np.arange(rows, dtype=np.int32), drafts=np.array(drafts, np.int32))
+        plan = replace(plan, sampled=np.arange(rows, dtype=np.int32), drafts=StepDrafts(np.array(drafts, np.int32)))
         filled.clear()
         padded = steps.padded_tokens(rows, sum(drafts))
         if steps.run(plan) is None:
@@ -112,7 +114,7 @@ def answer_both(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(self, plan):
         output = run(self, plan)
-        replayed.append((len(plan.drafts) > 0, output is not None))
+        replayed.append((len(plan.drafts.counts) > 0, output is not None))
         return output
 
     monkeypatch.setattr(RecordedSteps, "run", counted)
@@ -151,7 +153,7 @@ def test_drafts_change_no_token_on_a_gpu(family: str, depth: int, monkeypatch: p
     wanted = serve(Engine(spec, device, config), asks)
     known = {tuple(ask.prompt): answer.tokens for ask, answer in zip(asks, wanted, strict=True)}
     following, launch = [], device.launch
-    monkeypatch.setattr(device, "launch", lambda plan: following.append(len(plan.behind) > 0) or launch(plan))
+    monkeypatch.setattr(device, "launch", lambda plan: following.append(plan.drafts.may_move) or launch(plan))
     for seed in range(3):
         # At depth 1 the first draft is in flight already: a row of one draft has none left.
         drafting = ScriptedDrafting(known, 2 + 2 * seed, seed)
@@ -184,8 +186,8 @@ def test_recorded_steps_follow_drafts_in_flight(family, monkeypatch):
 
     def counted(self, plan):
         output = run(self, plan)
-        if len(plan.behind):
-            followed = np.flatnonzero(plan.behind)
+        if plan.drafts.may_move:
+            followed = np.flatnonzero(plan.drafts.unverified_before)
             met.append((self.boards.moved[plan.seat[followed]].numpy() > 0).any())
         return output
 

@@ -400,8 +400,8 @@ def test_the_unit_starts_a_server_that_exists_and_waits_long_enough_for_it():
 # the page -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_about_operations_explains_every_file():
-    page = (ROOT / "docs" / "operate.md").read_text()
+def test_the_page_about_serving_explains_every_file():
+    page = (ROOT / "docs" / "serve.md").read_text()
     for name in ("weft.service", "Dockerfile", "Dockerfile.cuda", "compose.yaml", "kubernetes/weft.yaml"):
         assert f"](../deploy/{name})" in page, name
 

@@ -58,7 +58,7 @@ def disk_engine(family: str, path: Path, identity: Identity = IDENTITY, **settin
     config = EngineConfig(memory_bytes=smallest_memory(family, 420, 4), disk_bytes=DISK_BYTES, **options)
     runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
     runner.tiers.add_disk(path, DISK_BYTES, identity)
-    return Engine(spec, runner, config)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 def save_all(engine: Engine) -> None:
@@ -195,7 +195,7 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], fault
     loaded = failed = 0
     for _ in range(3):
         device = DiskDevice(workload, blocks, layout)
-        run = Run(Engine(workload.spec, device, config), device)
+        run = Run(Engine(workload.spec, device, config, closing_seconds=300.0), device)
         blocks.tear = random if faults == "tears" else None
         blocks.forget = random if faults == "syncs" else None
         drive(workload, run)

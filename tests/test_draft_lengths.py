@@ -19,7 +19,6 @@ from tests.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine import load, loop
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.padding import Size
@@ -96,7 +95,7 @@ class ScriptedDevice(RollingDevice):
     def launch(self, plan: Plan) -> dict:
         self.now += HOST
         flight = super().launch(plan)
-        drafts = plan.drafts.tolist() if len(plan.drafts) else [0] * plan.rows
+        drafts = plan.draft_counts.tolist()
         is_prompt = len(plan.tokens) > plan.rows + sum(drafts)
         took = 20.0 if is_prompt else self.milliseconds(plan.rows, sum(drafts))
         if not is_prompt:
@@ -114,7 +113,7 @@ class ScriptedDevice(RollingDevice):
         plan = self.placed(plan)
         tokens, found = self._tokens(plan), []
         for row in range(plan.rows):
-            drafts = int(plan.drafts[row]) if len(plan.drafts) else 0
+            drafts = int(plan.draft_counts[row])
             right = int(np.cumprod(self.random.random(len(self.chances)) < self.chances).sum())
             own = tokens[row][len(tokens[row]) - drafts :]
             found += [own[place] if place < min(right, drafts) else 7 for place in range(drafts + 1)]
@@ -133,12 +132,11 @@ def expected(chances: tuple[float, ...]) -> list[float]:
     return list(accumulate(accumulate(chances, mul), initial=1.0))
 
 
-def chosen_rate(device: ScriptedDevice, rows: int, monkeypatch: pytest.MonkeyPatch) -> float:
+def chosen_rate(device: ScriptedDevice, rows: int) -> float:
     """Tokens per millisecond that are expected of the steps that the engine chooses, after a first answer."""
-    for module in (loop, load):
-        monkeypatch.setattr(module, "perf_counter", lambda: device.now / 1e3)
     config = EngineConfig(memory_bytes=1 << 24, max_sequences=rows, max_length=1024, depth=1, cache=False)
-    engine = Engine(SPEC, device, config, drafting=ScriptedDrafting(device.chances, fixed=False))
+    drafting = ScriptedDrafting(device.chances, fixed=False)
+    engine = Engine(SPEC, device, config, drafting=drafting, now=lambda: device.now / 1e3)
 
     def ask(answer: int) -> None:
         params = SamplingParams(max_tokens=answer, temperature=0.0, ignore_eos=True)
@@ -162,16 +160,14 @@ def fixed_rates(device: ScriptedDevice, rows: int) -> list[float]:
     return [rows * tokens[each] / device.milliseconds(rows, each * rows) for each in range(ROOM + 1)]
 
 
-def share_of_best(
-    times: Times, chances: tuple[float, ...], rows: int, seeds: int, monkeypatch: pytest.MonkeyPatch
-) -> float:
+def share_of_best(times: Times, chances: tuple[float, ...], rows: int, seeds: int) -> float:
     """Rate of the choice over that of the best fixed number, averaged over what was accepted by luck."""
     shares = []
     for seed in range(seeds):
         device = ScriptedDevice(rows, chances, 1.0, times, seed)
         rates = fixed_rates(device, rows)
         assert max(rates) > 1.2 * rates[0], "drafts pay"
-        shares.append(chosen_rate(device, rows, monkeypatch) / max(rates))
+        shares.append(chosen_rate(device, rows) / max(rates))
     return sum(shares) / seeds
 
 
@@ -181,29 +177,25 @@ SHARES = [(1, 8, 0.97), (4, 2, 0.99), (8, 2, 0.99), (16, 2, 0.99), (32, 1, 0.99)
 
 @pytest.mark.parametrize("times", [FASTER, EXPERTS], ids=["faster", "experts"])
 @pytest.mark.parametrize(("rows", "seeds", "share"), SHARES)
-def test_chosen_drafts_are_as_good_as_any_fixed_number(
-    times: Times, rows: int, seeds: int, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert share_of_best(times, FALLING, rows, seeds, monkeypatch) >= share
+def test_chosen_drafts_are_as_good_as_any_fixed_number(times: Times, rows: int, seeds: int, share: float) -> None:
+    assert share_of_best(times, FALLING, rows, seeds) >= share
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [DENSE, FASTER, EXPERTS], ids=["dense", "faster", "experts"])
 @pytest.mark.parametrize(("rows", "seeds", "share"), SHARES)
 def test_chosen_drafts_are_as_good_as_any_fixed_number_over_many_seeds(
-    times: Times, rows: int, seeds: int, share: float, monkeypatch: pytest.MonkeyPatch
+    times: Times, rows: int, seeds: int, share: float
 ) -> None:
-    found = share_of_best(times, FALLING, rows, 8 * seeds, monkeypatch)
+    found = share_of_best(times, FALLING, rows, 8 * seeds)
     print(f"{rows} rows: {found:.4f} of the best fixed number")
     assert found >= share
 
 
 @pytest.mark.parametrize(("chances", "dearer"), [(FALLING, 4.0), (NEVER, 1.0)])
-def test_drafts_that_do_not_pay_are_not_chosen(
-    chances: tuple[float, ...], dearer: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafts_that_do_not_pay_are_not_chosen(chances: tuple[float, ...], dearer: float) -> None:
     device = ScriptedDevice(32, chances, dearer, DENSE)
     rates = fixed_rates(device, 32)
     assert max(rates) == rates[0]
     # A few rows try now and then.
-    assert chosen_rate(device, 32, monkeypatch) >= 0.985 * rates[0]
+    assert chosen_rate(device, 32) >= 0.985 * rates[0]

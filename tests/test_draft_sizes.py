@@ -6,7 +6,6 @@ No clock is read: steps last as long as a table says, on a device that counts th
 from __future__ import annotations
 
 from random import Random
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from tests.test_draft_lengths import EXPERTS, ROOM, SPEC, ScriptedDevice, expect
 from tests.test_suffixes import LinearCosts
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
-from weft.engine import load, loop
 from weft.engine.draft_rows import spread
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -32,14 +30,13 @@ def first_steps(chances: tuple[float, ...], dearer: float, count: int) -> list[t
     """Duration and drafts of the first steps of 256 rows in a new engine. Every one must have a recorded size."""
     device = ScriptedDevice(ROWS, chances, dearer, EXPERTS)
     config = EngineConfig(memory_bytes=1 << 24, max_sequences=ROWS, max_length=1024, depth=1, cache=False)
-    engine = Engine(SPEC, device, config, drafting=ScriptedDrafting(chances, fixed=False))
+    drafting = ScriptedDrafting(chances, fixed=False)
+    engine = Engine(SPEC, device, config, drafting=drafting, now=lambda: device.now / 1e3)
     params = SamplingParams(max_tokens=900, temperature=0.0, ignore_eos=True)
     for number in range(ROWS):
         engine.add(Request(np.full(8, 1 + number, np.int32), params))
-    times = [patch.object(module, "perf_counter", lambda: device.now / 1e3) for module in (loop, load)]
-    with times[0], times[1]:
-        while len(device.steps) < count:
-            engine.step()
+    while len(device.steps) < count:
+        engine.step()
     return device.steps
 
 

@@ -142,7 +142,7 @@ def test_rows_follow_drafts_in_flight(family: str) -> None:
     moved, launch = [], engine._device.launch
 
     def counted(plan):
-        moved.extend(engine._device.refused[plan.seat].tolist() if len(plan.behind) else [])
+        moved.extend(engine._device.refused[plan.seat].tolist() if len(plan.drafts.unverified_before) else [])
         return launch(plan)
 
     engine._device.launch = counted

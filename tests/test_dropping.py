@@ -23,10 +23,10 @@ from weft.base.copies import Direction
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
-from weft.engine import dropping
 from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
+from weft.memory import dropping
 from weft.memory.keys import PrefixIdentity
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.disk.file import DiskFile, open_existing

@@ -10,7 +10,6 @@ import pytest
 from tests.disk_blocks import FlakyBlocks
 from tests.test_restoring import SPEC, TENANTS, filled
 from weft.base.copies import CopyPlan
-from weft.engine import copying
 from weft.engine.copying import Copier
 from weft.memory.arena import Arena
 from weft.memory.kinds import Kind
@@ -21,7 +20,7 @@ from weft.memory.tiers.disk.file import DiskFile
 from weft.memory.tiers.disk.restoring import Restoring
 from weft.memory.tiers.disk.tier import DiskCopies, disk_cache
 from weft.memory.tiers.empty import empty_tier
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import LowerTier, TierLink
 from weft.memory.tiers.saves import Saves
 from weft.memory.tiers.tiers import Tiers
 
@@ -108,26 +107,26 @@ def dropping(lengths: list[int]) -> tuple[Copier, TierLink, FlakyBlocks]:
     file, _ = filled(lengths)
     cache, upper = disk_cache(SPEC, file, "value"), empty_tier(SPEC, 1 << 20, "value")
     tenancy = Tenancy(lambda: [cache.trie])
-    link = TierLink(0, "disk", upper, cache, None, labelled=True)
-    link.restoring = restoring = Restoring(cache, file, tenancy)
-    tiers = Tiers([link], tenancy)
+    restoring = Restoring(cache, file, tenancy)
+    tiers = Tiers(upper, [LowerTier("disk", cache, labelled=True, restoring=restoring)], tenancy)
     with tiers.erasing_freed():
         rows = restoring.rows_to_drop(TENANTS[0])
         while not rows.ended:
             rows.drop_some(100)
     assert isinstance(file._blocks, FlakyBlocks)
     payload = memoryview(bytearray(file.layout.unit_bytes[Kind.PAGE]))
-    return Copier(tiers, DiskCopies(file, lambda kind, unit: payload)), link, file._blocks
+    copies = DiskCopies(file, lambda kind, unit: payload)
+    return Copier(tiers, copies, closing_seconds=0.0), tiers.links[0], file._blocks
 
 
 @pytest.mark.parametrize("planned", [0, 1, 5])
 def test_a_process_that_ends_marks_all_units_of_a_drop_and_the_next_one_finds_none(planned: int, monkeypatch) -> None:
     monkeypatch.setattr(erasing_module, "MOST_MARKED", 64)
-    monkeypatch.setattr(copying, "CLOSING_SECONDS", 0.0)
     copier, link, blocks = dropping([1000, 3])
     for plan in islice(copier.tiers.plan_saves(), planned):
         copier._begin(plan)
-    copier.close(lambda: None)
+    copier.close()
+    copier._copies.close()
     blocks.lose_power(Random(1))
     found = DiskFile(blocks, link.restoring.file.layout)
     assert [bytes(row["tenant"]) for row in found.rows] == [TENANTS[1]] * 3
@@ -156,15 +155,14 @@ def test_marks_are_planned_before_paths_are_saved_however_much_is_under_way(monk
         assert all(plan.doomed for plan in step())
     # From here on, paths are saved again: these marks need only land.
     assert begun
-    copier._device.close()
+    copier._copies.close()
 
 
 def lasting(units: int) -> tuple[Saves, list[int]]:
     """Return saves to a file of as many units, each with an owner."""
     cache = empty_tier(SPEC, 1 << 20, "value")
     cache.arena.remembers_freed = True
-    saves = Saves(cache, cache, 10_000, 1 << 30)
-    saves.labelled = True
+    saves = Saves(cache, cache, 10_000, 1 << 30, labelled=True)
     taken = [cache.arena.take(Kind.PAGE) for _ in range(units)]
     return saves, [unit for unit in taken if unit is not None]
 

@@ -16,6 +16,7 @@ from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import FEW_LAYERS
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
+from weft.base.plan import StepDrafts
 from weft.engine.loop import Engine
 from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
@@ -74,7 +75,7 @@ def test_rows_take_turns_and_prompts_are_apart() -> None:
         Row(3, 5, tail=6, seat=3, tokens=[7, 8], pages=[17], window_pages=[0]),
         Row(4, 5, tail=7, seat=4, tokens=[9], pages=[18], window_pages=[0]),
     ]
-    plan = replace(make_plan(rows, [Capture(0, 16, 9)]), drafts=np.array([3, 0, 1, 0], np.int32))
+    plan = replace(make_plan(rows, [Capture(0, 16, 9)]), drafts=StepDrafts(np.array([3, 0, 1, 0], np.int32)))
     assert has_drafts(plan)
     decodes, prompts = by_form(plan)
     assert (decodes.tolist(), prompts.tolist()) == ([0, 2, 3], [1])

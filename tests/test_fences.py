@@ -57,6 +57,34 @@ def test_an_import_that_goes_up_or_aside_is_seen(module, line):
     assert fences.wrong_imports({module: line}, WEFT)
 
 
+def test_a_plan_is_built_in_one_place_and_rewritten_only_where_it_is_completed():
+    assert fences.plan_rewrites(WEFT) == []
+    way = fences.longest_way_of_a_plan(WEFT)
+    assert len(way) <= 10, " > ".join(way)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def launch(plan: Plan): return replace(plan, number=1)",
+        "def launch(step): return dataclasses.replace(step.plan, number=1)",
+        "def launch(rows):\n    found = Plan.build(rows)\n    return found",
+        "def launch(rows): return Plan(*rows)",
+        "def make(rows) -> Plan: ...\ndef launch(rows):\n    made = make(rows)\n    return replace(made, number=1)",
+    ],
+)
+def test_a_rewritten_plan_is_seen(line):
+    assert fences.plan_rewrites({"weft.runner.runner": line})
+    harmless = "def launch(plan: Plan): return replace(plan.captures, row=1)"
+    assert not fences.plan_rewrites({"weft.runner.runner": harmless})
+
+
+def test_the_longest_way_of_a_plan_is_followed():
+    launch = "def launch(plan: Plan): ..."
+    modules = {"weft.a": f"import weft.b\n{launch}", "weft.b": f"import weft.c\n{launch}", "weft.c": launch}
+    assert fences.longest_way_of_a_plan(modules | {"weft.d": "import weft.a"}) == ["weft.a", "weft.b", "weft.c"]
+
+
 def test_nothing_stands_loose_at_the_top():
     assert fences.loose_modules(WEFT) == []
     assert fences.loose_modules(["weft", "weft.loading", "weft.memory.trie"]) == ["weft.loading"]
@@ -123,6 +151,36 @@ def test_a_module_with_an_excuse_may_ask_nothing_else(line):
     for module, _ in NO_QUESTIONS:
         planted = {module: f"{WEFT[module]}\n{line}\n"}
         assert len(questions_away_from_home(planted) - set(NO_QUESTIONS)) >= 1, module
+
+
+ENGINE = {module: text for module, text in WEFT.items() if fences.within(module, "weft.engine")}
+VERBS = fences.verbs_in((ROOT / "docs/design.md").read_text())
+
+
+def test_the_engine_uses_the_verbs_of_the_ledger_and_nothing_inside_it():
+    assert fences.ledger_insides(ENGINE, VERBS) == []
+    used = {node.attr for _, node in fences.ledger_uses(ENGINE)}
+    assert VERBS - used == set(), "the page names verbs that the engine does not use"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "self.ledger.tiers.choice.ahead_tokens = 3",
+        "self._ledger.cache.clear()",
+        "def f(ledger):\n    return ledger.hidden",
+        "planner.ledger.arena.freed.clear()",
+        "self.ledger.computed[seat] = 3",
+        "self.ledger.planned[seats] += 1",
+        "sequence.lease.returns = True",
+        "x = self.ledger.tiers.links",
+    ],
+)
+def test_a_look_into_the_ledger_is_seen(line):
+    assert fences.ledger_insides({"weft.engine.loop": line}, VERBS)
+    assert not fences.ledger_insides(
+        {"weft.engine.loop": "Copier(self.ledger.tiers)\nself.ledger.planned[seat]"}, VERBS
+    )
 
 
 def test_no_module_imports_itself_by_a_detour():
@@ -206,7 +264,6 @@ NOT_WAITING = {
     ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
     ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
     ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
-    ("weft.runner.exact", "pieces_of"): "the plan's own arrays, on the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.device.host_memory", "HostMemory._measure"): "before the first request",
@@ -218,8 +275,8 @@ NOT_WAITING = {
 
 
 def test_nothing_on_the_way_of_a_step_is_written_to_wait():
-    found = fences.waits({m: text for m, text in WEFT.items() if fences.within(m, "weft.device")})
-    for package in ("weft.kernels", "weft.models", "weft.runner"):
+    found = set()
+    for package in ("weft.device", "weft.kernels", "weft.models", "weft.runner"):
         found |= fences.waits({m: text for m, text in WEFT.items() if fences.within(m, package)})
     assert found == set(NOT_WAITING)
 

@@ -44,8 +44,8 @@ class Tally(RollingDevice):
 
     def placed(self, plan: Plan) -> Plan:
         found = super().placed(plan)
-        if len(plan.behind):
-            behind, moved = plan.behind > 0, plan.start - found.start
+        if len(plan.drafts.unverified_before):
+            behind, moved = plan.drafts.unverified_before > 0, plan.start - found.start
             self.met["follows"] += int(behind.sum())
             self.met["moved"] += int((moved > 0).sum())
             self.met["cell before"] += int((found.start // self.spec.cell < plan.start // self.spec.cell).sum())
@@ -149,7 +149,7 @@ def test_rows_follow_in_all_ways() -> None:
 
 def test_rows_with_drafts_are_in_every_plan_if_the_device_follows_them() -> None:
     _, plans = plans_of(asked=4, drafting_rows=4, kind=RollingDevice)
-    ahead = [plan for plan, landed in plans if landed < plan.number - 1 and len(plan.behind)]
+    ahead = [plan for plan, landed in plans if landed < plan.number - 1 and len(plan.drafts.unverified_before)]
     assert len(ahead) > 0.5 * len(plans)
 
 

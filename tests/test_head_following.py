@@ -23,7 +23,7 @@ from tests.test_following import following_workload
 from tests.test_properties import parts, thorough
 from tests.workloads import Arrival, Run, check_answers, drive, tight_memory
 from weft.base.config import EngineConfig
-from weft.base.plan import Plan
+from weft.base.plan import NO_DRAFTS, Plan
 from weft.base.sampling import SamplingParams
 from weft.engine.draft_head import DraftHead
 from weft.engine.draft_model import Guesses
@@ -77,15 +77,15 @@ class Target(RollingDevice):
 
     def placed(self, plan: Plan) -> Plan:
         found = super().placed(plan)
-        if not len(plan.guessed):
+        if not len(plan.drafts.on_device):
             return found
         tokens, ends = found.tokens.copy(), np.cumsum(plan.end - plan.start).tolist()
-        for row, (count, end) in enumerate(zip(plan.guessed.tolist(), ends, strict=True)):
+        for row, (count, end) in enumerate(zip(plan.drafts.on_device.tolist(), ends, strict=True)):
             if count:
                 tokens[end - count : end] = self.chosen[plan.seat[row]][:count]
                 self.met["guessed"] += 1
-                self.met["guessed beside prompts"] += bool((plan.end - plan.start > 1 + plan.drafts).any())
-                self.met["followed"] += bool(len(plan.behind) and plan.behind[row])
+                self.met["guessed beside prompts"] += bool((plan.end - plan.start > 1 + plan.drafts.counts).any())
+                self.met["followed"] += bool(len(plan.drafts.unverified_before) and plan.drafts.unverified_before[row])
         return replace(found, tokens=tokens)
 
     def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
@@ -94,7 +94,7 @@ class Target(RollingDevice):
         states = [hidden_state(at, t) for row, start in zip(tokens, starts) for at, t in enumerate(row, start)]
         self.states.lines[torch.from_numpy(self.lines.pop(plan.number)).long(), 0] = torch.tensor(states)
         for row, seat in enumerate(plan.seat.tolist()):
-            if len(plan.drafts) and plan.drafts[row]:
+            if len(plan.drafts.counts) and plan.drafts.counts[row]:
                 own = zip(plan.samples[0].tolist(), sampled, strict=True)
                 self.chosen[seat] = [token for of_row, token in own if of_row == row]
 
@@ -115,21 +115,21 @@ class Head(RollingDevice):
     def placed(self, plan: Plan) -> Plan:
         assert self.lines is not None
         refused = np.array([self.target.refused[seat] for seat in plan.seat], np.int32)
-        if len(plan.behind):
-            by = np.where(plan.behind > 0, refused, 0)
-            return replace(plan, start=plan.start - by, end=plan.end - by, behind=plan.behind[:0])
-        if not len(plan.ahead):
+        if len(plan.drafts.unverified_before):
+            by = np.where(plan.drafts.unverified_before > 0, refused, 0)
+            return replace(plan, start=plan.start - by, end=plan.end - by, drafts=NO_DRAFTS)
+        if not len(plan.drafts.unverified_inside):
             return plan
         tokens, lines, first, ends = [], [], 0, plan.end.copy()
         for row, (seat, length) in enumerate(zip(plan.seat.tolist(), (plan.end - plan.start).tolist(), strict=True)):
-            kept = length - int(refused[row]) if plan.ahead[row] else length
-            known = length - int(plan.guessed[row])
+            kept = length - int(refused[row]) if plan.drafts.unverified_inside[row] else length
+            known = length - int(plan.drafts.on_device[row])
             tokens += plan.tokens[first : first + known].tolist() + self.target.chosen[seat][: kept - known]
             lines += self.lines[first : first + kept].tolist()
             ends[row] = plan.start[row] + kept
             first += length
         self.lines = np.array(lines, np.int32)
-        return replace(plan, end=ends, tokens=np.array(tokens, np.int32), ahead=plan.ahead[:0], guessed=plan.ahead[:0])
+        return replace(plan, end=ends, tokens=np.array(tokens, np.int32), drafts=NO_DRAFTS)
 
     def _tokens(self, plan: Plan) -> list[list[int]]:
         assert self.lines is not None

@@ -16,6 +16,7 @@ from tests.fake_engines import fake_info
 from tests.http_server import Served, serving
 from weft.base.errors import EngineStopped
 from weft.server.metrics import registry as metrics_module
+from weft.server.metrics.reference import reference
 from weft.server.metrics.registry import Metrics
 from weft.server.metrics.timings import Histogram
 from weft.server.settings import ServerSettings
@@ -23,6 +24,8 @@ from weft.server.settings import ServerSettings
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 LONG = list(range(1, 200))
+# Words of pages that look like metrics.
+FILES = {"weft_training", "process_backend"}
 
 
 @pytest.fixture(scope="module")
@@ -146,13 +149,16 @@ def test_dashboard_and_alerts_name_only_metrics_that_exist(served, file) -> None
     assert mentioned("rate(weft_no_such_total[5m])") - exist
 
 
-def test_operations_explains_every_metric_and_names_no_other(served) -> None:
+def test_the_page_of_metrics_is_made_from_their_help_and_pages_name_no_other(served) -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert page == reference(), "run python -m weft.server.metrics.reference > docs/metrics.md"
     exist = names(served.client.get("/metrics").text)
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exist}
-    told = mentioned((ROOT / "docs" / "operate.md").read_text())
-    assert told - families - exist == set()
-    ours = {name for name in families if name.startswith("weft_")}
-    assert ours - told == set(), "a metric without a word in operations.md"
+    assert {name for name in families if name.startswith("weft_")} - mentioned(page) == set()
+    known = mentioned(page) | {name.removesuffix("_total") for name in mentioned(page)} | exist | families | FILES
+    for path in (ROOT / "docs").glob("*.md"):
+        found = {name for name in mentioned(path.read_text()) if not name.endswith("_")}
+        assert found - known == set(), path.name
 
 
 def test_the_dashboard_is_whole() -> None:

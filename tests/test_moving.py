@@ -13,7 +13,7 @@ from tests.operations import CPU, GPU, PLAIN
 from tests.plans import Capture, Row, make_plan
 from tests.test_cuda_runner import SPEC
 from weft.base.moving import move_rows
-from weft.base.plan import Plan
+from weft.base.plan import Plan, StepDrafts
 from weft.device.store import Store
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda.padding import Filling, Size, StepInputs
@@ -41,10 +41,12 @@ def following_plan(start: int, behind: int, drafts: int) -> Plan:
     return replace(
         make_plan(rows, captures),
         sampled=np.arange(4, dtype=np.int32),
-        drafts=np.array([0, drafts, 2, 2], np.int32),
-        behind=np.array([0, behind, 0, 0], np.int32),
-        early_slot=np.array([0, 3 if start - behind >= CELL else 0, 0, 0], np.int32),
-        early_tokens=early,
+        drafts=StepDrafts(
+            counts=np.array([0, drafts, 2, 2], np.int32),
+            unverified_before=np.array([0, behind, 0, 0], np.int32),
+            earlier_slot=np.array([0, 3 if start - behind >= CELL else 0, 0, 0], np.int32),
+            earlier_tokens=early,
+        ),
     )
 
 
@@ -96,17 +98,16 @@ def mixed_plan(random: Random) -> Plan:
     most = max(behind, default=0)
     starts = np.array([row.start for row in rows], np.int32) - np.array(behind, np.int32)
     following = {
-        "behind": np.array(behind, np.int32),
-        "early_slot": np.where((starts >= CELL) & (np.array(behind) > 0), 60 + np.arange(len(rows)), 0).astype(
+        "unverified_before": np.array(behind, np.int32),
+        "earlier_slot": np.where((starts >= CELL) & (np.array(behind) > 0), 60 + np.arange(len(rows)), 0).astype(
             np.int32
         ),
-        "early_tokens": early[:, ROOM - most :],
+        "earlier_tokens": early[:, ROOM - most :],
     }
     return replace(
         make_plan(rows, captures),
         sampled=np.arange(len(rows), dtype=np.int32),
-        drafts=np.array(drafts, np.int32),
-        **(following if most else {}),
+        drafts=StepDrafts(np.array(drafts, np.int32), **(following if most else {})),
     )
 
 
@@ -117,7 +118,7 @@ def check_mixed_rows(seeds: range) -> None:
     mine, theirs = (StepInputs(size, 11, 10, DRAFTING, scratch, "cpu", PLAIN) for _ in range(2))
     for seed in seeds:
         plan = mixed_plan(random := Random(seed))
-        behind = plan.behind.tolist() or [0] * plan.rows
+        behind = plan.drafts.unverified_before.tolist() or [0] * plan.rows
         wrong = np.array([random.randint(0, count) for count in behind], np.int32)
         refused, moved = torch.zeros(12, dtype=torch.int32), torch.zeros(12, dtype=torch.int32)
         refused[plan.seat.tolist()] = torch.from_numpy(wrong)
@@ -141,7 +142,7 @@ def check_verified(random: Random, plan: Plan, inputs: StepInputs) -> None:
     board, refused = torch.full((12,), -1), torch.full((12,), -1, dtype=torch.int32)
     PLAIN.verify_drafts(tokens, inputs.step.batch.token_ids, inputs.step.drafts, board, refused)
     first = sample = 0
-    for seat, count in zip(plan.seat.tolist(), plan.drafts.tolist(), strict=True):
+    for seat, count in zip(plan.seat.tolist(), plan.drafts.counts.tolist(), strict=True):
         guesses, found = plan.tokens[first + 1 : first + 1 + count].tolist(), chosen[sample : sample + count + 1]
         right = next((place for place, guess in enumerate(guesses) if guess != found[place]), count)
         wanted = (found[right], count - right) if count else (-1, -1)
@@ -167,10 +168,12 @@ def test_rows_of_any_length_in_one_step_are_moved_and_verified_as_on_the_host(mo
 def test_a_lone_row_with_fewer_tokens_than_guesses_is_placed():
     plan = replace(
         make_plan([Row(18, 20, 2, 4, 1, 1, [30, 31], [50, 51], 0, [0, 71])]),
-        drafts=np.array([1], np.int32),
-        behind=np.array([5], np.int32),
-        early_slot=np.zeros(1, np.int32),
-        early_tokens=np.array([[66, 67, 68, 69, 70]], np.int32),
+        drafts=StepDrafts(
+            counts=np.array([1], np.int32),
+            unverified_before=np.array([5], np.int32),
+            earlier_slot=np.zeros(1, np.int32),
+            earlier_tokens=np.array([[66, 67, 68, 69, 70]], np.int32),
+        ),
     )
     spec = replace(SPEC, cell=16, draft_room=5)
     scratch = Store(spec, 1 << 16, scratch=True).scratch

@@ -20,7 +20,6 @@ from weft.base.errors import InvalidOption
 from weft.base.options import Options
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine import loop
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.pacing import Pacing
@@ -34,7 +33,7 @@ STEP, DECODE, CHUNK, TOKEN = 10.0, 1.0, 6.0, 0.5
 
 def sizes(plan: Plan) -> tuple[int, int, int]:
     """Rows without a chunk, drafts, and tokens of chunks in a plan."""
-    drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+    drafts = plan.draft_counts
     lengths = plan.end - plan.start
     chunks = lengths > 1 + drafts
     return int((~chunks).sum()), int(drafts.sum()), int(lengths[chunks].sum())
@@ -67,7 +66,7 @@ class Timed(Engine):
     """
 
     def __init__(self, spec, device, config, clock: Clock, **more) -> None:
-        super().__init__(spec, device, config, **more)
+        super().__init__(spec, device, config, now=clock, **more)
         self.launched: list[tuple[Plan, int | None]] = []
         budgets = self.budgets = []
         pacing, allow = self.planner.pacing, self.planner.pacing.prompt_tokens
@@ -107,39 +106,34 @@ def paced_workload(seed: int) -> Workload:
     return replace(workload, config=replace(workload.config, **bound))
 
 
-def run_paced(seed: int, patch: pytest.MonkeyPatch) -> Engine:
+def run_paced(seed: int) -> Engine:
     workload, clock = paced_workload(seed), Clock(Random(f"noise {seed}"))
     drafting = None
     if seed % 2 and not workload.config.exact:
         answers = {tuple(a.prompt): a.answer(workload.spec) for a in workload.arrivals}
         drafting = ScriptedDrafting(answers, workload.spec.draft_room, seed)
         drafting.costs = LearnedCosts()
-    with patch.context() as timed:
-        timed.setattr(loop, "perf_counter", clock)
-        run = run_workload(workload, partial(Timed, clock=clock, drafting=drafting))
+    run = run_workload(workload, partial(Timed, clock=clock, drafting=drafting))
     check_answers(workload, run)
     return run.engine
 
 
-def test_steps_beside_decodes_stay_within_the_bound_and_answers_stay_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_beside_decodes_stay_within_the_bound_and_answers_stay_the_same() -> None:
     shortened = 0
 
     @thorough(25)
     @given(seed=st.integers(0, 1 << 40))
     def check(seed: int) -> None:
         nonlocal shortened
-        shortened += run_paced(seed, monkeypatch).planner.pacing.shortened
+        shortened += run_paced(seed).planner.pacing.shortened
 
     check()
     assert shortened > 0
 
 
-def stream_beside_prompt(
-    patch: pytest.MonkeyPatch, length: int = 300, depth: int = 0, exact: bool = False, **bound: float
-) -> Timed:
+def stream_beside_prompt(length: int = 300, depth: int = 0, exact: bool = False, **bound: float) -> Timed:
     """Run a stream, and after some steps a long prompt beside it."""
     clock, spec = Clock(), rolling_spec(cell=CELL)
-    patch.setattr(loop, "perf_counter", clock)
     config = EngineConfig(
         memory_bytes=1 << 20, max_sequences=4, max_length=1024, depth=depth, exact=exact, paranoid=True, **bound
     )
@@ -166,8 +160,8 @@ def chunks_of(engine: Timed) -> list[int]:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("exact", [False, True])
-def test_chunks_grow_to_what_the_bound_allows(depth: int, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = stream_beside_prompt(monkeypatch, depth=depth, exact=exact, max_step_ms=30.0)
+def test_chunks_grow_to_what_the_bound_allows(depth: int, exact: bool) -> None:
+    engine = stream_beside_prompt(depth=depth, exact=exact, max_step_ms=30.0)
     chunks = chunks_of(engine)
     # 30 ms less a step of one decode, and less a chunk's own cost: 26 tokens.
     assert max(chunks) == 24
@@ -177,10 +171,8 @@ def test_chunks_grow_to_what_the_bound_allows(depth: int, exact: bool, monkeypat
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_long_prompt_progresses_by_a_cell_where_decodes_take_all_the_time(
-    exact: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = stream_beside_prompt(monkeypatch, length=40, exact=exact, max_step_ms=0.5)
+def test_a_long_prompt_progresses_by_a_cell_where_decodes_take_all_the_time(exact: bool) -> None:
+    engine = stream_beside_prompt(length=40, exact=exact, max_step_ms=0.5)
     assert chunks_of(engine) == [CELL] * 10
     steps = [sizes(plan)[2] for plan, _ in engine.launched]
     first = steps.index(CELL, 1)
@@ -188,9 +180,8 @@ def test_a_long_prompt_progresses_by_a_cell_where_decodes_take_all_the_time(
     assert engine.planner.pacing.shortened == 9
 
 
-def test_the_bound_does_not_apply_without_running_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_does_not_apply_without_running_streams() -> None:
     clock, spec = Clock(), rolling_spec(cell=CELL)
-    monkeypatch.setattr(loop, "perf_counter", clock)
     config = EngineConfig(memory_bytes=1 << 20, max_sequences=4, max_length=1024, max_step_ms=0.5)
     engine = Timed(spec, RollingDevice(spec, config.memory_bytes, 4), config, clock)
     for _ in range(2):
@@ -201,8 +192,8 @@ def test_the_bound_does_not_apply_without_running_streams(monkeypatch: pytest.Mo
     assert budget is None
 
 
-def test_auto_allows_three_decode_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = stream_beside_prompt(monkeypatch, max_step_ms=1.0, max_step_decodes=3.0)
+def test_auto_allows_three_decode_steps() -> None:
+    engine = stream_beside_prompt(max_step_ms=1.0, max_step_decodes=3.0)
     # Three steps of one decode are 33 ms: 32 tokens.
     assert chunks_of(engine)[-4:-1] == [32] * 3
 
@@ -236,6 +227,6 @@ def test_a_bound_that_is_no_time_is_refused(value: object) -> None:
 def test_unbounded_engines_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(Pacing, "observe", lambda self, plan, seconds: seen.append(plan))
-    engine = stream_beside_prompt(monkeypatch)
+    engine = stream_beside_prompt()
     assert not seen
     assert chunks_of(engine) == [300]

@@ -174,7 +174,8 @@ def a_row_reads_the_checkpoint_of_the_wrong_side_of_the_grid(patch: Patch) -> No
 
     def confused(*args):
         step = original(*args)
-        return replace(step, plan=replace(step.plan, early_slot=step.plan.read_slot))
+        drafts = replace(step.plan.drafts, earlier_slot=step.plan.read_slot)
+        return replace(step, plan=replace(step.plan, drafts=drafts))
 
     patch.setattr(planner, "assemble", confused)
     patch.setattr(loop, "check_plan", lambda plan, ledger: None)
@@ -312,7 +313,7 @@ def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) ->
 
     def shifted(self, plan):
         lines = original(self, plan)
-        return np.roll(lines, 1) if len(plan.drafts) and not len(plan.guessed) else lines
+        return np.roll(lines, 1) if len(plan.drafts.counts) and not len(plan.drafts.on_device) else lines
 
     patch.setattr(HiddenStates, "place", shifted)
 
@@ -410,7 +411,8 @@ def a_block_is_released_with_hidden_states_that_wait(patch: Patch) -> None:
 
 @plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
 def drafts_are_chosen_beyond_the_recorded_sizes(patch: Patch) -> None:
-    patch.setattr(planner.Planner, "use_sizes", lambda self, device: self.pacing.use_sizes(device.padded_tokens))
+    unknown = property(lambda self: lambda rows: None, lambda self, counts: None)
+    patch.setattr(drafting.Drafting, "counts_that_fit", unknown, raising=False)
 
 
 @plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)

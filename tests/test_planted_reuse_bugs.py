@@ -72,10 +72,10 @@ def the_end_of_a_prompt_is_not_kept(patch: Patch) -> None:
 def the_end_of_an_answer_is_not_kept(patch: Patch) -> None:
     original = Ledger.close
 
-    def forgetful(self, lease):
+    def forgetful(self, lease, returns=False):
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(Ledger, "keep_capture", lambda self, lease, position, slot: None)
-            original(self, lease)
+            original(self, lease, returns)
 
     patch.setattr(Ledger, "close", forgetful)
 

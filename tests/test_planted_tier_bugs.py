@@ -22,7 +22,7 @@ from tests.test_simulate_tiers import check_turns
 from tests.test_unit_headers import check_file, check_store
 from tests.tiered import TieredDevice, run_tiered, tiered_workload
 from weft.base.copies import CopyPlan, Direction, Run, UnitLabel
-from weft.engine import dropping
+from weft.memory import dropping
 from weft.memory.cache import Cache
 from weft.memory.capacity import Room
 from weft.memory.keys import Key

@@ -315,9 +315,8 @@ def test_memory_that_an_engine_reports_as_held_is_what_cannot_be_evicted(monkeyp
         assert load.memory_bytes == engine.ledger.arena.slabs * engine.ledger.arena.slab_bytes
 
 
-def test_prompts_are_timed_on_a_device_that_computes_while_a_step_is_launched(monkeypatch):
+def test_prompts_are_timed_on_a_device_that_computes_while_a_step_is_launched():
     clock, spec = Hand(), rolling_spec()
-    monkeypatch.setattr("weft.engine.load.perf_counter", clock)
     device = RollingDevice(spec, 1 << 18, 1)
     launch = device.launch
 
@@ -329,7 +328,7 @@ def test_prompts_are_timed_on_a_device_that_computes_while_a_step_is_launched(mo
     config = EngineConfig(
         memory_bytes=1 << 18, max_sequences=1, max_tokens_per_step=128, max_length=600, depth=0, cache=False
     )
-    engine = Engine(spec, device, config)
+    engine = Engine(spec, device, config, now=clock)
     engine.add(Request(np.arange(512, dtype=np.int32) % 90, SamplingParams(max_tokens=1)))
     while not engine.idle:
         engine.step()

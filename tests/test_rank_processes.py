@@ -25,7 +25,7 @@ from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError
 from weft.base.options import Options
-from weft.base.plan import Captures, Plan, Sampling
+from weft.base.plan import Captures, Plan, Sampling, StepDrafts
 from weft.base.transfers import (
     Granted,
     Offer,
@@ -168,7 +168,7 @@ def test_a_rank_that_cannot_load_is_reported_with_its_number(folder):
 def same(one: object, other: object) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    if isinstance(one, Plan | Sampling | Captures):
+    if isinstance(one, Plan | Sampling | Captures | StepDrafts):
         return all(same(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
     return type(one) is type(other) and one == other
 

@@ -93,7 +93,7 @@ def remote_engine(family: str, url: str) -> Engine:
     config = EngineConfig(memory_bytes=memory, remote=True, **options)
     runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
     runner.tiers.add_remote(url, IDENTITY)
-    return Engine(spec, runner, config)
+    return Engine(spec, runner, config, closing_seconds=300.0)
 
 
 def test_an_llm_answers_from_the_store_and_another_model_does_not(s3: StoreProcess) -> None:

@@ -14,7 +14,6 @@ from tests.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine import loop
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.drafting import Drafting, SequenceDrafts
@@ -49,14 +48,11 @@ class TextDevice(RollingDevice):
         return Landing(np.array(found, np.int32), None, None)
 
 
-def answered(
-    texts: list[tuple[list[int], list[int]]], each: float, depth: int, drafts: Drafting | None, patch
-) -> TextDevice:
+def answered(texts: list[tuple[list[int], list[int]]], each: float, depth: int, drafts: Drafting | None) -> TextDevice:
     """Answer all prompts together, in a new engine, and return its device."""
     device = TextDevice({prompt[0]: (len(prompt), answer) for prompt, answer in texts}, each)
-    patch.setattr(loop, "perf_counter", lambda: device.now)
     config = EngineConfig(memory_bytes=1 << 20, max_sequences=len(texts), max_length=2048, depth=depth)
-    engine = Engine(SPEC, device, config, drafting=drafts)
+    engine = Engine(SPEC, device, config, drafting=drafts, now=lambda: device.now)
     wanted = {}
     for prompt, answer in texts:
         params = SamplingParams(max_tokens=len(answer), temperature=0)
@@ -84,20 +80,18 @@ def edited(tokens: int = 200, first: int = 1000) -> list[tuple[list[int], list[i
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_prose_of_a_cold_engine_computes_one_percent_more_where_a_draft_costs_as_much_as_a_token(
-    rows: int, depth: int, monkeypatch: pytest.MonkeyPatch
+    rows: int, depth: int
 ) -> None:
     texts = prose(rows, 600)
-    plain = answered(texts, 1.0, depth, drafts=None, patch=monkeypatch)
-    drafted = answered(texts, 1.0, depth, drafts=Drafting(15), patch=monkeypatch)
+    plain = answered(texts, 1.0, depth, drafts=None)
+    drafted = answered(texts, 1.0, depth, drafts=Drafting(15))
     assert plain.computed_tokens < drafted.computed_tokens <= 1.01 * plain.computed_tokens
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_an_edit_takes_a_third_of_the_steps_in_a_cold_engine_where_drafts_cost_little(
-    depth: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = answered(edited(), 0.01, depth, drafts=None, patch=monkeypatch)
-    drafted = answered(edited(), 0.01, depth, drafts=Drafting(15), patch=monkeypatch)
+def test_an_edit_takes_a_third_of_the_steps_in_a_cold_engine_where_drafts_cost_little(depth: int) -> None:
+    plain = answered(edited(), 0.01, depth, drafts=None)
+    drafted = answered(edited(), 0.01, depth, drafts=Drafting(15))
     assert drafted.steps < plain.steps / 3.2
 
 
@@ -107,11 +101,11 @@ def test_a_look_before_a_question_changes_no_step(depth: int, monkeypatch: pytes
     random = Random(9)
     rare = [([200 + row], [random.randrange(60) for _ in range(300)]) for row in range(3)]
     texts = [*prose(2, 200), *rare, *edited()]
-    looking = answered(texts, 0.1, depth, drafts=Drafting(15), patch=monkeypatch)
+    looking = answered(texts, 0.1, depth, drafts=Drafting(15))
     looks = []
     original = SequenceDrafts.may_guess
     monkeypatch.setattr(SequenceDrafts, "may_guess", lambda *args: looks.append(original(*args)) or True)
-    asking = answered(texts, 0.1, depth, drafts=Drafting(15), patch=monkeypatch)
+    asking = answered(texts, 0.1, depth, drafts=Drafting(15))
     assert (looking.steps, looking.computed_tokens) == (asking.steps, asking.computed_tokens)
     assert min(looks.count(True), looks.count(False)) > 20
 
@@ -132,13 +126,13 @@ class WrongDrafting(Drafting):
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("each", [1 / 16, 1.0])
 def test_wrong_drafts_of_many_rows_cost_two_percent_of_the_first_steps_where_every_token_costs(
-    each: float, depth: int, monkeypatch: pytest.MonkeyPatch
+    each: float, depth: int
 ) -> None:
     """Unlike `prose`, every row has drafts from the first step on. A step takes one unit, and `each` for a token."""
     for tokens in (50, 100):
         texts = prose(16, tokens)
-        plain = answered(texts, each, depth, drafts=None, patch=monkeypatch)
-        drafted = answered(texts, each, depth, drafts=WrongDrafting(15), patch=monkeypatch)
+        plain = answered(texts, each, depth, drafts=None)
+        drafted = answered(texts, each, depth, drafts=WrongDrafting(15))
         assert plain.computed_tokens < drafted.computed_tokens
         assert plain.now > 0.98 * drafted.now
 
@@ -155,12 +149,12 @@ def test_right_drafts_of_a_cold_engine_are_nearly_as_fast_as_the_best_fixed_numb
     rows: int, each: float, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [text for row in range(rows) for text in edited(300, 1000 * (1 + row))]
-    plain = answered(texts, each, 0, drafts=None, patch=monkeypatch)
-    chosen = answered(texts, each, 0, drafts=Drafting(15), patch=monkeypatch)
+    plain = answered(texts, each, 0, drafts=None)
+    chosen = answered(texts, each, 0, drafts=Drafting(15))
     fixed = []
     with monkeypatch.context() as patch:
         patch.setattr(SequenceDrafts, "bound", lambda self, proposal: proposal)
-        fixed = [answered(texts, each, 0, FixedDrafting(most), monkeypatch).now for most in (3, 7, 15)]
+        fixed = [answered(texts, each, 0, FixedDrafting(most)).now for most in (3, 7, 15)]
     assert min(fixed) < plain.now
     assert chosen.now < min(fixed) / share
 

@@ -14,7 +14,6 @@ from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine import loop
 from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -101,7 +100,7 @@ def answer_all(drafting: Drafting | None, depth: int, rounds: int = 1) -> Record
 
 
 def drafted(device: Recorder) -> int:
-    return sum(bool(len(plan.drafts)) for plan in device.plans)
+    return sum(bool(len(plan.drafts.counts)) for plan in device.plans)
 
 
 def same(one: object, other: object) -> bool:
@@ -148,7 +147,7 @@ def test_rows_without_any_guess_are_asked_ever_less_and_notice_the_first_one(
     )
     device = answer_all(drafting, depth)
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
-    first = next(number for number, plan in enumerate(decodes) if len(plan.drafts))
+    first = next(number for number, plan in enumerate(decodes) if len(plan.drafts.counts))
     assert 400 - RAREST_QUESTION <= first <= 400 + RAREST_QUESTION
     # Then guesses follow, of which each takes several tokens.
     assert all(each.asked < 400 / RAREST_QUESTION + 2 * FRUITLESS + 300 / 2 for each in drafting.begun)
@@ -271,7 +270,7 @@ def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:
     drafting = Guessing(right_from=0, costs=LearnedCosts())
     device = answer_all(drafting, depth=0)
     decodes = [plan for plan in device.plans if not (plan.start == 0).any()]
-    assert not any(len(plan.drafts) for plan in decodes[:NEEDED])
+    assert not any(len(plan.drafts.counts) for plan in decodes[:NEEDED])
     assert drafted(device) > 0
 
 
@@ -364,10 +363,9 @@ class Observed(FreeDrafts):
 
 @pytest.mark.parametrize(("depth", "plain", "with_drafts"), [(0, 7.0, 7.0), (1, 5.0, 7.0)])
 def test_the_cost_of_drafts_includes_that_the_device_waits_for_the_host(
-    depth: int, plain: float, with_drafts: float, monkeypatch: pytest.MonkeyPatch
+    depth: int, plain: float, with_drafts: float
 ) -> None:
     clock, costs, random = Clock(), Observed(), Random(1)
-    monkeypatch.setattr(loop, "perf_counter", clock)
 
     class Sometimes(Guessing):
         def probes(self, step, possible):
@@ -380,7 +378,7 @@ def test_the_cost_of_drafts_includes_that_the_device_waits_for_the_host(
     config = EngineConfig(memory_bytes=1 << 18, max_sequences=1, max_length=256, depth=depth)
     device = TimedDevice(SPEC, config.memory_bytes, 1)
     device.clock = clock
-    engine = Engine(SPEC, device, config, drafting=Sometimes(costs=costs))
+    engine = Engine(SPEC, device, config, drafting=Sometimes(costs=costs), now=clock)
     engine.add(request(200))
     while not engine.idle:
         clock.now += 2

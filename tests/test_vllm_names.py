@@ -111,8 +111,8 @@ def test_the_names_are_an_option_and_cost_nothing_per_token(monkeypatch: pytest.
 
 
 def test_the_page_has_the_table():
-    page = (ROOT / "docs" / "operate.md").read_text()
-    section = page[page.index("### Names of vLLM") : page.index("### Why was a prefix missed?")]
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    section = page[page.index("## Names of vLLM") :]
     for ours, theirs in [*vllm_metrics.NAMES.items(), ("weft_prompt_tokens", vllm_metrics.QUERIES)]:
         row = next(line for line in section.splitlines() if re.search(rf"`{theirs}(_total)?[`{{]", line))
         assert re.search(rf"`{ours}(_total)?[`{{]", row), row

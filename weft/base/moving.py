@@ -14,11 +14,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.plan import Floats, Ints, Plan
+from weft.base.plan import NO_INTS, NO_TABLE, Floats, Ints, Plan
 
-NOTHING = np.zeros(0, np.int32)
-NO_TABLE = np.zeros((0, 0), np.int32)
 NO_NUMBERS = np.zeros((0, 0), np.float32)
+
+
+def add_masks(plan: Plan, masks: Ints) -> Plan:
+    """Return the plan with the masks of the samples that waited for them."""
+    return replace(plan, sampling=plan.sampling.with_masks(masks))
 
 
 def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
@@ -26,9 +29,9 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
 
     Pages reach as far as those of the given plan.
     """
-    if not len(plan.behind):
+    if not plan.drafts.may_move:
         return plan
-    moved = np.where(plan.behind > 0, refused, 0).astype(np.int32)
+    moved = np.where(plan.drafts.unverified_before > 0, refused, 0).astype(np.int32)
     start, end = plan.start - moved, plan.end - moved
     captures, row = plan.captures, plan.captures.row
     written = (captures.position > start[row]) & (captures.position <= end[row])
@@ -37,12 +40,10 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
         start=start,
         end=end,
         tokens=_moved_tokens(plan, moved),
-        read_slot=np.where(start // cell < plan.start // cell, plan.early_slot, plan.read_slot),
+        read_slot=np.where(start // cell < plan.start // cell, plan.drafts.earlier_slot, plan.read_slot),
         captures=captures.of(written),
-        sampling=replace(plan.sampling, uniform=_moved_numbers(plan, moved), early_uniform=NO_NUMBERS),
-        behind=NOTHING,
-        early_slot=NOTHING,
-        early_tokens=NO_TABLE,
+        sampling=replace(plan.sampling, uniform=_moved_numbers(plan, moved), earlier_uniform=NO_NUMBERS),
+        drafts=replace(plan.drafts, unverified_before=NO_INTS, earlier_slot=NO_INTS, earlier_tokens=NO_TABLE),
     )
 
 
@@ -51,35 +52,39 @@ def read_guesses(plan: Plan, refused: Ints, guesses: Ints) -> Plan:
 
     Rows of a head end `refused` [rows] positions earlier if they have a token for every draft in flight.
     """
-    if not len(plan.guessed):
+    drafts = plan.drafts
+    if not len(drafts.on_device):
         return plan
-    cut = np.where(plan.ahead > 0, refused, 0) if len(plan.ahead) else np.zeros(plan.rows, np.int32)
+    inside = drafts.unverified_inside
+    cut = np.where(inside > 0, refused, 0) if len(inside) else np.zeros(plan.rows, np.int32)
     lengths = plan.end - plan.start
     ends, tokens = np.cumsum(lengths), []
     for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
-        count, known = int(plan.guessed[row]), plan.tokens[end - length : end - int(plan.guessed[row])]
+        count = int(drafts.on_device[row])
+        known = plan.tokens[end - length : end - count]
         tokens += [known, guesses[row, : count - int(cut[row])]]
     packed = np.concatenate(tokens).astype(np.int32)
-    return replace(plan, end=plan.end - cut.astype(np.int32), tokens=packed, guessed=NOTHING, ahead=NOTHING)
+    drafts = replace(drafts, on_device=NO_INTS, unverified_inside=NO_INTS)
+    return replace(plan, end=plan.end - cut.astype(np.int32), tokens=packed, drafts=drafts)
 
 
 def _moved_tokens(plan: Plan, moved: Ints) -> Ints:
     """Return the tokens of all rows. The guesses of a row move, its first token comes from the board."""
-    if not len(plan.drafts):
+    if not len(plan.drafts.counts):
         return plan.tokens
     tokens = plan.tokens.copy()
     first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
     for row in np.flatnonzero(moved).tolist():
-        drafts = slice(first[row] + 1, first[row] + 1 + plan.drafts[row])
-        guesses = np.concatenate([plan.early_tokens[row], plan.tokens[drafts]])
-        begin = plan.early_tokens.shape[1] - moved[row]
-        tokens[drafts] = guesses[begin : begin + plan.drafts[row]]
+        drafts = slice(first[row] + 1, first[row] + 1 + plan.drafts.counts[row])
+        guesses = np.concatenate([plan.drafts.earlier_tokens[row], plan.tokens[drafts]])
+        begin = plan.drafts.earlier_tokens.shape[1] - moved[row]
+        tokens[drafts] = guesses[begin : begin + plan.drafts.counts[row]]
     return tokens
 
 
 def _moved_numbers(plan: Plan, moved: Ints) -> Floats:
     """Return the random numbers of all samples: a sample's index in the answer moves with its row."""
-    numbers, early = plan.sampling.uniform, plan.sampling.early_uniform
+    numbers, early = plan.sampling.uniform, plan.sampling.earlier_uniform
     if not len(early):
         return numbers
     places = moved[plan.samples[0]]

@@ -1,5 +1,8 @@
 """One step as a frozen value: what the planner decided, and everything the runner needs.
 
+Arrays with one entry per row are marked `ROWS` where they are declared; whatever builds, cuts or sends a plan, and what
+kernels receive, follows from that: a new one is one line here.
+
 All fields are plain integers (numpy, read-only). The runner executes a plan whole, in order, on one stream. Rows of one
 token (decodes) come first. A missing checkpoint is known from the position alone, never from a special index: if
 `start` lies in the first cell there is no checkpoint, and the runner ignores `read_slot`.
@@ -7,16 +10,41 @@ token (decodes) come first. A missing checkpoint is known from the position alon
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Places = slice | NDArray[np.int64]
+NO_INTS: Ints = np.zeros(0, np.int32)
+NO_TABLE: Ints = np.zeros((0, 0), np.int32)
+# Marks of fields: arrays of one number, or one line, per row; those that kernels read as they are, under the same name.
+ROWS: Mapping[str, Any] = {"rows": True}
+LINES: Mapping[str, Any] = {"rows": True, "lines": True}
+KERNEL_ROWS: Mapping[str, Any] = {"rows": True, "kernels": True}
 # Added to a banned token's logit. Finite, so that where a mask leaves only banned tokens, one of them is chosen.
 BANNED = -1e30
+
+
+@cache
+def row_arrays(kind: Hashable, mark: str = "rows") -> tuple[str, ...]:
+    """Return the names of a dataclass's arrays that have a mark.
+
+    >>> row_arrays(Plan, "lines"), row_arrays(Plan, "kernels")
+    (('page_table', 'window_table'), ('start', 'tail'))
+    """
+    return tuple(each.name for each in fields(cast(Any, kind)) if mark in each.metadata)
+
+
+def cut_rows(value: Any, rows: Places) -> dict[str, Any]:
+    """Return these rows of all arrays of a plan or its drafts; arrays without rows stay as they are."""
+    arrays = ((name, getattr(value, name)) for name in row_arrays(value.__class__))
+    return {name: array[rows] if len(array) else array for name, array in arrays}
 
 
 class Frozen:
@@ -59,16 +87,16 @@ class Sampling(Frozen):
     wants_logprobs: bool
     wants_digests: bool = field(default=False, kw_only=True)
     # Rows restricted to some tokens, in order, and one bit per vocabulary entry, lowest first: set if it is allowed.
-    mask_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    mask_bits: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [masked rows, words]
+    mask_row: Ints = field(default_factory=lambda: NO_INTS)
+    mask_bits: Ints = field(default_factory=lambda: NO_TABLE)  # [masked rows, words]
     # Samples whose mask follows after the launch, when the step before has landed (`with_masks`).
-    late: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
+    late: Ints = field(default_factory=lambda: NO_INTS)
     # Tokens banned if the row's input, which is only on the board, is a certain token: (sampled row, token, input).
-    ban_row: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    ban_token: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    ban_input: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # Random numbers of samples whose row may start earlier (`Plan.behind`): column i if it starts i + 1 tokens earlier.
-    early_uniform: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [samples, positions]
+    ban_row: Ints = field(default_factory=lambda: NO_INTS)
+    ban_token: Ints = field(default_factory=lambda: NO_INTS)
+    ban_input: Ints = field(default_factory=lambda: NO_INTS)
+    # Random numbers of samples whose row may start earlier: column i if it starts i + 1 tokens earlier.
+    earlier_uniform: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))  # [samples, positions]
 
     def with_masks(self, masks: Ints) -> Sampling:
         """Return the sampling with the masks of the samples that waited for theirs."""
@@ -109,47 +137,74 @@ class Captures(Frozen):
         return Captures(self.row[chosen], self.position[chosen], self.slot[chosen])
 
 
+NO_CAPTURES = Captures(NO_INTS, NO_INTS, NO_INTS)
+
+
+@dataclass(frozen=True, slots=True)
+class StepDrafts(Frozen):
+    """Drafts of a step, by row. An empty array means that no row of the step has any."""
+
+    # [rows] how many of the row's last tokens are drafts. A row with drafts also samples before each of them. On the
+    # board it leaves the sample after the last accepted draft, if the device moves rows there, and nothing otherwise:
+    # then its next row has its token from the host.
+    counts: Ints = field(default_factory=lambda: NO_INTS, metadata=ROWS)
+    # [rows] drafts of the row's sequence that are in flight when the row is planned: the row starts as many positions
+    # before `start` as of these are rejected. `read_slot` is for `start`, `earlier_slot` for a start in the cell
+    # before; captures are those of every start.
+    unverified_before: Ints = field(default_factory=lambda: NO_INTS, metadata=ROWS)
+    earlier_slot: Ints = field(default_factory=lambda: NO_INTS, metadata=ROWS)  # [rows]
+    # Drafts of the tokens before the row's own, which take their place if it starts earlier: the last ones count.
+    earlier_tokens: Ints = field(default_factory=lambda: NO_TABLE, metadata=LINES)  # [rows, positions]
+    # [rows] how many of the row's last tokens are only on the device: drafts of an MTP head that have not landed, or,
+    # in its own plans, what the model has chosen. `tokens` has zeros there.
+    on_device: Ints = field(default_factory=lambda: NO_INTS, metadata=ROWS)
+    # [rows] drafts in flight for which a row of an MTP head has tokens: it ends as many positions before `end` as of
+    # these are rejected.
+    unverified_inside: Ints = field(default_factory=lambda: NO_INTS, metadata=ROWS)
+    # In plans of an MTP head: whether drafts are chosen among the first, frequent, tokens of the vocabulary only.
+    frequent_only: bool = False
+
+    @property
+    def may_move(self) -> bool:
+        """Return whether rows may start earlier than their plan says."""
+        return len(self.unverified_before) > 0
+
+
+NO_DRAFTS = StepDrafts()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(Frozen):
     number: int
-    seat: Ints  # [rows] line of the token board
-    start: Ints  # [rows] first position to compute
-    end: Ints  # [rows] one past the last
+    seat: Ints = field(metadata=ROWS)  # [rows] line of the token board
+    start: Ints = field(metadata=KERNEL_ROWS)  # [rows] first position to compute
+    end: Ints = field(metadata=ROWS)  # [rows] one past the last
     tokens: Ints  # [sum(end - start)] the rows' tokens, packed
-    from_board: Ints  # [rows] 1: the row's first token is the last one sampled for its seat
-    read_slot: Ints  # [rows] checkpoint at the grid position at or before `start`
-    tail: Ints  # [rows]
-    page_table: Ints  # [rows, cells] pages of cells 0, 1, ...
-    window_table: Ints  # [rows, window cells] window pages of cells window_first, window_first + 1, ...
-    window_first: Ints  # [rows]
-    captures: Captures
+    from_board: Ints = field(metadata=ROWS)  # [rows] 1: the row's first token is the last one sampled for its seat
+    read_slot: Ints = field(metadata=ROWS)  # [rows] checkpoint at the grid position at or before `start`
+    tail: Ints = field(metadata=KERNEL_ROWS)  # [rows]
+    page_table: Ints = field(metadata=LINES)  # [rows, cells] pages of cells 0, 1, ...
+    window_table: Ints = field(metadata=LINES)  # [rows, window cells] of cells window_first, window_first + 1, ...
+    window_first: Ints = field(metadata=ROWS)  # [rows]
     sampled: Ints  # [sampled rows] rows that sample a token after their last position, and after each draft's input
     sampling: Sampling
+    captures: Captures = NO_CAPTURES
     # Prompt tokens to score: the logits at packed index `score_index` give the probability of `score_token`.
-    score_index: Ints
-    score_token: Ints
-    score_top: int
+    score_index: Ints = field(default_factory=lambda: NO_INTS)
+    score_token: Ints = field(default_factory=lambda: NO_INTS)
+    score_top: int = 0
     # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
-    # [rows] how many of the row's last tokens are drafts; empty: none in the whole step. A row with drafts also samples
-    # before each of them. On the board it leaves the sample after the last draft that was right, if the device follows
-    # rows there, and nothing otherwise: then its next row has its token from the host.
-    drafts: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # [rows] drafts of the row's sequence in the flight before: the row starts as many positions before `start` as
-    # wrong ones are found there. `read_slot` is for `start`, `early_slot` for a start in the cell before; captures are
-    # those of every start. Empty: all rows start where they say.
-    behind: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    early_slot: Ints = field(default_factory=lambda: np.zeros(0, np.int32))  # [rows]
-    # Guesses of the tokens before the row's drafts, which take their place if it starts earlier: the last ones count.
-    early_tokens: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int32))  # [rows, positions]
-    # [rows] how many of the row's last tokens are only on the device: guesses of an MTP head that have not landed, or,
-    # in its own plans, what the model has chosen. `tokens` has zeros there. Empty: none in the whole step.
-    guessed: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # [rows] drafts of the row's sequence in the flight before, in plans of a head: the row has a token for each of
-    # them, and ends as many positions before `end` as wrong ones are found there. Empty: all rows end where they say.
-    ahead: Ints = field(default_factory=lambda: np.zeros(0, np.int32))
-    # In plans of a head: whether guesses are chosen among the first tokens of the vocabulary only, the frequent ones.
-    frequent: bool = False
+    drafts: StepDrafts = NO_DRAFTS
+
+    @classmethod
+    def build(cls, **given: Any) -> Self:
+        """Return a plan. Per-row arrays that are not given are zeros, and lines without entries."""
+        rows = len(given["start"])
+        for name in row_arrays(Plan):
+            if name not in given:
+                given[name] = np.zeros((rows, 0) if name in row_arrays(Plan, "lines") else rows, np.int32)
+        return cls(**given)
 
     def __post_init__(self) -> None:
         Frozen.__post_init__(self)
@@ -164,9 +219,9 @@ class Plan(Frozen):
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the row of each sample, and the packed index of the token after which it is taken."""
         sampled = self.sampled.astype(np.int64)
-        if not len(self.drafts):
+        if not len(self.drafts.counts):
             return sampled, self._last[sampled]
-        counts = self.drafts[sampled].astype(np.int64) + 1
+        counts = self.drafts.counts[sampled].astype(np.int64) + 1
         row = np.repeat(sampled, counts)
         if len(row) == len(self.tokens):
             return row, np.arange(len(row))
@@ -180,8 +235,13 @@ class Plan(Frozen):
         return np.cumsum(self.end - self.start, dtype=np.int64) - 1
 
     @property
+    def draft_counts(self) -> Ints:
+        """Return the number of drafts of each row, whether or not any row has some."""
+        return self.drafts.counts if len(self.drafts.counts) else np.zeros(self.rows, np.int32)
+
+    @property
     def sample_count(self) -> int:
-        return len(self.sampled) + (int(self.drafts[self.sampled].sum()) if len(self.drafts) else 0)
+        return len(self.sampled) + (int(self.drafts.counts[self.sampled].sum()) if len(self.drafts.counts) else 0)
 
     @property
     def decode_rows(self) -> int:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import Captures, Ints, Plan
+from weft.base.plan import NO_CAPTURES, NO_DRAFTS, NO_INTS, Captures, Ints, Plan, Sampling, StepDrafts
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
-from weft.memory.kinds import Kind
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.speculate.drafting import Proposal
 
-NO_CAPTURES = Captures(*(np.zeros(0, np.int32) for _ in range(3)))
+Longs = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -81,47 +82,66 @@ def assemble(
     sampled = np.flatnonzero(does_sample)
     grants = _by_row(rows.grants, seats)
     drafts = dict(enumerate(rows.drafts.values(), others))
-    draft_counts = _draft_counts(others, counts)
-    samples, ahead = _samples(sampled, draft_counts, drafts)
-    score_index, score_token, score_top, scored = _scores(prefills, decodes)
-    behind, early_slot, early_tokens = _earlier_starts(rows, others, grants)
-    page_table, window_table, window_first = page_tables(ledger, seats, start - behind if len(behind) else start, end)
-    plan = Plan(
-        number=number,
-        seat=seats.astype(np.int32),
-        start=start.astype(np.int32),
-        end=end.astype(np.int32),
-        tokens=_tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
-        from_board=from_board,
-        read_slot=read_slots(ledger, seats, grants),
-        tail=ledger.tail[seats],
-        page_table=page_table,
-        window_table=window_table,
-        window_first=window_first,
-        captures=planned_captures(grants),
-        sampled=sampled.astype(np.int32),
-        sampling=choices.gather(
+    step_drafts = _step_drafts(rows, others, grants)
+    samples, ahead = _samples(sampled, step_drafts.counts, drafts)
+    scores, scored = _scores(prefills, decodes)
+    unverified = step_drafts.unverified_before
+    plan = build_plan(
+        ledger,
+        number,
+        (seats, start, end),
+        _tokens(inputs, prefills, sequences[others:], rows.drafts.values(), from_board[others:].tolist()),
+        from_board,
+        grants,
+        sampled.astype(np.int32),
+        choices.gather(
             seats[samples],
             sequences if len(samples) == len(sequences) and not drafts else [sequences[i] for i in samples.tolist()],
             start[samples],
             from_board[samples] > 0,
             ahead,
             rows.late,
-            int(behind.max(initial=0)),
+            int(unverified.max(initial=0)),
         ),
-        score_index=score_index,
-        score_token=score_token,
-        score_top=score_top,
-        poison=drain(ledger.arena.freed),
-        drafts=draft_counts,
-        behind=behind,
-        early_slot=early_slot,
-        early_tokens=early_tokens,
-        guessed=_guessed(draft_counts, drafts),
+        step_drafts,
+        **scores,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
     return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
+
+
+def build_plan(
+    ledger: Ledger,
+    number: int,
+    rows: tuple[Longs, Longs, Longs],
+    tokens: Ints,
+    from_board: Ints,
+    grants: dict[int, Grant],
+    sampled: Ints,
+    sampling: Sampling,
+    drafts: StepDrafts = NO_DRAFTS,
+    **scores: Any,
+) -> Plan:
+    """Return the plan of rows, (seats, start, end), in the memory that a ledger has given them."""
+    seats, start, end = rows
+    lowest = start - drafts.unverified_before if drafts.may_move else start
+    places = ledger.locate(seats, lowest, end, grants)
+    return Plan.build(
+        number=number,
+        seat=seats.astype(np.int32),
+        start=start.astype(np.int32),
+        end=end.astype(np.int32),
+        tokens=tokens,
+        from_board=from_board,
+        **places._asdict(),
+        captures=planned_captures(grants),
+        sampled=sampled,
+        sampling=sampling,
+        poison=ledger.take_freed(),
+        drafts=drafts,
+        **scores,
+    )
 
 
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
@@ -155,20 +175,31 @@ def _tokens(
     return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
 
 
-def _earlier_starts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> tuple[Ints, Ints, Ints]:
-    """Return the drafts in flight before each row, and what it reads and guesses if it starts earlier by some."""
+def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> StepDrafts:
+    """Return the drafts of all rows, of which `others` have none, and what rows read if they start earlier."""
+    if not rows.drafts:
+        return NO_DRAFTS
+    numbers = [len(proposal.tokens) for proposal in rows.drafts.values()]
+    only_device = [proposal.landing is not None for proposal in rows.drafts.values()]
+    counts, on_device = _after(others, numbers), NO_INTS
+    if any(only_device):
+        on_device = counts * _after(others, only_device)
     most = max(rows.following.values(), default=0)
     if not most:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
-    count = others + len(rows.drafts)
-    behind, slots, tokens = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros((count, most), np.int32)
-    for row, (seat, proposal) in enumerate(rows.drafts.items(), others):
-        behind[row] = rows.following.get(seat, 0)
+        return StepDrafts(counts, on_device=on_device)
+    unverified = _after(others, [rows.following.get(seat, 0) for seat in rows.drafts])
+    slots, tokens = np.zeros_like(counts), np.zeros((len(counts), most), np.int32)
+    for row, proposal in enumerate(rows.drafts.values(), others):
         if early := proposal.early:
             tokens[row, most - len(early) :] = early
         if row in grants:
             slots[row] = grants[row].early_slot or 0
-    return behind, slots, tokens
+    return StepDrafts(counts, unverified, slots, tokens, on_device)
+
+
+def _after(others: int, values: SequenceOf[int]) -> Ints:
+    """Return the numbers of all rows: 0 for the first `others`."""
+    return np.array([0] * others + list(values), np.int32)
 
 
 def _samples(
@@ -183,41 +214,11 @@ def _samples(
     return rows, DraftsAhead(rows, before, drafts)
 
 
-def _draft_counts(others: int, counts: list[int]) -> Ints:
-    """Return the drafts of each row: `others` rows have none. Empty, if no row has any."""
-    return np.array([0] * others + counts, np.int32) if counts else np.zeros(0, np.int32)
-
-
-def _guessed(counts: Ints, drafts: dict[int, Proposal]) -> Ints:
-    """Return how many drafts of each row only the device knows. Empty, if it knows none of them alone."""
-    rows = [row for row, proposal in drafts.items() if proposal.landing is not None]
-    if not rows:
-        return np.zeros(0, np.int32)
-    guessed = np.zeros_like(counts)
-    guessed[rows] = counts[rows]
-    return guessed
-
-
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:
     if not grants:
         return {}
     row_of = {seat: row for row, seat in enumerate(seats.tolist())}
     return {row_of[seat]: grant for seat, grant in grants.items()}
-
-
-def drain(freed: list[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Return the units that were freed since the last plan."""
-    drained = tuple(freed)
-    freed.clear()
-    return drained
-
-
-def read_slots(ledger: Ledger, seats: NDArray[np.int64], grants: dict[int, Grant]) -> Ints:
-    """Return the slots to read. The ledger is already past this step where a sequence leaves its cell: use grants."""
-    slots = ledger.read_slot[seats]
-    for row, grant in grants.items():
-        slots[row] = grant.read_slot or 0
-    return slots
 
 
 def planned_captures(grants: dict[int, Grant]) -> Captures:
@@ -228,26 +229,9 @@ def planned_captures(grants: dict[int, Grant]) -> Captures:
     return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
 
 
-def page_tables(
-    ledger: Ledger, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
-) -> tuple[Ints, Ints, Ints]:
-    """Return the pages of rows, their window pages, and the cells where those begin."""
-    cell, kinds = ledger.spec.cell, ledger.arena.unit_bytes
-    cells = -(-end // cell)
-    width = int(cells.max()) if Kind.PAGE in kinds else 0
-    page_table = ledger.page_table[seats, :width]
-    if Kind.WINDOW not in kinds:
-        return page_table, np.zeros((len(seats), 0), np.int32), np.zeros(len(seats), np.int32)
-    assert ledger.spec.window is not None
-    first = np.maximum(0, start - ledger.spec.window + 1) // cell
-    columns = first[:, None] + np.arange(int((cells - first).max()))
-    np.minimum(columns, ledger.window_table.shape[1] - 1, out=columns)
-    return page_table, ledger.window_table[seats[:, None], columns], first.astype(np.int32)
-
-
 def _scores(
     prefills: list[tuple[Sequence, int, int, bool]], first: int
-) -> tuple[Ints, Ints, int, tuple[tuple[Sequence, int], ...]]:
+) -> tuple[dict[str, Any], tuple[tuple[Sequence, int], ...]]:
     """Return the prompt tokens to score: the logits at a position give the probability of the token after it."""
     index: list[NDArray[np.int64]] = []
     token: list[NDArray[np.int32]] = []
@@ -263,5 +247,6 @@ def _scores(
                 top = max(top, params.prompt_logprobs)
         first += end - start
     if not index:
-        return np.zeros(0, np.int32), np.zeros(0, np.int32), 0, ()
-    return np.concatenate(index).astype(np.int32), np.concatenate(token), top, tuple(scored)
+        return {}, ()
+    scores = np.concatenate(index).astype(np.int32), np.concatenate(token), top
+    return dict(zip(("score_index", "score_token", "score_top"), scores, strict=True)), tuple(scored)

@@ -9,77 +9,87 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
+from weft.base.companions import Companion
 from weft.base.config import EngineConfig
-from weft.base.copies import CopyPlan, Direction
-from weft.base.errors import CopyFailed, EngineStopped
-from weft.engine.device import Device, DeviceTiers
-from weft.memory.ledger import Ledger
+from weft.base.copies import CopyPlan, Direction, PlanCopies
+from weft.base.errors import CopyFailed
+from weft.engine.device import Device
+from weft.memory.cache import Cache
+from weft.memory.dropping import FlightMarks
+from weft.memory.ledger import MakeTiers
+from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.empty import empty_tier
-from weft.memory.tiers.exchange.arrivals import ArrivalsLink
-from weft.memory.tiers.link import MOST_SAVING_BYTES, TierLink
+from weft.memory.tiers.link import MOST_SAVING_BYTES, LowerTier
 from weft.memory.tiers.tiers import Tiers
 
 log = logging.getLogger("weft")
 
 # A closing engine saves what was kept for up to this time. Servers kill an engine that does not end within ten seconds.
 CLOSING_SECONDS = 6.0
-
-
 # How long an engine with nothing else to do waits for answers of a remote store at a time.
 ANSWER_SECONDS = 1e-3
-# Numbers of flights that were launched before a moment, by link and direction.
-FlightMarks = dict[tuple[int, Direction], int]
 
 
-class Copier:
-    def __init__(self, tiers: Tiers, copies: DeviceTiers) -> None:
-        self.tiers = tiers
-        self._copies = copies
-        self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
-            (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links
-        }
-        self._landed: FlightMarks = dict.fromkeys(self._flights, 0)
+def tiers_below(
+    spec: MemorySpec, config: EngineConfig, device: Device, now: Callable[[], float] = monotonic
+) -> MakeTiers | None:
+    """Return what makes the tiers below the device that the configuration asks for; `device` makes their copies."""
+    if not config.cache or not (config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes):
+        return None
+    copies = device.capabilities.tiers
+    assert copies is not None, "a device has the tiers below it that its engine uses"
 
-    @classmethod
-    def attach(cls, ledger: Ledger, device: Device, config: EngineConfig) -> Copier:
-        """Give a ledger the tiers below the device that the configuration asks for; `device` makes the copies."""
-        copying = device.capabilities.tiers
-        assert copying is not None, "a device has the tiers below it that its engine uses"
-        links: list[TierLink] = []
-        upper = ledger.cache
+    def make(cache: Cache, tenancy: Tenancy) -> Tiers:
+        tiers: list[LowerTier] = []
+        memory, arrivals = cache, None
         if config.host_bytes:
-            host = empty_tier(ledger.spec, config.host_bytes, config.eviction)
-            links.append(TierLink(0, "host", upper, host, copying.load_bytes_per_second))
-            links[0].demotion.copy_pays = links[0].rates.copy_pays
-            upper = host
+            memory = empty_tier(spec, config.host_bytes, config.eviction)
+            tiers.append(LowerTier("host", memory, copies.load_bytes_per_second, weighs_copies=True))
         if config.disk_bytes:
             from weft.memory.tiers.disk.restoring import Restoring
             from weft.memory.tiers.disk.tier import disk_cache
 
-            disk = disk_cache(ledger.spec, copying.disk, config.eviction)
-            links.append(TierLink(len(links), "disk", upper, disk, None, labelled=True))
-            links[-1].restoring = restoring = Restoring(disk, copying.disk, ledger.tenancy)
-            links[-1].saves.erasing.resume(restoring.doomed)
+            disk = disk_cache(spec, copies.disk, config.eviction)
+            tiers.append(LowerTier("disk", disk, labelled=True, restoring=Restoring(disk, copies.disk, tenancy)))
         if config.remote:
             from weft.memory.tiers.remote.discovery import Discovery
             from weft.memory.tiers.remote.tier import view_bytes
 
-            view, copies = empty_tier(ledger.spec, view_bytes(ledger.spec), config.eviction), copying.remote
-            links.append(TierLink(len(links), "remote", upper, view, None, labelled=True))
-            links[-1].discovery = Discovery(view, copies.store, copies.names, ledger.tenancy)
+            view, store = empty_tier(spec, view_bytes(spec), config.eviction), copies.remote
+            discovery = Discovery(view, store.store, store.names, tenancy)
             # Saves to a store that hangs hold memory until they fail.
-            saves, arena = links[-1].saves, upper.arena
-            saves.most_bytes = min(MOST_SAVING_BYTES, arena.slabs * arena.slab_bytes // 8)
-            saves.chunk_bytes = min(saves.chunk_bytes, saves.most_bytes)
+            most = min(MOST_SAVING_BYTES, memory.arena.slabs * memory.arena.slab_bytes // 8)
+            tiers.append(LowerTier("remote", view, labelled=True, discovery=discovery, most_saving_bytes=most))
         if config.arrivals_bytes:
             # In transit: what came first goes first.
-            arrivals = empty_tier(ledger.spec, config.arrivals_bytes, "lru", "arrivals")
-            links.append(ArrivalsLink(len(links), ledger.cache, arrivals, ledger.tenancy))
-        ledger.tiers = Tiers(links, ledger.tenancy)
-        return cls(ledger.tiers, copying)
+            arrivals = empty_tier(spec, config.arrivals_bytes, "lru", "arrivals")
+        return Tiers(cache, tiers, tenancy, arrivals, now)
+
+    return make
+
+
+class Copier(Companion):
+    """`now` is a clock in seconds: a closing engine saves for up to `closing_seconds`."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        copies: PlanCopies,
+        now: Callable[[], float] = perf_counter,
+        closing_seconds: float = CLOSING_SECONDS,
+    ) -> None:
+        self.tiers = tiers
+        self._copies = copies
+        self._now = now
+        self._closing_seconds = closing_seconds
+        self._flights: dict[tuple[int, Direction], deque[tuple[CopyPlan, Any]]] = {
+            (link.level, each): deque() for each in (Direction.LOAD, Direction.SAVE) for link in tiers.links
+        }
+        self._landed: FlightMarks = dict.fromkeys(self._flights, 0)
 
     @property
     def busy(self) -> bool:
@@ -99,11 +109,15 @@ class Copier:
         for plan in self.tiers.plan_saves(idle):
             self._begin(plan)
 
-    def launch_loads(self, wait: bool = False) -> None:
-        """Begin the next loads. With `wait`, because no step is under way, give copies a little time to land."""
+    def launch_loads(self) -> None:
+        """Begin the next loads."""
         for plan in self.tiers.plan_loads():
             self._begin(plan)
-        if wait:
+
+    def attend(self, idle: bool) -> None:
+        """Begin the loads that the plan asked for. If `idle`, give copies a little time to land."""
+        self.launch_loads()
+        if idle:
             self.land(wait=True)
             if not any(self._flights.values()):
                 self.tiers.await_answers(ANSWER_SECONDS)
@@ -127,21 +141,12 @@ class Copier:
                 self._begin(plan)
             self.land(wait=True)
 
-    def close(self, finish_drops: Callable[[], None]) -> None:
-        """Save what outlives the process, newest first and for a limited time, and close the tiers."""
-        try:
-            finish_drops()
-            self._save_last()
-        except EngineStopped as error:
-            log.warning("what was not saved yet is lost: %s", error)
-        finally:
-            self.tiers.close()
-
-    def _save_last(self) -> None:
-        until = perf_counter() + CLOSING_SECONDS
+    def close(self) -> None:
+        """Save what outlives the process, newest first and for a limited time."""
+        until = self._now() + self._closing_seconds
         for link in self.tiers.links:
             link.saves.erasing.retry()
-        while (self.busy or self.tiers.behind) and perf_counter() < until:
+        while (self.busy or self.tiers.behind) and self._now() < until:
             self.launch(idle=True)
             self.land(wait=True)
         for link in self.tiers.links:

@@ -87,6 +87,9 @@ class Capabilities:
     tiers: DeviceTiers | None = None
 
 
+PLANS_ONLY = Capabilities()
+
+
 class Device(Protocol):
     """Executes plans whole and in the order of their launch. Flights are opaque to the engine."""
 

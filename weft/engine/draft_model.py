@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
-from weft.base.plan import Captures, Ints, Plan, Sampling
-from weft.engine.assembly import NO_CAPTURES, drain, page_tables
+from weft.base.plan import NO_DRAFTS, Ints, Sampling, StepDrafts
+from weft.engine.assembly import build_plan
 from weft.engine.device import Device
 from weft.engine.sequence import Sequence
 from weft.memory.audit import check_plan
@@ -29,6 +29,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 
 Longs = NDArray[np.int64]
+FREQUENT_ONLY = StepDrafts(frequent_only=True)
 
 
 @dataclass(slots=True)
@@ -151,10 +152,8 @@ class DraftModel:
         self._unsettled[seat] = False
         row, ledger = self._open[seat], self.ledger
         end = min(self.kept(row, accepted), int(ledger.planned[seat]))
-        if row.grant is None:
-            ledger.computed[seat] = ledger.planned[seat] = end
-            return
-        self.name_cells(row, end)
+        if row.grant is not None:
+            self.name_cells(row, end)
         ledger.settle(row.lease, row.grant, end)
         row.grant = None
 
@@ -164,8 +163,7 @@ class DraftModel:
         if row is None:
             return
         self.settle(seat, int(self._right[seat]))
-        row.lease.returns = returns
-        self.ledger.close(row.lease)
+        self.ledger.close(row.lease, returns)
         del self._open[seat]
 
     def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
@@ -173,7 +171,7 @@ class DraftModel:
 
     def flush(self) -> None:
         """Drop all cached cells that no running sequence uses."""
-        self.ledger.cache.clear()
+        self.ledger.clear()
 
     # what a model reads ---------------------------------------------------------------------------------------------
 
@@ -271,9 +269,9 @@ class DraftModel:
             if opened.grant is not None:
                 needy[row] = False
                 granted.append(opened)
-        ledger.snapshot([each.lease for each in granted])
+        grants = ledger.snapshot([each.lease for each in granted])
         for each in granted:
-            each.grant = each.lease.pending[-1]
+            each.grant = grants[each.lease.seat]
         if needy.any():
             rows = rows.choose(~needy)
         self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
@@ -315,48 +313,33 @@ class DraftModel:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
         self._number += 1
         flying, on_board = ahead.astype(np.int32), tokens is None
-        page_table, window_table, window_first = page_tables(self.ledger, seat, start, end)
-        sampled, none = np.flatnonzero(samples).astype(np.int32), np.zeros(0, np.int32)
-        grants = [
-            (row, grant) for row, each in enumerate(seat.tolist()) if (grant := self._open[each].grant) is not None
-        ]
-        read_slot = self.ledger.read_slot[seat]
-        for row, grant in grants:
-            read_slot[row] = self._slot_before(grant, int(start[row]))
-        plan = Plan(
-            number=self._number,
-            seat=seat.astype(np.int32),
-            start=start.astype(np.int32),
-            end=end.astype(np.int32),
-            tokens=np.zeros(len(seat), np.int32) if tokens is None else tokens,
-            from_board=np.full(len(seat), tokens is None, np.int32),
-            read_slot=read_slot,
-            tail=self.ledger.tail[seat],
-            page_table=page_table,
-            window_table=window_table,
-            window_first=window_first,
-            captures=_captures(grants, start, end) if grants else NO_CAPTURES,
-            sampled=sampled,
-            sampling=Sampling.greedy(len(sampled)),
-            score_index=none,
-            score_token=none,
-            score_top=0,
-            poison=drain(self.ledger.arena.freed),
-            behind=flying if on_board and flying.any() else none,
-            early_slot=np.zeros_like(flying) if on_board and flying.any() else none,
-            ahead=none if on_board or not flying.any() else flying,
-            frequent=self.frequent,
-            guessed=none if on_board or not flying.any() else np.where(flying > 0, flying + 1, 0).astype(np.int32),
+        spans = enumerate(zip(seat.tolist(), start.tolist(), end.tolist(), strict=True))
+        grants = {row: grant.part(*span) for row, (each, *span) in spans if (grant := self._open[each].grant)}
+        sampled = np.flatnonzero(samples).astype(np.int32)
+        plan = build_plan(
+            self.ledger,
+            self._number,
+            (seat, start, end),
+            np.zeros(len(seat), np.int32) if tokens is None else tokens,
+            np.full(len(seat), on_board, np.int32),
+            grants,
+            sampled,
+            Sampling.greedy(len(sampled)),
+            self._unverified(flying, on_board),
         )
         if self.paranoid:
             check_plan(plan, self.ledger)
         return self.executor.launch(plan)
 
-    def _slot_before(self, grant: Grant, start: int) -> int:
-        """Return the checkpoint at the grid position at or before `start`: the grant's, or one that it writes."""
-        here = floor_to_grid(start, self.ledger.cell)
-        written = (c.slot for c in grant.captures if c.own and c.position == here)
-        return next(written, grant.read_slot) or 0
+    def _unverified(self, flying: Ints, on_board: bool) -> StepDrafts:
+        """Return which rows start, or end, earlier if drafts in flight are rejected."""
+        if not flying.any():
+            return FREQUENT_ONLY if self.frequent else NO_DRAFTS
+        if on_board:
+            moved = {"unverified_before": flying, "earlier_slot": np.zeros_like(flying)}
+        else:
+            moved = {"unverified_inside": flying, "on_device": np.where(flying > 0, flying + 1, 0).astype(np.int32)}
+        return StepDrafts(**moved, frequent_only=self.frequent)
 
     def _in_vocabulary(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """Return guesses up to the first one that only the draft model knows."""
@@ -373,14 +356,3 @@ def _packed(rows: KnownRows, order: Longs) -> Ints:
     before = np.cumsum(length) - length
     packed: Ints = rows.tokens[np.arange(len(rows.tokens)) + np.repeat(first - before, length)]
     return packed
-
-
-def _captures(grants: list[tuple[int, Grant]], start: Longs, end: Longs) -> Captures:
-    found = [
-        (row, capture.position, capture.slot)
-        for row, grant in grants
-        for capture in grant.captures
-        if capture.slot is not None and start[row] < capture.position <= end[row]
-    ]
-    table = np.array(found, np.int32).reshape(-1, 3)
-    return Captures(*(np.ascontiguousarray(table[:, column]) for column in range(3)))

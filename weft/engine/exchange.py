@@ -6,11 +6,12 @@ Runs between steps, in the engine's thread; the transport has threads of its own
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
+from weft.base.companions import Companion
 from weft.base.errors import InvalidField
-from weft.base.grid import first_window_cell
 from weft.base.transfers import (
     Granted,
     Offer,
@@ -26,42 +27,41 @@ from weft.engine.assembly import PlannedStep
 from weft.engine.device import Device
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
-from weft.memory.arena import Arena
-from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
-from weft.memory.tiers.exchange.arrivals import ArrivalsFull, ArrivalsLink
-from weft.memory.tiers.exchange.departures import Aloft, Departures
-from weft.memory.tiers.units import PointUnits
+from weft.memory.tiers.exchange.arrivals import ArrivalsFull
+from weft.memory.tiers.exchange.departures import Departures
+from weft.memory.tiers.tiers import Tiers
 
 # Copies to the staging area that are begun in one step.
 MOST_PLANS = 8
 WAIT_SECONDS = 1e-3
 # Pause between two looks at transfers while a step is awaited.
 SERVE_SECONDS = 2e-4
-ABORTED = "the request was aborted"
+NO_DEPARTURES = "needs an engine with the role prefill"
 
 
-def staging(ledger: Ledger, size_bytes: int, level: int) -> Departures:
-    """Return what stages prefixes in an area of this size, the device's tier of this level."""
-    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(ledger.spec).items() if kind is not Kind.TAIL}
-    return Departures(ledger.spec, ledger.cache, Arena(sizes, size_bytes), level)
+# Called with the number of a request whose transfer is over, and with the error if it has failed.
+ReportEnd = Callable[[int, str | None], None]
 
 
-def check_departure(request: Request, ledger: Ledger) -> None:
-    """Raise if the prefix of a request cannot be sent."""
-    if ledger.departures is None:
-        raise InvalidField("send_to", "needs an engine with the role prefill")
-    if len(request.prompt) % ledger.cell or request.params.max_tokens:
-        raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
+class Exchange(Companion):
+    """`report_end` is called between two steps only. `now` is a clock in seconds."""
 
-
-class Exchange:
-    """`ended` are the requests whose transfer is over, for the engine to report; an error says why it failed."""
-
-    def __init__(self, transport: Transport, device: Device, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        device: Device,
+        ledger: Ledger,
+        tiers: Tiers | None,
+        departures: Departures | None,
+        report_end: ReportEnd,
+        now: Callable[[], float] = perf_counter,
+    ) -> None:
         self.transport = transport
-        self.ended: list[tuple[int, str | None]] = []
+        self._report_end = report_end
+        self._now = now
+        # Requests whose transfer is over.
+        self._ended: list[tuple[int, str | None]] = []
         self.failed_transfers = self.sent_prefixes = 0
         # Time that requests waited for their transfer after their prompt was computed.
         self.exposed_seconds = 0.0
@@ -69,21 +69,23 @@ class Exchange:
         self._copies = device.capabilities.tiers
         self._progress = device.capabilities.progress
         self._ledger = ledger
+        self._tiers = tiers
+        self.arrivals = None if tiers is None else tiers.arrivals
+        self.departures = departures
         self._flights: deque[Any] = deque()
         self._finished: set[int] = set()
 
     @property
-    def departures(self) -> Departures | None:
-        return self._ledger.departures
-
-    @property
-    def arrivals(self) -> ArrivalsLink | None:
-        return None if self._ledger.tiers is None else self._ledger.tiers.arrivals
-
-    @property
     def busy(self) -> bool:
         """Whether a step has work: copies to the staging area under way or possible, or ends to report."""
-        return bool(self._flights or self.ended)
+        return bool(self._flights or self._ended)
+
+    def check(self, request: Request) -> None:
+        """Raise if the prefix of a request cannot be sent."""
+        if self.departures is None:
+            raise InvalidField("send_to", NO_DEPARTURES)
+        if len(request.prompt) % self._ledger.cell or request.params.max_tokens:
+            raise InvalidField("send_to", "needs a prompt of whole cells and max_tokens 0")
 
     # requests -------------------------------------------------------------------------------------------------------
 
@@ -92,7 +94,7 @@ class Exchange:
         destination = sequence.request.send_to
         assert destination is not None
         assert self.departures is not None
-        if self._ledger.hidden.covers(sequence.keys, lambda: tenant):
+        if self._ledger.hides(sequence.keys, lambda: tenant):
             return
         self.departures.begin(sequence.id, sequence.keys, tenant)
         self.transport.open(sequence.id, destination, Offer(tuple(sequence.keys), tenant))
@@ -107,21 +109,11 @@ class Exchange:
             departure = departures.active.get(sequence.id)
             if departure is None or sequence.leaving or sequence.lease is None:
                 continue
-            first, end = grant.start // cell, grant.end // cell
-            pages = self._ledger.page_table[sequence.seat, first:end].tolist() if departures.paged else []
-            point = self._point(sequence.lease, grant) if end == departure.end else None
-            departures.launched(sequence.id, Aloft(flight, step.plan.number, first, tuple(pages), point))
-        self._launch()
+            aloft = self._ledger.aloft(sequence.lease, grant, flight, step.plan.number, departure.end * cell)
+            departures.launched(sequence.id, aloft)
+        self._stage()
 
-    def _point(self, lease: Lease, grant: Grant) -> PointUnits:
-        """Return the resume point at the end of a step in flight."""
-        ledger, window = self._ledger, tuple[int, ...]()
-        if ledger.window:
-            first = first_window_cell(grant.end, ledger.window, ledger.cell)
-            window = tuple(ledger.window_table[lease.seat, first : grant.end // ledger.cell].tolist())
-        return PointUnits(lease.slot, window)
-
-    def landed_step(self, step: PlannedStep) -> None:
+    def landed(self, step: PlannedStep) -> None:
         """Note that a step has landed, and that its cells are published."""
         if self.departures is not None and self._progress is not None:
             for row in step.grants:
@@ -132,27 +124,21 @@ class Exchange:
         if self.departures is None or self._progress is None:
             return
         while self.departures.active and not self._progress.landed(flight):
-            self.poll()
+            self._go_on()
             self.transport.wait(SERVE_SECONDS)
 
     def computed(self, sequence: Sequence) -> bool:
         """Keep what a request has computed until it is staged; return whether it departs. Its lease is still open."""
-        lease, ledger = sequence.lease, self._ledger
         if self.departures is None or sequence.id not in self.departures.active:
             return False
+        lease = sequence.lease
         assert lease is not None
-        if lease.hidden:
-            # It was not kept, because it is being dropped: the other engine computes it.
+        if not self.departures.computed(sequence.id, lease, self._ledger.point_at(lease, len(sequence.request.prompt))):
             self.abandon(sequence.id)
             return False
-        assert lease.node is not None
-        window: tuple[int, ...] = ()
-        if ledger.window:
-            window = tuple(ledger.window_table[lease.seat, lease.window_first : lease.published].tolist())
-        self.departures.computed(sequence.id, lease.node, lease.slot, window)
-        self._computed_at[sequence.id] = perf_counter()
+        self._computed_at[sequence.id] = self._now()
         # Now: an engine with nothing else to do would sleep until an event arrives.
-        self._launch()
+        self._stage()
         self._advance(sequence.id)
         return True
 
@@ -170,7 +156,25 @@ class Exchange:
 
     # between steps --------------------------------------------------------------------------------------------------
 
-    def poll(self, wait: bool = False) -> None:
+    def launch(self) -> None:
+        """Handle what has happened, begin and land copies, and report the requests whose transfer is over."""
+        self._poll()
+
+    def attend(self, idle: bool) -> None:
+        """If `idle`, do the same again: what is being sent may hold the memory that requests wait for."""
+        if idle and self.departures is not None:
+            self._poll(wait=bool(self.departures.in_flight))
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _poll(self, wait: bool = False) -> None:
+        self._go_on(wait)
+        ended, self._ended = self._ended, []
+        for number, error in ended:
+            self._report_end(number, error)
+
+    def _go_on(self, wait: bool = False) -> None:
         """Handle what has happened, and begin and land copies. With `wait`, because there is nothing else to do."""
         self._land(wait)
         events = self.transport.poll()
@@ -179,9 +183,9 @@ class Exchange:
             events = self.transport.poll()
         for event in events:
             self._handle(event)
-        self._launch()
+        self._stage()
 
-    def _launch(self) -> None:
+    def _stage(self) -> None:
         for _ in range(MOST_PLANS):
             plan = None if self.departures is None else self.departures.plan(self._has_computed)
             if plan is None:
@@ -221,7 +225,7 @@ class Exchange:
                 assert self.departures is not None
                 if number in self.departures.active:
                     self.departures.granted(number, first, end, point)
-                    self._launch()
+                    self._stage()
                     self._advance(number)
             case UnitsSent(number, units):
                 assert self.departures is not None
@@ -231,7 +235,7 @@ class Exchange:
                 self.departures.ended(number)
                 self._finished.discard(number)
                 self._note_end(number, error)
-                self.ended.append((number, error))
+                self._ended.append((number, error))
             case Offered(number, offer):
                 self._take_offer(number, offer)
             case UnitReceived(number, place):
@@ -247,22 +251,21 @@ class Exchange:
             return
         self.sent_prefixes += 1
         if computed_at is not None:
-            self.exposed_seconds += perf_counter() - computed_at
+            self.exposed_seconds += self._now() - computed_at
 
     # receiving ------------------------------------------------------------------------------------------------------
 
     def _take_offer(self, number: int, offer: Offer) -> None:
-        tiers, arrivals = self._ledger.tiers, self.arrivals
+        tiers, arrivals, keys = self._tiers, self.arrivals, list(offer.keys)
         if tiers is None or arrivals is None:
             self.transport.refuse(number, "this engine receives no prefixes")
             return
-        keys, tries = list(offer.keys), [cache.trie for cache in self._ledger.caches]
-        if self._ledger.hidden.covers(keys, lambda: offer.tenant):
+        if self._ledger.hides(keys, lambda: offer.tenant):
             # It may have been computed before the drop, and would outlive it here.
             arrivals.refused += 1
             self.transport.refuse(number, "its prefix is being dropped")
             return
-        if len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries):
+        if tiers.contradicts(keys):
             arrivals.refused += 1
             self.transport.refuse(number, "the keys of the offer are not those of one prefix")
             return
@@ -316,10 +319,3 @@ class Exchange:
                 "refused": self.arrivals.refused,
             }
         return found
-
-
-def join(transport: Transport, device: Device, ledger: Ledger, staging_bytes: int) -> Exchange:
-    """Send and receive prefixes over a transport, as far as there is memory for it."""
-    if staging_bytes:
-        ledger.departures = staging(ledger, staging_bytes, 0 if ledger.tiers is None else len(ledger.tiers.links))
-    return Exchange(transport, device, ledger)

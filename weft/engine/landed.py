@@ -27,7 +27,7 @@ def verified_drafts(step: PlannedStep, landing: Landing) -> dict[int, int]:
         return {}
     # Samples of the rows with drafts are the last ones: these rows end the step.
     chosen = landing.tokens.tolist()
-    first, verified = len(chosen) - int(step.plan.drafts.sum()) - len(step.drafts), {}
+    first, verified = len(chosen) - int(step.plan.drafts.counts.sum()) - len(step.drafts), {}
     for row, proposal in step.drafts.items():
         stops, place = step.sequences[row].stop_tokens, first
         for draft in proposal.tokens:
@@ -51,17 +51,17 @@ def undo_refused(step: PlannedStep, verified: dict[int, int], ledger: Ledger, pl
     # Rows with a grant are settled one by one.
     inside = np.array([row for row in verified if row not in step.grants], np.int64) if step.grants else rows
     ledger.undo_each(plan.seat[inside], ends[inside], plan.end[inside] - ends[inside])
-    planner.undo(plan.seat[rows], plan.drafts[rows] - accepted)
+    planner.undo(plan.seat[rows], plan.drafts.counts[rows] - accepted)
     return ends
 
 
 def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
     """Return a landed step with all its drafts, whose rows start where the drafts before them turned out to end."""
     plan = step.plan
-    if not len(plan.behind):
-        return replace(step, drafts=_landed(step.drafts)) if len(plan.guessed) else step
-    behind = np.flatnonzero(plan.behind)
-    refused = np.where(plan.behind > 0, plan.start - ledger.computed[plan.seat], 0)
+    if not plan.drafts.may_move:
+        return replace(step, drafts=_landed(step.drafts)) if len(plan.drafts.on_device) else step
+    behind = np.flatnonzero(plan.drafts.unverified_before)
+    refused = np.where(plan.drafts.unverified_before > 0, plan.start - ledger.computed[plan.seat], 0)
     drafts = {row: proposal.moved(int(refused[row])) for row, proposal in step.drafts.items()}
     # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
     void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from weft.base.plan import Plan
 from weft.engine.planner import Planner
 from weft.engine.prompt_costs import PromptCosts
-from weft.memory.tiers.tiers import Tiers
+from weft.memory.report import memory_load
 
 # Weight of a new step in the mean duration.
 SHARE = 0.1
@@ -48,20 +48,37 @@ class ReplicaLoad:
 
 
 class StepClock:
-    """Measures steps: the time from one landing, or the start of a launch into an idle device, to the next landing."""
+    """Measures steps: the time from one landing, or the start of a launch into an idle device, to the next landing.
 
-    def __init__(self, tiers: Tiers | None) -> None:
+    `now` is a clock in seconds. `costs` learn what prompt tokens cost; `computed` and `observe`, if given, learn too.
+    """
+
+    def __init__(
+        self,
+        now: Callable[[], float],
+        computed: Callable[[int, float], None] | None = None,
+        observe: Callable[[Plan, float], None] | None = None,
+    ) -> None:
         self.prompt_tokens = 0
         self.prompt_pairs = 0.0
         self.step_seconds = 0.0
         # From a landing that a step waited for to its launch.
         self.wait_seconds = 0.0
         self.costs = PromptCosts()
-        self._tiers = tiers
+        self._now = now
+        self._computed = computed
+        self._observe = observe
         self._since: float | None = None
+        # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
+        self._landed_at = self._resumed_at = 0.0
+        self._landed_drafts = 0
+
+    def resumed(self, now: float) -> None:
+        """Take note that nothing was in flight or running at this time."""
+        self._resumed_at = now
 
     def launched(self, alone: bool, waited: bool = False) -> None:
-        now = perf_counter()
+        now = self._now()
         if waited and self._since is not None:
             self.wait_seconds += SHARE * (now - self._since - self.wait_seconds)
         if alone:
@@ -73,42 +90,49 @@ class StepClock:
         return self.wait_seconds / self.step_seconds if self.step_seconds else 0.0
 
     def landed(self, plan: Plan) -> None:
-        now, tokens, pairs = perf_counter(), 0, 0.0
+        now, tokens, pairs = self._now(), 0, 0.0
+        if self._observe is not None:
+            self._observe_step(plan, now, self._observe)
         # Rows with drafts come last and belong to no prompt.
-        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts)))
+        prompts = slice(plan.decode_rows, plan.rows - int(np.count_nonzero(plan.drafts.counts)))
         if prompts.start < prompts.stop:
             start, end = plan.start[prompts].astype(np.float64), plan.end[prompts].astype(np.float64)
             tokens, pairs = int((end - start).sum()), float(((end - start) * (start + end)).sum() / 2)
         if self._since is not None:
             self.costs.computed(tokens, pairs, now - self._since)
-            if self._tiers is not None:
-                self._tiers.computed(tokens, now - self._since)
+            if self._computed is not None:
+                self._computed(tokens, now - self._since)
             self.step_seconds += SHARE * (now - self._since - self.step_seconds)
         self._since = now
         self.prompt_tokens += tokens
         self.prompt_pairs += pairs
+
+    def _observe_step(self, plan: Plan, now: float, observe: Callable[[Plan, float], None]) -> None:
+        """Learn how long a step took: from the landing before it to its own.
+
+        At depth 1, a step with drafts may be planned after the landing before it: then this includes what the device
+        waits for the host. The step after it may wait too: without drafts of its own, it does not count.
+        """
+        seconds, after_drafts = now - max(self._resumed_at, self._landed_at), self._landed_drafts > 0
+        self._landed_at, self._landed_drafts = now, int(plan.drafts.counts.sum())
+        if self._landed_drafts or not after_drafts:
+            observe(plan, seconds)
 
 
 def load_of(
     planner: Planner, prompt_tokens: int, prompt_pairs: float, step_seconds: float, costs: PromptCosts
 ) -> ReplicaLoad:
     """Return the load of an engine that has computed these prompt tokens and pairs, with steps of this length."""
-    arena, spec, tiers = planner.ledger.arena, planner.ledger.spec, planner.ledger.tiers
     return ReplicaLoad(
         prompt_tokens=prompt_tokens,
         prompt_pairs=prompt_pairs,
         running=planner.running + len(planner.leaving),
         waiting=len(planner.queue),
         max_sequences=planner.config.max_sequences,
-        used_memory=arena.used_slabs / arena.slabs,
-        memory_bytes=arena.slabs * arena.slab_bytes,
-        held_bytes=planner.ledger.held_slabs() * arena.slab_bytes,
         step_seconds=step_seconds,
         token_seconds=costs.token_seconds,
         pair_seconds=costs.pair_seconds,
-        load_bytes_per_second=None if tiers is None else tiers.links[0].rates.load_bytes,
-        token_bytes=spec.page_bytes / spec.cell,
-        point_bytes=planner.ledger.cache.point_bytes,
+        **memory_load(planner.ledger),
     )
 
 

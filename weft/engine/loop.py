@@ -7,6 +7,7 @@ dropped.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
+from weft.base.companions import Companion
 from weft.base.config import EngineConfig
-from weft.base.errors import InvalidField, RequestError
+from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.plan import Landing
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
 from weft.engine.assembly import PlannedStep
 from weft.engine.constraint import Constraint, Constraints
-from weft.engine.copying import Copier
+from weft.engine.copying import CLOSING_SECONDS, Copier, tiers_below
 from weft.engine.device import Device
 from weft.engine.draft_model import DraftModel
-from weft.engine.dropping import Dropping
 from weft.engine.events import FinishReason, Output, Report
-from weft.engine.exchange import check_departure, join
+from weft.engine.exchange import NO_DEPARTURES, Exchange
 from weft.engine.landed import (
     accepted_tokens,
     add_scores,
@@ -45,17 +46,37 @@ from weft.engine.planner import Planner
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
+from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
 from weft.memory.keys import PrefixIdentity
-from weft.memory.ledger import Ledger
+from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting
 
+log = logging.getLogger("weft")
+
+
+def ledger_of(spec: MemorySpec, config: EngineConfig, below: MakeTiers | None, departures_bytes: int) -> Ledger:
+    """Return a ledger as the configuration asks for, over the tiers `below`."""
+    return Ledger(
+        spec,
+        config.memory_bytes,
+        config.max_sequences,
+        config.max_length,
+        cache=config.cache,
+        eviction=config.eviction,
+        capture_every=config.capture_every,
+        remember_freed=config.paranoid,
+        private_answers=config.exact,
+        below=below,
+        departures_bytes=departures_bytes,
+    )
+
 
 class Engine:
     """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
-    `draft_model` decodes drafts."""
+    `draft_model` decodes drafts. `now` is a clock in seconds; a closing engine saves for up to `closing_seconds`."""
 
     def __init__(
         self,
@@ -66,45 +87,39 @@ class Engine:
         drafting: Drafting | None = None,
         draft_model: DraftModel | None = None,
         transport: Transport | None = None,
+        now: Callable[[], float] = perf_counter,
+        closing_seconds: float = CLOSING_SECONDS,
     ) -> None:
         self.config = config
         self._constraints = constraints
+        self._device = device
+        self._now = now
         self._identity = PrefixIdentity(spec.cell, form=config.form if config.exact else None)
-        self.ledger = Ledger(
-            spec,
-            config.memory_bytes,
-            config.max_sequences,
-            config.max_length,
-            cache=config.cache,
-            eviction=config.eviction,
-            capture_every=config.capture_every,
-            remember_freed=config.paranoid,
-            private_answers=config.exact,
-        )
-        below = config.host_bytes or config.disk_bytes or config.remote or config.arrivals_bytes
-        self.copier = Copier.attach(self.ledger, device, config) if config.cache and below else None
+        departures_bytes = 0 if transport is None else config.departures_bytes
+        self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes)
+        tiers, can = self.ledger.tiers, device.capabilities
+        self.copier: Copier | None = None
+        if tiers is not None and can.tiers is not None:
+            self.copier = Copier(tiers, can.tiers, now, closing_seconds)
         self.dropping = Dropping(self.ledger, self.copier, self._flush_drafts)
-        self.exchange = None if transport is None else join(transport, device, self.ledger, config.departures_bytes)
-        self.clock = StepClock(self.ledger.tiers)
+        self.exchange: Exchange | None = None
+        if transport is not None:
+            parts = self.ledger, tiers, self.ledger.departures
+            self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
+        companions = (self.copier, self.dropping, self.exchange)
+        self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
         if drafting is None and config.draft != "off":
             name = None if draft_model is None else draft_model.name
             drafting = Drafting(config.draft_tokens, shares=config.cache, model=name)
         assert drafting is None or drafting.most <= spec.draft_room, "a tail must have room for all drafts of a step"
-        self.planner = Planner(self.ledger, config, drafting, draft_model)
-        can = device.capabilities
-        self._supplies = can.supply_masks
-        self.planner.late_masks = can.supply_masks is not None
-        self.planner.following = None if config.exact else can.follows
-        if can.sizes is not None:
-            self.planner.use_sizes(can.sizes)
-        self._device = device
+        self.planner = Planner(self.ledger, config, drafting, draft_model, can)
+        pacing = self.planner.pacing
+        observes = drafting is not None or pacing.bounded
+        self.clock = StepClock(now, None if tiers is None else tiers.computed, pacing.observe if observes else None)
         self._sequences: dict[int, Sequence] = {}
         self._flights: deque[tuple[PlannedStep, Any]] = deque()
-        # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
-        self._landed_at = self._resumed_at = 0.0
-        self._landed_drafts = 0
         # Steps with drafts that have landed, and how many drafts of each row were right.
         self._unlearned: list[tuple[PlannedStep, dict[int, int]]] = []
         self._outputs: list[Output] = []
@@ -134,7 +149,9 @@ class Engine:
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         if request.send_to is not None:
-            check_departure(request, self.ledger)
+            if self.exchange is None:
+                raise InvalidField("send_to", NO_DEPARTURES)
+            self.exchange.check(request)
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise InvalidField(
@@ -186,8 +203,7 @@ class Engine:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
             self.planner.queue.remove(sequence)
-            if self.ledger.tiers is not None:
-                self.ledger.tiers.leave(sequence.id)
+            self.ledger.withdraw(sequence.id)
         else:
             self.planner.leave(sequence)
 
@@ -206,8 +222,7 @@ class Engine:
     def idle(self) -> bool:
         planner = self.planner
         busy = planner.running or planner.leaving or len(planner.queue) or self._flights or self._outputs
-        busy = busy or self.dropping.busy or (self.exchange is not None and self.exchange.busy)
-        return not (busy or (self.copier is not None and self.copier.busy))
+        return not (busy or any(each.busy for each in self._companions))
 
     @property
     def in_flight(self) -> bool:
@@ -217,7 +232,7 @@ class Engine:
     @property
     def copying(self) -> bool:
         """Whether paths are on their way between tiers."""
-        return self.copier is not None and any(link.moving for link in self.copier.tiers.links)
+        return self.copier is not None and self.copier.tiers.moving
 
     def write_behind(self) -> None:
         """Begin to save what a tier that outlives the process does not have yet. Call it while there is no work."""
@@ -226,12 +241,14 @@ class Engine:
 
     def close(self) -> None:
         """Save what outlives the process, land the copies that are under way, close the tiers below and the device."""
-        if self.exchange is not None:
-            self.exchange.transport.close()
         try:
-            if self.copier is not None:
-                self.copier.close(self.dropping.finish)
+            for each in reversed(self._companions):
+                each.close()
+        except EngineStopped as error:
+            log.warning("what was not saved yet is lost: %s", error)
         finally:
+            if self.copier is not None:
+                self.copier.tiers.close()
             self._device.close()
 
     # inspection -----------------------------------------------------------------------------------------------------
@@ -239,10 +256,7 @@ class Engine:
     def flush(self) -> int:
         """Drop everything that no running sequence uses; return how many cached tokens are left."""
         self._flush_drafts()
-        self.ledger.cache.clear()
-        if self.ledger.tiers is not None:
-            self.ledger.tiers.clear()
-        return len(self.ledger.cache.trie) * self.ledger.spec.cell
+        return self.ledger.clear(tiers=True)
 
     def begin_drop(self, number: int, tenant: bytes | None = None, prefix: bytes | None = None) -> None:
         """Drop prefixes from all tiers, and overwrite them on disk beside the steps; `take_dropped` has the answer.
@@ -290,44 +304,58 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Plan and launch a step, settle landed steps, and return their outputs."""
-        waited = False
-        while self._flights and self.planner.awaits_drafts(self.clock.lost):
-            self._settle(*self._flights.popleft())
-            waited = True
-        began = perf_counter()
-        if not self.planner.running and not self._flights:
-            self._resumed_at = began
-        if self.copier is not None:
-            self.copier.land()
-        self.dropping.advance()
-        if self.copier is not None:
-            # Before the plan, which may evict what ended in the last step.
-            self.copier.launch()
-        self.take_transfers()
-        self.planner.masks.begin_step()
-        self._take_masks()
-        step = self.planner.plan()
-        self._planning_seconds += perf_counter() - began
-        self._fail_hopeless()
+        waited = self._await_drafts()
+        step = self._plan()
         if step is not None:
-            if self.config.paranoid:
-                check_plan(step.plan, self.ledger)
-            # Before the launch: a CPU computes during it.
-            self.clock.launched(not self._flights, waited)
-            self._flights.append((step, self._device.launch(step.plan)))
-            if self.exchange is not None:
-                self.exchange.launched(*self._flights[-1])
-        if self.copier is not None:
-            self.copier.launch_loads(wait=not self._flights)
-        if self.exchange is not None and not self._flights and self.ledger.departures is not None:
-            # What is being sent may hold the memory that requests wait for.
-            self.take_transfers(wait=self.ledger.departures.in_flight)
+            self._launch(step, waited)
+        for each in self._companions:
+            each.attend(idle=not self._flights)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
         if step is not None and len(step.plan.sampling.late):
             self._supply_masks(step)
         if step is None and not self._outputs:
             self.planner.masks.wait()
+        self._learn()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _await_drafts(self) -> bool:
+        """Settle the steps in flight if the next one should wait for their drafts; return whether it did."""
+        waited = False
+        while self._flights and self.planner.awaits_drafts(self.clock.lost):
+            self._settle(*self._flights.popleft())
+            waited = True
+        return waited
+
+    def _plan(self) -> PlannedStep | None:
+        """Take in what has happened since the last step, and plan the next one."""
+        began = self._now()
+        if not self.planner.running and not self._flights:
+            self.clock.resumed(began)
+        for each in self._companions:
+            each.land()
+        for each in self._companions:
+            each.launch()
+        self.planner.masks.begin_step()
+        self._take_masks()
+        step = self.planner.plan()
+        self._planning_seconds += self._now() - began
+        self._fail_hopeless()
+        return step
+
+    def _launch(self, step: PlannedStep, waited: bool) -> None:
+        if self.config.paranoid:
+            check_plan(step.plan, self.ledger)
+        # Before the launch: a CPU computes during it.
+        self.clock.launched(not self._flights, waited)
+        flight = self._device.launch(step.plan)
+        self._flights.append((step, flight))
+        for each in self._companions:
+            each.launched(step, flight)
+
+    def _learn(self) -> None:
+        """Learn from landed drafts, which the launch of the next step has not waited for, and audit if asked to."""
         if self._unlearned:
             learn(self._unlearned, self.planner.drafting)
             self._unlearned.clear()
@@ -335,16 +363,15 @@ class Engine:
             audit(self.ledger)
             if self.planner.drafts.model is not None:
                 audit(self.planner.drafts.model.ledger)
-        outputs, self._outputs = self._outputs, []
-        return outputs
 
     def _supply_masks(self, step: PlannedStep) -> None:
         """Send the masks that depend on the step before, which has landed by now, to the step in flight.
 
         A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
         """
-        assert self._supplies is not None
-        self._supplies(self._flights[-1][1], late_masks(step))
+        supply = self._device.capabilities.supply_masks
+        assert supply is not None
+        supply(self._flights[-1][1], late_masks(step))
         for sequence in without_masks(step):
             self._maskless.add(sequence.id)
             self.planner.leave(sequence)
@@ -366,23 +393,23 @@ class Engine:
             if output.finish is not None:
                 self._outputs.append(output)
 
-    def take_transfers(self, wait: bool = False) -> None:
+    def take_transfers(self) -> None:
         """Handle what has happened to transfers of prefixes. Call it between steps."""
-        if self.exchange is None:
+        if self.exchange is not None:
+            self.exchange.launch()
+
+    def _end_transfer(self, number: int, error: str | None) -> None:
+        """End a request whose transfer is over."""
+        sequence = self._sequences.get(number)
+        if number in self._departing:
+            self._departing.discard(number)
+        elif sequence is None or sequence.reason is not None:
             return
-        self.exchange.poll(wait)
-        ended, self.exchange.ended = self.exchange.ended, []
-        for number, error in ended:
-            sequence = self._sequences.get(number)
-            if number in self._departing:
-                self._departing.discard(number)
-            elif sequence is None or sequence.reason is not None:
-                continue
-            else:
-                # Without its destination, computing the rest is of no use.
-                self._finish(sequence, FinishReason.ERROR)
-            finish = FinishReason.LENGTH if error is None else FinishReason.ERROR
-            self._outputs.append(Output(number, None, finish=finish, error=error))
+        else:
+            # Without its destination, computing the rest is of no use.
+            self._finish(sequence, FinishReason.ERROR)
+        finish = FinishReason.LENGTH if error is None else FinishReason.ERROR
+        self._outputs.append(Output(number, None, finish=finish, error=error))
 
     def on_transfers(self, wake: Callable[[], None]) -> None:
         """Let `wake` be called, from any thread, when there is something for `take_transfers`."""
@@ -404,8 +431,6 @@ class Engine:
         if self.exchange is not None:
             self.exchange.serve_until(flight)
         landing, step = self._device.land(flight), moved_step(step, self.ledger)
-        if self.planner.drafting is not None or self.planner.pacing.bounded:
-            self._observe(step)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
         planner.landed = plan.number
@@ -419,8 +444,8 @@ class Engine:
             end = int(ends[row])
             sequence.name_cells(end // ledger.cell, drafts)
             ledger.settle(sequence.lease, grant, end)
-        if self.exchange is not None:
-            self.exchange.landed_step(step)
+        for each in self._companions:
+            each.landed(step)
         if verified:
             note_verified(step, verified, planner)
             self._unlearned.append((step, verified))
@@ -428,22 +453,6 @@ class Engine:
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()
-
-    def _observe(self, step: PlannedStep) -> None:
-        """Learn how long a step took: from the landing before it to its own.
-
-        At depth 1, a step with drafts may be planned after the landing before it: then this includes what the device
-        waits for the host. The step after it may wait too: without drafts of its own, it does not count.
-        """
-        now, plan, after_drafts = perf_counter(), step.plan, self._landed_drafts > 0
-        seconds, tokens = now - max(self._resumed_at, self._landed_at), len(plan.tokens)
-        self._landed_at, self._landed_drafts = now, (drafts := int(plan.drafts.sum()) if step.drafts else 0)
-        if after_drafts and not drafts:
-            return
-        if tokens == len(step.sequences) + drafts:
-            self.planner.pacing.costs.observe(tokens, drafts, seconds)
-        else:
-            self.planner.pacing.observe(plan, seconds)
 
     def verify(self, step: PlannedStep, landing: Landing) -> dict[int, int]:
         """Return, by row, how many drafts equal the tokens chosen in their place. Devices that follow rows agree."""

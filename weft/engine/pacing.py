@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
@@ -52,15 +50,19 @@ class Pacing:
         return min(max(floor_to_grid(found, self._cell), self._cell), most)
 
     def observe(self, plan: Plan, seconds: float) -> None:
-        """Learn from a landed step with prompts."""
-        drafts = plan.drafts if len(plan.drafts) else np.zeros(plan.rows, np.int32)
+        """Learn from a landed step."""
+        drafts, tokens = plan.draft_counts, len(plan.tokens)
+        count = int(drafts.sum())
+        if tokens == plan.rows + count:
+            self.costs.observe(tokens, count, seconds)
+            return
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
         rows, tokens = max(1, int((~prompts).sum())), int(lengths[prompts].sum())
-        others = self.costs.seconds(rows, int(drafts.sum()))
+        others = self.costs.seconds(rows, count)
         if seconds <= others:
             # The decodes took less time than is assumed: at most that of the whole step.
-            self.costs.observe(rows + int(drafts.sum()), int(drafts.sum()), seconds)
+            self.costs.observe(rows + count, count, seconds)
             others = seconds * rows / (rows + tokens)
         self.chunks.observe(tokens, seconds - others)

@@ -6,7 +6,6 @@ queue. When memory runs out, the youngest sequence is preempted and resumes late
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -19,7 +18,7 @@ from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.chunks import canonical_end, even_chunk
-from weft.engine.device import StepSizes
+from weft.engine.device import PLANS_ONLY, Capabilities
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
@@ -30,7 +29,6 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-from weft.memory.misses import Miss
 from weft.speculate.costs import LearnedCosts
 from weft.speculate.drafting import Drafting, Proposal
 
@@ -41,7 +39,10 @@ LOOK_AHEAD = 8
 
 
 class Planner:
-    """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed."""
+    """Owns the running sequences and their seats. `landed` is the number of the last plan that has landed.
+
+    `can` is what the device can do besides executing plans.
+    """
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Planner:
         config: EngineConfig,
         drafting: Drafting | None = None,
         draft_model: DraftModel | None = None,
+        can: Capabilities = PLANS_ONLY,
     ) -> None:
         self.ledger = ledger
         self.drafting = drafting
@@ -62,9 +64,9 @@ class Planner:
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
         # Whether the device takes masks after the launch of a step.
-        self.late_masks = False
+        self.late_masks = can.supply_masks is not None
         # Whether the device knows, in a step of some size, where drafts end before the host does.
-        self.following: Callable[[int, int, int], bool] | None = None
+        self.following = None if config.exact else can.follows
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -74,18 +76,14 @@ class Planner:
         self._left = np.zeros(config.max_sequences, np.int64)
         self._last_plan = np.zeros(config.max_sequences, np.int64)
         self._decode_seats: NDArray[np.int64] | None = None
-        # The queue at the last look-ahead, and how many states had been kept by then.
-        self._seen_ahead: tuple[list[int], int] = ([], 0)
         # Whether a row of the current plan did not get all the memory that it asked for.
         self._short = False
         self.drafts = DraftRows(drafting, self.sampling, config.max_sequences, draft_model, self.masks)
         self.pacing = Pacing(config, LearnedCosts() if drafting is None else drafting.costs, ledger.cell)
-
-    def use_sizes(self, sizes: StepSizes) -> None:
-        """Learn the costs of steps by the sizes that a device pads them to, and choose drafts that fit one."""
-        self.pacing.use_sizes(sizes.padded_tokens)
-        if self.drafting is not None:
-            self.drafting.counts_that_fit = sizes.draft_counts
+        if can.sizes is not None:
+            self.pacing.use_sizes(can.sizes.padded_tokens)
+            if drafting is not None:
+                drafting.counts_that_fit = can.sizes.draft_counts
 
     @property
     def running(self) -> int:
@@ -115,7 +113,7 @@ class Planner:
         self._last_plan[step.plan.seat] = self.number
         self._left[step.plan.seat[step.plan.sampled]] -= 1
         if rows.drafts:
-            self._left[step.plan.seat] -= step.plan.drafts
+            self._left[step.plan.seat] -= step.plan.drafts.counts
             self.drafts.planned(rows.drafts, self.number)
         return step
 
@@ -297,7 +295,7 @@ class Planner:
 
     def _plan_prefill(self, sequence: Sequence, budget: int, rows: StepBuilder) -> int:
         """Plan as much of a prompt as budget and memory allow; return the number of tokens planned."""
-        start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.spec.cell
+        start, total, cell = int(self.ledger.planned[sequence.seat]), len(sequence.known), self.ledger.cell
         if sequence.request.send_to is not None:
             budget = min(budget, even_chunk(total - start, self.config.max_tokens_per_step, cell))
         if self.config.exact:
@@ -333,10 +331,11 @@ class Planner:
             match = self.ledger.match(sequence.keys, reusable)
             if self.ledger.expects(sequence.keys, match, reusable):
                 continue
-            needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known))
-            if (self.running or loading.sequences) and not self.ledger.has_room(needed + loading):
+            needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known), loading)
+            if needed is None:
                 return
-            if self._waits_for_load(sequence, match, reusable, rows.tokens):
+            tenant, ahead = partial(tenant_digest, sequence.request.salt), partial(self._tokens_ahead, rows)
+            if self.ledger.awaits(sequence.id, sequence.keys, reusable, match, tenant, ahead):
                 loading += needed
                 continue
             if not self._sit(sequence):
@@ -350,30 +349,20 @@ class Planner:
 
     def _is_hidden(self, sequence: Sequence) -> bool:
         """Return whether the prefix of a request is being dropped."""
-        hidden = self.ledger.hidden
-        return bool(hidden) and hidden.covers(sequence.keys, partial(tenant_digest, sequence.request.salt))
+        return self.ledger.hides(sequence.keys, partial(tenant_digest, sequence.request.salt))
 
     def _reuse_limit(self, sequence: Sequence) -> int:
         """Return how many tokens of a request may come from a cache now."""
         return 0 if self._is_hidden(sequence) else sequence.reuse_limit
 
-    def _waits_for_load(self, sequence: Sequence, match: Miss, limit: int, planned: int) -> bool:
-        """Return whether a request waits for its prefix; `planned` tokens are already in the step."""
-        tiers = self.ledger.tiers
-        if tiers is None or not limit:
-            return False
-        tenant = partial(tenant_digest, sequence.request.salt)
-        ahead = sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
-        tiers.choice.ahead_tokens = planned + ahead
-        return tiers.bring(sequence.id, sequence.keys, limit, match, tenant)
+    def _tokens_ahead(self, rows: StepBuilder) -> int:
+        """Return how many tokens are computed before those of a request that starts now."""
+        return rows.tokens + sum(len(s.known) - int(self.ledger.planned[s.seat]) for s in self.prefilling)
 
     def _look_ahead(self) -> None:
         """Protect the resume points of the next requests in the queue."""
         ahead = list(islice(self.queue, LOOK_AHEAD))
-        seen = ([s.id for s in ahead], self.ledger.cache.counts.captures_kept)
-        if seen != self._seen_ahead:
-            self._seen_ahead = seen
-            self.ledger.keep_for((s.keys, self._reuse_limit(s)) for s in ahead)
+        self.ledger.keep_for([s.id for s in ahead], ((s.keys, self._reuse_limit(s)) for s in ahead))
 
     def _sit(self, sequence: Sequence) -> bool:
         seat = heappop(self._free_seats)
@@ -387,6 +376,7 @@ class Planner:
             sequence.plain_key,
             request.boundaries,
             self._is_hidden(sequence),
+            partial(tenant_digest, request.salt),
         )
         if lease is None:
             heappush(self._free_seats, seat)
@@ -394,13 +384,11 @@ class Planner:
         self.queue.remove(sequence)
         sequence.seat, sequence.lease = seat, lease
         again = sequence.report.preemptions > 0
-        self.ledger.cache.count(lease.miss if again else sequence.note_start(lease.miss), again)
-        lease.tenant = partial(tenant_digest, request.salt)
-        if self.ledger.tiers is not None:
-            loaded = self.ledger.tiers.leave(sequence.id, lease.miss.cached)
-            sequence.report.loaded_tokens += sum(loaded.values())
-            sequence.report.disk_tokens += loaded.get("disk", 0)
-            sequence.report.remote_tokens += loaded.get("remote", 0)
+        miss = lease.miss if again else sequence.note_start(lease.miss)
+        loaded = self.ledger.count_start(sequence.id, miss, again)
+        sequence.report.loaded_tokens += sum(loaded.values())
+        sequence.report.disk_tokens += loaded.get("disk", 0)
+        sequence.report.remote_tokens += loaded.get("remote", 0)
         self.by_seat[seat] = sequence
         self.sampling.sit(sequence)
         self._left[seat] = sequence.max_tokens - len(sequence.generated)
@@ -451,7 +439,7 @@ class Planner:
             self.failed.append(sequence)
             return
         self.leave(sequence)
-        self.ledger.cache.clear()
+        self.ledger.clear()
 
     def _empty_arena(self) -> None:
         """Forget what is cached, if a request cannot start although no other one has memory.
@@ -459,7 +447,7 @@ class Planner:
         The units that it would start from are scattered over all slabs, and none is left for its tail.
         """
         if not self.running and self.number == self.landed and not self.ledger.memory_to_land:
-            self.ledger.cache.clear()
+            self.ledger.clear()
 
     def in_flight(self, sequence: Sequence) -> bool:
         return bool(self._last_plan[sequence.seat] > self.landed)
@@ -488,8 +476,7 @@ class Planner:
 
     def _stand_up(self, sequence: Sequence) -> None:
         assert sequence.lease is not None
-        sequence.lease.returns = sequence.reason is None
-        self.ledger.close(sequence.lease)
+        self.ledger.close(sequence.lease, returns=sequence.reason is None)
         sequence.lease = None
         self.drafts.stand_up(sequence.seat, sequence.reason is None)
         self.by_seat[sequence.seat] = None

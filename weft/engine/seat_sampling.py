@@ -189,7 +189,7 @@ class SeatSampling:
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
-            early_uniform=self.early_numbers(seats, index, behind if draws else 0),
+            earlier_uniform=self.early_numbers(seats, index, behind if draws else 0),
         )
 
     def note_mask(self, sequence: Sequence) -> None:

@@ -138,7 +138,7 @@ def check_plan(plan: Plan, ledger: Ledger) -> None:
         if Kind.STATE in ledger.arena.unit_bytes:
             _check_slot(ledger, start, int(plan.read_slot[row]))
             if lowest // cell < start // cell:
-                _check_slot(ledger, lowest, int(plan.early_slot[row]))
+                _check_slot(ledger, lowest, int(plan.drafts.earlier_slot[row]))
         for depth in range(lowest // cell, -(-end // cell)):
             if Kind.PAGE in ledger.arena.unit_bytes:
                 page = int(plan.page_table[row, depth])
@@ -150,7 +150,7 @@ def check_plan(plan: Plan, ledger: Ledger) -> None:
 
 def _lowest(plan: Plan) -> list[int]:
     """Return the earliest start of each row."""
-    found: list[int] = (plan.start - plan.behind if len(plan.behind) else plan.start).tolist()
+    found: list[int] = (plan.start - plan.drafts.unverified_before if plan.drafts.may_move else plan.start).tolist()
     return found
 
 

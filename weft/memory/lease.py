@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weft.memory.keys import Key
 from weft.memory.misses import Miss
@@ -39,6 +39,11 @@ class Grant:
         """Return the slot that the sequence reads if it continues at a position within the grant."""
         reached = [capture.slot for capture in self.captures if capture.own and capture.position <= position]
         return reached[-1] if reached else self.read_slot
+
+    def part(self, start: int, end: int) -> Grant:
+        """Return the part of a grant for its tokens [start, end)."""
+        captures = tuple(capture for capture in self.captures if start < capture.position <= end)
+        return replace(self, start=start, end=end, read_slot=self.checkpoint_at(start), captures=captures)
 
 
 class Lease:

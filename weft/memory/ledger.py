@@ -1,16 +1,17 @@
 """Ownership of memory and contents of the cache: the interface between scheduling and memory.
 
-Six operations, all in tokens: `match` a prompt with the cache, `open` a lease at its deepest resume point, `advance` it
-over tokens that a plan will compute, `snapshot` what the step keeps for others, `settle` what a landed flight has
-computed, `close` it. Touches no tensor.
+Its verbs are in tokens (docs/design.md has a table): `match` a prompt with the cache, `open` a lease at its deepest
+resume point, `advance` it over tokens that a plan will compute, `settle` what a landed flight has computed, `close` it,
+and what admission, plans and drafts need besides. Touches no tensor.
 
     [0, cached) came with the lease   [cached, computed) is settled   [computed, planned) is in flight
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,13 +30,30 @@ from weft.memory.removal import Hidden
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.exchange.departures import Departures
+from weft.memory.tiers.exchange.departures import Aloft, Departures, staging
 from weft.memory.tiers.tiers import Tiers
+from weft.memory.tiers.units import PointUnits
 from weft.memory.trie import cells_without_holders, path
+
+# Makes the tiers below the device's memory.
+MakeTiers = Callable[[Cache, Tenancy], Tiers]
+
+
+class Places(NamedTuple):
+    """Where the rows of a plan find their memory. Window pages begin at the cells `window_first`."""
+
+    read_slot: Ints
+    tail: Ints
+    page_table: Ints
+    window_table: Ints
+    window_first: Ints
 
 
 class Ledger:
-    """The arrays are indexed by seat and hold what plans are gathered from."""
+    """The arrays are indexed by seat and hold what plans are gathered from.
+
+    `below` returns the tiers below the device's memory. `departures_bytes` stage prefixes for other engines.
+    """
 
     def __init__(
         self,
@@ -50,6 +68,8 @@ class Ledger:
         captures: CaptureReasons = ALL_CAPTURES,
         alpha: float = 1.0,
         private_answers: bool = False,
+        below: MakeTiers | None = None,
+        departures_bytes: int = 0,
     ) -> None:
         self.spec = spec
         self.cell = spec.cell
@@ -62,16 +82,21 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
-        # Tiers below the device's memory, if there are any.
         self.tiers: Tiers | None = None
-        # Prefixes that are sent to other engines, if this one sends any.
-        self.departures: Departures | None = None
         self.tenancy = Tenancy(
             lambda: [cache.trie for cache in self.caches],
             lambda: () if self.tiers is None else self.tiers.under_way(),
         )
+        if below is not None:
+            self.tiers = below(self.cache, self.tenancy)
+        self.departures: Departures | None = None
+        if departures_bytes:
+            level = 0 if self.tiers is None else len(self.tiers.links)
+            self.departures = staging(spec, self.cache, departures_bytes, level)
         self.hidden = Hidden()
         self.leases: dict[int, Lease] = {}
+        # The last requests whose resume points were protected, and how many states had been kept by then.
+        self._kept_for: tuple[list[int], int] = ([], 0)
         # States that become free or evictable as soon as all flights have landed.
         self.states_to_land = 0
         self._promises: dict[Key, Lease] = {}
@@ -126,12 +151,41 @@ class Ledger:
             return True
         return any(c.keep and c.position == position for grant in lease.pending for c in grant.captures)
 
-    def keep_for(self, waiting: Iterable[tuple[list[Key], int]]) -> None:
+    def awaits(
+        self,
+        waiter: int,
+        keys: list[Key],
+        limit: int,
+        match: Miss,
+        tenant: Callable[[], bytes],
+        ahead_tokens: Callable[[], int],
+    ) -> bool:
+        """Return whether a request waits because more of its prefix than `match` is on its way from a tier below.
+
+        `ahead_tokens` returns how many tokens are computed before those of a request that starts now.
+        """
+        if self.tiers is None or not limit:
+            return False
+        return self.tiers.bring(waiter, keys, limit, match, tenant, ahead_tokens())
+
+    def withdraw(self, waiter: int) -> None:
+        """Forget a request that has ended while it waited."""
+        if self.tiers is not None:
+            self.tiers.leave(waiter)
+
+    def keep_for(self, waiters: list[int], waiting: Iterable[tuple[list[Key], int]]) -> None:
         """Protect the resume points of requests that wait for memory, given by their keys and cache limits."""
-        if self.enabled and self.cache.point_bytes:
-            cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
-            nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
-            self.cache.valuation.expect({node.resume for node in nodes if node.resume is not None})
+        seen = (waiters, self.cache.counts.captures_kept)
+        if seen == self._kept_for or not self.enabled or not self.cache.point_bytes:
+            return
+        self._kept_for = seen
+        cells = [(keys, self.cache.match(keys, limit).cached // self.cell) for keys, limit in waiting]
+        nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
+        self.cache.valuation.expect({node.resume for node in nodes if node.resume is not None})
+
+    def hides(self, keys: Sequence[Key], tenant: Callable[[], bytes]) -> bool:
+        """Return whether a prefix of these keys, of the tenant with this digest, is being dropped."""
+        return bool(self.hidden) and self.hidden.covers(keys, tenant)
 
     # open -----------------------------------------------------------------------------------------------------------
 
@@ -145,11 +199,12 @@ class Ledger:
         plain: Key | None = None,
         boundaries: Iterable[int] = (),
         hidden: bool = False,
+        tenant: Callable[[], bytes] | None = None,
     ) -> Lease | None:
         """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
         `asked` are positions that the caller declared, `boundaries` those where messages end. A `hidden` prefix is
-        being dropped: the lease starts from nothing, and nothing of it is kept.
+        being dropped: the lease starts from nothing, and nothing of it is kept. `tenant` returns the tenant's digest.
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
@@ -161,7 +216,7 @@ class Ledger:
             if self.tiers is not None:
                 miss = self.tiers.explain(keys, limit, miss)
         lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), miss, ends)
-        lease.hidden = hidden
+        lease.hidden, lease.tenant = hidden, tenant
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -180,6 +235,11 @@ class Ledger:
         if self.tiers is not None and not hidden:
             self.tiers.opened(keys, limit, lease.node)
         return lease
+
+    def count_start(self, waiter: int, miss: Miss, again: bool) -> dict[str, int]:
+        """Count a start, which may be one after a preemption; return how many tokens were loaded for it, by tier."""
+        self.cache.count(miss, again)
+        return {} if self.tiers is None else self.tiers.leave(waiter, miss.cached)
 
     def _on_grid(self, positions: Iterable[int]) -> frozenset[int]:
         return frozenset(floor_to_grid(position, self.cell) for position in positions)
@@ -278,14 +338,55 @@ class Ledger:
             units.append(unit)
         return units
 
+    # what a plan says -----------------------------------------------------------------------------------------------
+
+    def locate(
+        self, seats: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64], grants: dict[int, Grant]
+    ) -> Places:
+        """Return where rows with tokens [start, end) find their memory; `grants` are those of this step, by row."""
+        read_slot = self.read_slot[seats]
+        # The ledger is already past this step where a sequence leaves its cell.
+        for row, grant in grants.items():
+            read_slot[row] = grant.read_slot or 0
+        cells = -(-end // self.cell)
+        width = int(cells.max()) if Kind.PAGE in self.arena.unit_bytes else 0
+        page_table = self.page_table[seats, :width]
+        if not self.window:
+            none = np.zeros(len(seats), np.int32)
+            return Places(read_slot, self.tail[seats], page_table, np.zeros((len(seats), 0), np.int32), none)
+        first = np.maximum(0, start - self.window + 1) // self.cell
+        columns = first[:, None] + np.arange(int((cells - first).max()))
+        np.minimum(columns, self.window_table.shape[1] - 1, out=columns)
+        window_table = self.window_table[seats[:, None], columns]
+        return Places(read_slot, self.tail[seats], page_table, window_table, first.astype(np.int32))
+
+    def take_freed(self) -> tuple[tuple[str, int], ...]:
+        """Return the units that were freed since the last plan."""
+        freed = tuple(self.arena.freed)
+        self.arena.freed.clear()
+        return freed
+
+    def aloft(self, lease: Lease, grant: Grant, flight: Any, step: int, last: int) -> Aloft:
+        """Return what a flight computes of a prefix that departs: pages, and the resume point at its end, `last`."""
+        first, end = grant.start // self.cell, grant.end // self.cell
+        pages = self.page_table[lease.seat, first:end].tolist() if Kind.PAGE in self.arena.unit_bytes else ()
+        return Aloft(flight, step, first, tuple(pages), self.point_at(lease, last) if grant.end == last else None)
+
+    def point_at(self, lease: Lease, position: int) -> PointUnits:
+        """Return the units of the resume point where a lease ends or will end, a position on the grid."""
+        return PointUnits(lease.slot, self._window_before(lease, position))
+
     # settle ---------------------------------------------------------------------------------------------------------
 
-    def settle(self, lease: Lease, grant: Grant, accepted: int) -> None:
+    def settle(self, lease: Lease, grant: Grant | None, accepted: int) -> None:
         """Settle a landed flight: its tokens up to `accepted` are valid; publish what it wrote for them.
 
-        If `accepted` is less than the grant's end, the rest is undone: the tail's cursor moves back, and states beyond
-        it are freed.
+        Without a grant, it has stayed inside its cell, and no other flight is planned. If `accepted` is less than the
+        grant's end, the rest is undone: the tail's cursor moves back, and states beyond it are freed.
         """
+        if grant is None:
+            self.computed[lease.seat] = self.planned[lease.seat] = accepted
+            return
         landed = lease.pending.pop(0)
         assert landed is grant or grant.behind, "flights land in the order of their launch"
         assert landed.start <= accepted <= landed.end
@@ -376,14 +477,17 @@ class Ledger:
 
     def keep_capture(self, lease: Lease, position: int, slot: int | None) -> None:
         """Make a computed position a resume point; its slot and window pages get one more owner."""
-        first = first_window_cell(position, self.window, self.cell) if self.window else 0
-        window: tuple[int, ...] = ()
-        if self.window:
-            assert lease.window_first <= first
-            window = tuple(self.window_table[lease.seat, first : position // self.cell].tolist())
         key = lease.keys[position // self.cell - 1]
-        self.cache.keep(key, slot, window)
+        self.cache.keep(key, slot, self._window_before(lease, position))
         self.explain_kept(key, self.snapshots.origin(lease, position))
+
+    def _window_before(self, lease: Lease, position: int) -> tuple[int, ...]:
+        """Return the window pages that a sequence which resumes at a position reads."""
+        if not self.window:
+            return ()
+        first = first_window_cell(position, self.window, self.cell)
+        assert lease.window_first <= first
+        return tuple(self.window_table[lease.seat, first : position // self.cell].tolist())
 
     def explain_kept(self, key: Key, origin: Origin) -> None:
         """Set why a position is a resume point, and save it to the tier below."""
@@ -403,8 +507,12 @@ class Ledger:
 
     # close ----------------------------------------------------------------------------------------------------------
 
-    def close(self, lease: Lease) -> None:
-        """Close the lease of an ended or preempted sequence. What it computed stays, with a resume point at its end."""
+    def close(self, lease: Lease, returns: bool = False) -> None:
+        """Close the lease of a sequence that has ended, or `returns` after a preemption.
+
+        What it computed stays, with a resume point at its end.
+        """
+        lease.returns = returns
         assert not lease.pending, "a flight still carries this lease"
         here = floor_to_grid(int(self.computed[lease.seat]), self.cell)
         if self.enabled and lease.returns:
@@ -444,6 +552,13 @@ class Ledger:
         copies = self.tiers is not None and self.tiers.in_flight
         return bool(self.states_to_land or copies or (self.departures is not None and self.departures.in_flight))
 
+    def clear(self, tiers: bool = False) -> int:
+        """Drop everything that no running sequence uses, also from the `tiers` below; return how many tokens stay."""
+        self.cache.clear()
+        if tiers and self.tiers is not None:
+            self.tiers.clear()
+        return len(self.cache.trie) * self.cell
+
     def fits_alone(self, tokens: int) -> bool:
         """Return whether a sequence of this length could run if it had all memory to itself."""
         return self.bytes_alone(tokens) <= self.arena.slabs * self.arena.slab_bytes
@@ -452,15 +567,18 @@ class Ledger:
         """Return the bytes that a sequence of this length needs when alone, in whole slabs."""
         return slabs_alone(self.spec, self.arena.unit_bytes, self.arena.slab_bytes, tokens) * self.arena.slab_bytes
 
-    def room_for(self, keys: list[Key], cached: int, tokens: int) -> Room:
+    def room_for(self, keys: list[Key], cached: int, tokens: int, others: Room = NO_ROOM) -> Room | None:
         """Return what a sequence of `tokens` that resumes at `cached` needs, and a further cell of it.
 
-        Counts everything that cannot be evicted while it runs, including the cached path that it reads from.
+        Counts everything that cannot be evicted while it runs, including the cached path that it reads from. Returns
+        None if there is no room for it beside the running sequences and `others`; a lone one has all there is.
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
         window = min(cells_covering(tokens, self.cell), self.window_cells + 2)
-        return Room(cells_without_holders(node) + new, window, 1)
+        needed = Room(cells_without_holders(node) + new, window, 1)
+        alone = not self.leases and not others.sequences
+        return needed if alone or self.has_room(needed + others) else None
 
     def has_room(self, needed: Room) -> bool:
         """Return whether there is room beside the running sequences and a further cell of each."""

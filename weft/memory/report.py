@@ -57,6 +57,19 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def memory_load(ledger: Ledger) -> dict[str, Any]:
+    """Return what a router weighs of an engine's memory."""
+    arena = ledger.arena
+    return {
+        "used_memory": arena.used_slabs / arena.slabs,
+        "memory_bytes": arena.slabs * arena.slab_bytes,
+        "held_bytes": ledger.held_slabs() * arena.slab_bytes,
+        "load_bytes_per_second": None if ledger.tiers is None else ledger.tiers.links[0].rates.load_bytes,
+        "token_bytes": ledger.spec.page_bytes / ledger.cell,
+        "point_bytes": ledger.cache.point_bytes,
+    }
+
+
 def _candidates(ledger: Ledger) -> dict[str, int]:
     """Return the number of candidates ever written, and of those that are still candidates."""
     counts, size = ledger.cache.counts, ledger.cache.point_bytes

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from weft.base.plan import Ints, Plan
+from weft.base.plan import Captures, Ints, Plan, row_arrays
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
 from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
@@ -62,7 +62,7 @@ def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Op
     closing = np.full(count, NO_SLOT, np.int32)
     first_piece = np.concatenate(([0], np.cumsum(pieces)))
     if len(plan.captures.row):
-        write_captures(plan, decodes, rows.start, cell, first_piece, slots, closing)
+        write_captures(plan.captures, decodes, rows.start, cell, first_piece, slots, closing)
     first = np.append(rows.first, len(plan.tokens)).astype(np.int32)
     fields: dict[str, Any] = {
         "operations": operations,
@@ -76,10 +76,9 @@ def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Op
         "cell": cell,
         "token_ids": plan.tokens,
         "positions": positions.astype(np.int32),
-        "start": plan.start,
         "first": first,
         "slot": rows.slots.astype(np.int32),
-        "tail": plan.tail,
+        **{name: getattr(plan, name) for name in row_arrays(Plan, "kernels")},
         "closing": closing,
         "piece_row": (owner + decodes).astype(np.int32),
         "piece_position": (number * cell).astype(np.int32),
@@ -94,10 +93,9 @@ def stage_batch(plan: Plan, rows: RowPositions, spec: MemorySpec, operations: Op
 
 
 def write_captures(
-    plan: Plan, decodes: int, start: Longs, cell: int, first_piece: Longs | Ints, slots: Ints, closing: Ints
+    captures: Captures, decodes: int, start: Longs, cell: int, first_piece: Longs | Ints, slots: Ints, closing: Ints
 ) -> None:
     """Write each capture at the piece, or the decode, that ends there."""
-    captures = plan.captures
     row, position = captures.row.astype(np.int64), captures.position.astype(np.int64)
     single = row < decodes
     closing[row[single]] = captures.slot[single]

@@ -32,7 +32,7 @@ class HeadSteps(Runner):
         batch, sampling = build_step(plan, self.spec, self.board, self.device, self.operations, staged)
         hidden = self.use.compute(self.model, batch, self.store.views, self.lines_of(plan, self.use))
         self.use.chosen(hidden[sampling.index], sampling.seat)
-        self._continues, self._frequent = plan.from_board[plan.sampled], plan.frequent
+        self._continues, self._frequent = plan.from_board[plan.sampled], plan.drafts.frequent_only
         return ComputedStep(batch, sampling, batch.token_ids, hidden)
 
     def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
@@ -60,5 +60,6 @@ class HeadRunner(HeadSteps):
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
         # Rows start earlier by what the model refused, not the head.
-        refused = self.use.states.board.refused
-        return super().launch(move_rows(plan, refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan)
+        if plan.drafts.may_move:
+            plan = move_rows(plan, self.use.states.board.refused.numpy()[plan.seat], self.spec.cell)
+        return super().launch(plan)

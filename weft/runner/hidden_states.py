@@ -61,7 +61,7 @@ class GuessBoard:
 def guess_places(plan: Plan) -> Longs:
     """Return the place of each token of a plan on the board of guesses; negative, if the host knows the token."""
     length = (plan.end - plan.start).astype(np.int64)
-    place, owners = ranges(plan.guessed - length, length)
+    place, owners = ranges(plan.drafts.on_device - length, length)
     return np.where(place < 0, -1, plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1) + place)
 
 

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import move_rows, read_guesses
+from weft.base.moving import add_masks, move_rows, read_guesses
+from weft.base.parts import rows_of_one
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory
@@ -32,7 +33,6 @@ from weft.memory.tiers.copies import TiersBelow
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.batching import build_batch, build_step
-from weft.runner.drafts import rows_of_one
 from weft.runner.hidden_states import StateUse, guess_places
 from weft.runner.sampler import sample
 from weft.runner.step_sampling import StepSampling, stage_sampling
@@ -142,8 +142,9 @@ class Runner:
         for kind, index in plan.poison:
             self.store.poison(kind, index)
         self._planned = plan
-        plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell) if len(plan.behind) else plan
-        if len(plan.guessed) and self.store.is_host_memory:
+        if plan.drafts.may_move:
+            plan = move_rows(plan, self.refused.numpy()[plan.seat], self.spec.cell)
+        if len(plan.drafts.on_device) and self.store.is_host_memory:
             assert self.use is not None, "guesses are where hidden states are"
             board = self.use.states.board
             plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
@@ -167,8 +168,7 @@ class Runner:
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
         """Launch the sampling of the last flight, whose forward pass may not have ended."""
-        plan = replace(flight.plan, sampling=flight.plan.sampling.with_masks(masks))
-        sampling = self.upload(stage_sampling(plan, self.model.vocab_size))
+        sampling = self.upload(stage_sampling(add_masks(flight.plan, masks), self.model.vocab_size))
         flight.flight = self.choose(flight.logits, sampling, flight.inputs, flight.prompt_scores)
 
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
@@ -186,7 +186,7 @@ class Runner:
 
     def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             assert self.use is not None, "guesses are where hidden states are"
             sent = upload({"place": guess_places(plan)}, self.device, widen=False)
             self.use.states.board.read(ids, sent["place"])

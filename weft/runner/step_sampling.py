@@ -106,21 +106,21 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
 
 def _boarded(plan: Plan, row: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Return the samples of rows without drafts."""
-    return np.flatnonzero(plan.drafts[row] == 0) if len(plan.drafts) else None
+    return np.flatnonzero(plan.drafts.counts[row] == 0) if len(plan.drafts.counts) else None
 
 
 def _drafts(plan: Plan) -> StagedValue | None:
-    if not len(plan.drafts):
+    if not len(plan.drafts.counts):
         return None
     length, of_row = (plan.end - plan.start).astype(np.int64), np.zeros(plan.rows, np.int64)
-    of_row[plan.sampled] = plan.drafts[plan.sampled] + 1
-    rows = np.flatnonzero(plan.drafts)
+    of_row[plan.sampled] = plan.drafts.counts[plan.sampled] + 1
+    rows = np.flatnonzero(plan.drafts.counts)
     fields = {
         "seat": plan.seat[rows],
         "token": (np.cumsum(length) - length)[rows],
         "sample": (np.cumsum(of_row) - of_row)[rows],
-        "count": plan.drafts[rows],
-        "most": int(plan.drafts.max()),
+        "count": plan.drafts.counts[rows],
+        "most": int(plan.drafts.counts.max()),
     }
     return StagedValue(DraftSamples, fields)
 
@@ -183,9 +183,9 @@ def _input_index(plan: Plan, samples: NDArray[np.integer[Any]]) -> NDArray[np.in
 
 def _early(sampling: Sampling) -> NDArray[np.float32] | None:
     row = _drawn(sampling)
-    if not len(sampling.early_uniform) or not len(row):
+    if not len(sampling.earlier_uniform) or not len(row):
         return None
-    found: NDArray[np.float32] = np.concatenate([sampling.uniform[:, None], sampling.early_uniform], axis=1)[row]
+    found: NDArray[np.float32] = np.concatenate([sampling.uniform[:, None], sampling.earlier_uniform], axis=1)[row]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from weft.base.config import EngineConfig
+from weft.engine.copying import Copier
 from weft.engine.events import FinishReason
 from weft.engine.load import ReplicaLoad, load_of
 from weft.engine.prompt_costs import PromptCosts
@@ -14,7 +15,7 @@ from weft.memory.report import memory_stats
 from weft.simulate.costs import CostModel, Work
 from weft.simulate.found import Found, Refusals
 from weft.simulate.stepping import Simulated, Stride, StridingPlanner, for_planner, from_planner, settle
-from weft.simulate.tiering import add_tiers
+from weft.simulate.tiering import timed_tiers
 
 # Maximum number of samples of the course of memory.
 SAMPLES = 400
@@ -38,6 +39,7 @@ class SimulatedEngine:
     ) -> None:
         self.cost = cost
         self.config = config
+        below = timed_tiers(cost.spec, config, cost.tiers)
         self.ledger = Ledger(
             cost.spec,
             config.memory_bytes,
@@ -48,10 +50,11 @@ class SimulatedEngine:
             capture_every=config.capture_every,
             captures=captures,
             alpha=alpha,
+            below=None if below is None else below[0],
         )
-        below = add_tiers(self.ledger, config, cost.tiers)
-        self._copier = None if below is None else below[0]
         self._copies = None if below is None else below[1]
+        tiers = self.ledger.tiers
+        self._copier = None if tiers is None or self._copies is None else Copier(tiers, self._copies)
         self.planner = StridingPlanner(self.ledger, config)
         self.found = Found(Refusals(config.max_length), Refusals(config.memory_bytes))
         self.now = 0.0

@@ -6,15 +6,16 @@ simulated: a tier gets what the one above it is about to evict.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction
-from weft.engine.copying import Copier
-from weft.memory.ledger import Ledger
+from weft.memory.cache import Cache
+from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.empty import empty_tier
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import LowerTier
 from weft.memory.tiers.tiers import Tiers
 from weft.simulate.costs import TierRates
 
@@ -56,27 +57,25 @@ class TimedCopies:
         return min((ticket.lands_at for ticket in self._under_way), default=None)
 
 
-def add_tiers(ledger: Ledger, config: EngineConfig, rates: TierRates) -> tuple[Copier, TimedCopies] | None:
-    """Give a ledger the tiers that the configuration asks for, if any; return what makes their copies."""
-    sizes = {"host": config.host_bytes, "disk": config.disk_bytes}
-    links: list[TierLink] = []
-    upper = ledger.cache
-    for name, size in sizes.items():
-        if size and config.cache:
-            lower = empty_tier(ledger.spec, size, config.eviction)
-            # As in the engine, the rate of a disk is measured by its first loads.
-            known = rates.host if name == "host" else None
-            links.append(TierLink(len(links), name, upper, lower, known))
-            if name == "host":
-                links[-1].demotion.copy_pays = links[-1].rates.copy_pays
-            upper = lower
-    if not links:
+def timed_tiers(
+    spec: MemorySpec, config: EngineConfig, rates: TierRates
+) -> tuple[Callable[[Cache, Tenancy], Tiers], TimedCopies] | None:
+    """Return what makes the tiers that the configuration asks for, if any, and the device's side of their copies."""
+    sizes = {"host": config.host_bytes, "disk": config.disk_bytes} if config.cache else {}
+    names = [name for name, size in sizes.items() if size]
+    if not names:
         return None
-    ledger.tiers = Tiers(links, ledger.tenancy)
     each = {
         "host": {Direction.LOAD: rates.host, Direction.SAVE: rates.host},
         "disk": {Direction.LOAD: rates.disk_read, Direction.SAVE: rates.disk_write},
     }
-    device: Any = TimedCopies({(link.level, way): each[link.name][way] for link in links for way in Direction})
-    ledger.tiers.clock = lambda: float(device.now)
-    return Copier(ledger.tiers, device), device
+    device = TimedCopies({(level, way): each[name][way] for level, name in enumerate(names) for way in Direction})
+
+    def make(cache: Cache, tenancy: Tenancy) -> Tiers:
+        lowers = {name: empty_tier(spec, sizes[name], config.eviction) for name in names}
+        # As in the engine, the rate of a disk is measured by its first loads.
+        known = {"host": rates.host}
+        tiers = [LowerTier(name, each, known.get(name), weighs_copies=name == "host") for name, each in lowers.items()]
+        return Tiers(cache, tiers, tenancy, clock=lambda: device.now)
+
+    return make, device

@@ -33,6 +33,11 @@ NORMALISED = 4
 MAX_FILE_BYTES = 512 << 20
 # Texts that make bad patterns fail: many kinds of near matches.
 PROBES = ("a" * 30 + "!", " " * 30 + "x", "1" * 30 + "!", "\n" * 30 + "x", "Aa1 ,.é\n" * 8)
+# Words whose tokens the library remembers for good, in every thread that encodes: up to 8 kB for each. Its default is
+# 10,000. Reading English and code takes 7 % longer with this number, and 19 % longer without any.
+REMEMBERED_WORDS = 2000
+# Characters of texts that the calling thread encodes. For more, the library starts a thread for each core.
+FEW_CHARACTERS = 1 << 16
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -47,6 +52,8 @@ class Tokenizer:
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
+        if hasattr(backend.model, "_resize_cache"):
+            backend.model._resize_cache(REMEMBERED_WORDS)
         self.backend = backend
         self.specials = dict(specials or {})
         self.vocabulary = Vocabulary(backend)
@@ -79,6 +86,8 @@ class Tokenizer:
         for text in texts:
             check_unicode(text)
         try:
+            if sum(map(len, texts)) <= FEW_CHARACTERS:
+                return [self.backend.encode(text, add_special_tokens=special).ids for text in texts]
             return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
         except BaseException as error:
             if not _is_the_librarys(error):

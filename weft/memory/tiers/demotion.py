@@ -32,16 +32,23 @@ LEAST_KEPT = 1 << 10
 
 
 class Demotion:
-    def __init__(self, upper: Cache, saves: Saves) -> None:
+    """`copy_pays` returns whether a copy pays for a point that is seldom wanted, by its chance, the tokens that it
+    saves, and its bytes; None: it never does. `follows`: another tier decides what is saved, and when."""
+
+    def __init__(
+        self,
+        upper: Cache,
+        saves: Saves,
+        copy_pays: Callable[[float, int, int], bool] | None = None,
+        follows: bool = False,
+    ) -> None:
         self.upper = upper
         self.saves = saves
         # Bytes of candidates whose copies are under way.
         self.under_way_bytes = 0
         self.unworthy = 0
-        # Whether a copy pays for a point that is seldom wanted: its chance, the tokens that it saves, and its bytes.
-        self.copy_pays: Callable[[float, int, int], bool] = lambda chance, tokens, size_bytes: False
-        # Whether another tier decides what is saved, and when.
-        self.follows = False
+        self.follows = follows
+        self._copy_pays = copy_pays
         arena = upper.arena
         self.least_bytes = min(LEAST_BYTES, int(LEAST_SHARE * arena.slabs * arena.slab_bytes))
         self._demand = 0.0
@@ -108,8 +115,10 @@ class Demotion:
         if victim.origin is Origin.CANDIDATE:
             return False
         valuation = self.upper.valuation
-        chance = valuation.popularity.chance(victim.kind)
-        if chance >= SELDOM or self.copy_pays(chance, valuation.reach_tokens(victim), valuation.reach_bytes(victim)):
+        chance, pays = valuation.popularity.chance(victim.kind), self._copy_pays
+        if chance >= SELDOM:
+            return True
+        if pays is not None and pays(chance, valuation.reach_tokens(victim), valuation.reach_bytes(victim)):
             return True
         # By path: all of its points share most of what is copied.
         tried = path(victim.node)[0].key[0] % TRIAL == 0

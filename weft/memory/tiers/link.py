@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.base.copies import CopyPlan, Direction
@@ -29,33 +29,70 @@ MOST_SAVING_BYTES = 256 << 20
 CHUNK_BYTES = 64 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class LowerTier:
+    """A tier to put below another one, and what is known of the copies between them.
+
+    `load_bytes` is the rate of loads in bytes per second, if it was measured. `labelled`: the tier outlives the
+    process, and plans say what each unit is. `weighs_copies`: what is seldom wanted is copied if that pays.
+    """
+
+    name: str
+    cache: Cache
+    load_bytes: float | None = None
+    labelled: bool = False
+    weighs_copies: bool = False
+    # Units of a file that are still to be entered.
+    restoring: Restoring | None = None
+    # Asks what a remote store has; its objects are dropped, not overwritten.
+    discovery: Discovery | None = None
+    most_saving_bytes: int = MOST_SAVING_BYTES
+
+
 class TierLink:
     """`level` counts links from the device down: copies of link 0 are between the device and the tier below it.
 
-    `labelled`: the lower tier outlives the process, and plans say what each unit is. `transient`: what the lower tier
-    has is on its way to a request.
+    `writes_behind`: what the upper tier keeps is also saved while the engine is idle. `follows`: another link decides
+    what is saved, and when. `saved` is called with the key of a path whose copies have ended; `tenant_of` returns the
+    digest of a cell's tenant.
     """
 
+    # Whether what the lower tier has is on its way to a request.
+    transient = False
+
     def __init__(
-        self, level: int, name: str, upper: Cache, lower: Cache, load_bytes: float | None, labelled: bool = False
+        self,
+        level: int,
+        upper: Cache,
+        tier: LowerTier,
+        tenant_of: Callable[[Node], bytes],
+        writes_behind: bool = False,
+        follows: bool = False,
+        saved: Callable[[Key], None] = lambda key: None,
     ) -> None:
         self.level = level
-        self.name = name
+        self.name = tier.name
         self.upper = upper
-        self.lower = lower
-        self.rates = Rates(load_bytes)
-        self.saves = Saves(upper, lower, CHUNK_BYTES, MOST_SAVING_BYTES if labelled else MOST_DEMOTING_BYTES)
-        self.loads = Loads(upper, lower, CHUNK_BYTES, MOST_LOADING_BYTES, self.saves.damaged)
-        self.loads.frees_memory = lambda: self.saves.in_flight > 0
-        self.demotion = Demotion(upper, self.saves)
-        self.saves.labelled = self.loads.labelled = labelled
-        # Whether what the upper tier keeps is also saved while the engine is idle.
-        self.writes_behind = labelled
-        # Units of a file that are still to be entered into the lower tier.
-        self.restoring: Restoring | None = None
-        # Asks what a remote store has; its objects are dropped, not overwritten.
-        self.discovery: Discovery | None = None
-        self.transient = False
+        self.lower = lower = tier.cache
+        self.rates = Rates(tier.load_bytes)
+        most = tier.most_saving_bytes if tier.labelled else MOST_DEMOTING_BYTES
+        self.saves = Saves(upper, lower, min(CHUNK_BYTES, most), most, tier.labelled, tenant_of, saved)
+        self.loads = Loads(
+            upper,
+            lower,
+            CHUNK_BYTES,
+            MOST_LOADING_BYTES,
+            self.saves.damaged,
+            tier.labelled,
+            tenant_of,
+            lambda: self.saves.in_flight > 0,
+        )
+        self.demotion = Demotion(upper, self.saves, self.rates.copy_pays if tier.weighs_copies else None, follows)
+        self.writes_behind = writes_behind
+        self.restoring = tier.restoring
+        if tier.restoring is not None:
+            self.saves.erasing.resume(tier.restoring.doomed)
+        self.discovery = tier.discovery
         self.loaded_tokens = 0
         self.failures = 0
         self.seconds = dict.fromkeys(Direction, 0.0)

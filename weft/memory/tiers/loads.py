@@ -71,22 +71,32 @@ class Load:
 
 
 class Loads:
-    """`chunk_bytes` go into one plan, and up to `most_bytes` are in flight."""
+    """`chunk_bytes` go into one plan, and up to `most_bytes` are in flight.
+
+    `damaged` are the keys of cells whose copies in the lower tier turned out to be damaged, until they are saved again
+    or dropped. `labelled`: plans say what each unit is, and of which tenant. `frees_memory` returns whether other
+    copies hold memory of the upper tier until they land.
+    """
 
     def __init__(
-        self, upper: Cache, lower: Cache, chunk_bytes: int, most_bytes: int, damaged: set[Key] | None = None
+        self,
+        upper: Cache,
+        lower: Cache,
+        chunk_bytes: int,
+        most_bytes: int,
+        damaged: set[Key],
+        labelled: bool,
+        tenant_of: Callable[[Node], bytes],
+        frees_memory: Callable[[], bool],
     ) -> None:
         self.upper = upper
         self.lower = lower
         self.bytes = 0
         self.cancelled = 0
-        # Whether other copies hold memory of the upper tier until they land.
-        self.frees_memory: Callable[[], bool] = lambda: False
-        # Whether plans say what each unit is, and of which tenant.
-        self.labelled = False
-        self.tenant_of: Callable[[Node], bytes] = lambda node: b""
-        # Keys of cells whose copies in the lower tier turned out to be damaged, until they are saved again or dropped.
-        self.damaged: set[Key] = set() if damaged is None else damaged
+        self.frees_memory = frees_memory
+        self.labelled = labelled
+        self.tenant_of = tenant_of
+        self.damaged = damaged
         self.chunk_bytes = chunk_bytes
         self.most_bytes = most_bytes
         self._active: dict[Key, Load] = {}

@@ -62,19 +62,30 @@ class SaveFlight:
 
 
 class Saves:
-    """`chunk_bytes` go into one plan, and up to `most_bytes` are in flight."""
+    """`chunk_bytes` go into one plan, and up to `most_bytes` are in flight.
 
-    def __init__(self, upper: Cache, lower: Cache, chunk_bytes: int, most_bytes: int) -> None:
+    `labelled`: plans say what each unit is, and of which tenant. `saved` is called with the key of a path whose copies
+    have ended.
+    """
+
+    def __init__(
+        self,
+        upper: Cache,
+        lower: Cache,
+        chunk_bytes: int,
+        most_bytes: int,
+        labelled: bool = False,
+        tenant_of: Callable[[Node], bytes] = lambda node: b"",
+        saved: Callable[[Key], None] = lambda key: None,
+    ) -> None:
         self.upper = upper
         self.lower = lower
         self.bytes = 0
         # Paths that were evicted before they were saved, failed, or found no room among more valuable ones.
         self.dropped = 0
-        # Whether plans say what each unit is, and of which tenant.
-        self.labelled = False
-        self.tenant_of: Callable[[Node], bytes] = lambda node: b""
-        # Called with the key of a path whose copies have ended.
-        self.saved: Callable[[Key], None] = lambda key: None
+        self.labelled = labelled
+        self.tenant_of = tenant_of
+        self.saved = saved
         # Keys of cells whose copies in the lower tier are damaged: they are saved again.
         self.damaged: set[Key] = set()
         self.chunk_bytes = chunk_bytes

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -21,7 +20,7 @@ from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.tenancy import Tenancy
 from weft.memory.tiers.exchange.arrivals import ArrivalsLink
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import LowerTier, TierLink
 from weft.memory.tiers.load_choice import FoundPrefix, LoadChoice
 from weft.memory.trie import Node
 
@@ -41,6 +40,23 @@ IN_TIER = {
 LEAST_SECONDS_TO_ASK = 0.01
 
 
+def _chained(upper: Cache, lowers: Sequence[LowerTier], tenancy: Tenancy) -> tuple[TierLink, ...]:
+    """Return the links of a chain of tiers: what is saved to one is told to the one below, so they begin there."""
+    uppers = [upper]
+    for tier in lowers[:-1]:
+        # Tiers that outlive the process lie side by side below memory.
+        uppers.append(uppers[-1] if tier.labelled else tier.cache)
+    links: list[TierLink] = []
+    # What reaches the disk from the device passes through host memory.
+    writes_behind = bool(lowers) and lowers[-1].labelled
+    for level, tier in reversed(list(enumerate(lowers))):
+        # What the first of two such tiers has, the second gets.
+        follows = level > 0 and uppers[level] is uppers[level - 1]
+        saved = links[0].demotion.kept if links and writes_behind else lambda key: None
+        links.insert(0, TierLink(level, uppers[level], tier, tenancy.of, writes_behind, follows, saved))
+    return tuple(links)
+
+
 class Tiers:
     """The links below the device's memory, nearest first. `waiter` is the number of a request in the queue.
 
@@ -48,25 +64,23 @@ class Tiers:
     Arrivals, the last link if there are any, lie below the device and beside the chain.
     """
 
-    def __init__(self, links: Sequence[TierLink], tenancy: Tenancy) -> None:
-        self.links = tuple(links)
-        self.upper = self.links[0].upper
-        self.chain = tuple(link for link in self.links if not isinstance(link, ArrivalsLink))
-        self.arrivals = next((link for link in self.links if isinstance(link, ArrivalsLink)), None)
+    def __init__(
+        self,
+        upper: Cache,
+        lowers: Sequence[LowerTier],
+        tenancy: Tenancy,
+        arrivals: Cache | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.upper = upper
+        self.chain = _chained(upper, lowers, tenancy)
+        self.arrivals = None if arrivals is None else ArrivalsLink(len(self.chain), upper, arrivals, tenancy)
+        self.links: tuple[TierLink, ...] = self.chain if self.arrivals is None else (*self.chain, self.arrivals)
         self.discovery = next((link.discovery for link in self.chain if link.discovery is not None), None)
-        for link in self.chain:
-            # What reaches the disk from the device passes through host memory.
-            link.writes_behind = self.chain[-1].saves.labelled
-            link.saves.tenant_of = link.loads.tenant_of = tenancy.of
-        for link, below in pairwise(self.chain):
-            # Two tiers that outlive the process lie side by side below memory: what the first has, the second gets.
-            below.demotion.follows = below.upper is link.upper
-            if link.writes_behind:
-                link.saves.saved = below.demotion.kept
         self.choice = LoadChoice(self.links, self.upper.cell)
         self.slower = 0
         self.given_up = 0
-        self.clock: Callable[[], float] = monotonic
+        self.clock = clock
         # By level: when copies landed last.
         self._progress: dict[int, float] = {}
         # By request and level: how many loads it has waited for, and the interval of tokens that they brought.
@@ -81,6 +95,11 @@ class Tiers:
     @property
     def busy(self) -> bool:
         return any(link.busy for link in self.links)
+
+    @property
+    def moving(self) -> bool:
+        """Whether paths are on their way between tiers."""
+        return any(link.moving for link in self.links)
 
     def under_way(self) -> Iterator[Key]:
         """Yield the cells that saves and transfers will publish."""
@@ -168,12 +187,20 @@ class Tiers:
         return depth if self.arrivals is None else self.arrivals.reaches(keys, depth)
 
     def bring(
-        self, waiter: int, keys: list[Key], limit: int, match: Miss, tenant: Callable[[], bytes] | None = None
+        self,
+        waiter: int,
+        keys: list[Key],
+        limit: int,
+        match: Miss,
+        tenant: Callable[[], bytes] | None = None,
+        ahead_tokens: int = 0,
     ) -> bool:
         """Return whether a request should wait, because more of its prefix than `match` is on its way up.
 
-        `tenant` returns the digest of its tenant, for a store that is asked whether it has more.
+        `tenant` returns the digest of its tenant, for a store that is asked whether it has more. `ahead_tokens` are
+        computed before those of the request, if it starts now.
         """
+        self.choice.ahead_tokens = ahead_tokens
         if self._awaits(waiter, match):
             return True
         if tenant is not None and self._asks(waiter, keys, limit, match, tenant):
@@ -306,6 +333,11 @@ class Tiers:
         """Let requests ask a remote store again: no drop is under way any more."""
         if self.discovery is not None:
             self.discovery.ask_again()
+
+    def contradicts(self, keys: list[Key]) -> bool:
+        """Return whether keys from outside are not those of one prefix, as far as is known here."""
+        tries = [self.upper.trie, *(link.lower.trie for link in self.links)]
+        return len(set(keys)) < len(keys) or any(trie.contradicts(keys) for trie in tries)
 
     def set_dropping(self, dropping: bool) -> None:
         """Say whether a drop is under way: what a file evicts meanwhile is overwritten, as it may be part of it."""

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 import weft
-from weft.base.plan import Plan
+from weft.base.plan import Plan, Sampling
 from weft.device.devices import device_name
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
@@ -163,19 +163,18 @@ def drafted_plans(runner: Runner) -> Iterator[Plan]:
     A short prompt beside it is computed by kernels of its own.
     """
     if runner.spec.draft_room:
-        yield replace(trial_of([1, 2], runner), drafts=np.array([0, 1], np.int32))
-        yield replace(trial_of([1, 2, 12], runner), drafts=np.array([0, 1, 0], np.int32))
+        yield trial_of([1, 2], runner, np.array([0, 1], np.int32))
+        yield trial_of([1, 2, 12], runner, np.array([0, 1, 0], np.int32))
 
 
 def sampled_plans(runner: Runner) -> Iterator[Plan]:
     """Yield steps of two rows that draw their tokens: with any, with filters, with log-probabilities."""
-    plan = trial_of([1, 1], runner)
     ones = np.ones(2, np.float32)
-    drawn = replace(plan.sampling, temperature=ones, uniform=np.full(2, 0.5, np.float32), all_greedy=False)
+    drawn = replace(Sampling.greedy(2), temperature=ones, uniform=np.full(2, 0.5, np.float32), all_greedy=False)
     for changes in (
         {},
         {"min_p": ones / 20},
         {"top_k": np.full(2, 40, np.int32), "top_p": 0.9 * ones},
         {"top_p": 0.9 * ones, "top_logprobs": np.full(2, TOP_LOGPROBS, np.int32), "wants_logprobs": True},
     ):
-        yield replace(plan, sampling=replace(drawn, **changes))
+        yield trial_of([1, 1], runner, sampling=replace(drawn, **changes))

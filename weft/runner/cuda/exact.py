@@ -8,6 +8,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.base.parts import rows_of_one, some_rows
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
@@ -16,8 +17,6 @@ from weft.kernels.rows import ranges
 from weft.runner.cuda.padding import Size
 from weft.runner.cuda.recorded import StepOutput, step_sizes
 from weft.runner.cuda.runner import CudaRunner
-from weft.runner.drafts import rows_of_one
-from weft.runner.exact import chosen_rows
 from weft.runner.runner import ComputedStep
 
 Places = NDArray[np.int64]
@@ -35,7 +34,7 @@ class ExactCudaRunner(CudaRunner):
     def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
         if not has_drafts(plan):
             return super().run_layers(plan, staged)
-        assert not len(plan.guessed), "with exact answers on a GPU there is no head"
+        assert not len(plan.drafts.on_device), "with exact answers on a GPU there is no head"
         sampling = self.upload(staged)
         decodes, others = by_form(plan)
         hidden: Tensor | None = None
@@ -57,26 +56,26 @@ class ExactCudaRunner(CudaRunner):
         from weft.kernels.cuda.exact_turns import in_turns
 
         places = places_of(plan, rows)
-        part = chosen_rows(plan, rows, places)
+        part = some_rows(plan, rows, places)
         single = rows_of_one(part, self.spec.cell)
         assert single is not None
         turn = single.start - np.repeat(part.start, part.end - part.start)
         order = np.argsort(turn, kind="stable")
-        batch = self.build_batch(chosen_rows(single, order, order))
+        batch = self.build_batch(some_rows(single, order, order))
         return places[order], in_turns(batch, [int(size) for size in np.bincount(turn)])
 
     def _longer(self, plan: Plan, rows: Places) -> tuple[Places, Batch | None]:
         places = places_of(plan, rows)
-        return places, self.build_batch(chosen_rows(plan, rows, places)) if len(rows) else None
+        return places, self.build_batch(some_rows(plan, rows, places)) if len(rows) else None
 
 
 def has_drafts(plan: Plan) -> bool:
-    return bool(len(plan.drafts) and plan.drafts.any())
+    return bool(len(plan.drafts.counts) and plan.drafts.counts.any())
 
 
 def by_form(plan: Plan) -> tuple[Places, Places]:
     """Return the rows that are decodes with or without drafts, and those that are prompts."""
-    answering = plan.end - plan.start == plan.drafts + 1
+    answering = plan.end - plan.start == plan.drafts.counts + 1
     return np.flatnonzero(answering), np.flatnonzero(~answering)
 
 

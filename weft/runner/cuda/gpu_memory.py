@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from weft.base.plan import Ints, Plan
+from weft.base.plan import NO_INTS, Ints, Plan, Sampling, StepDrafts
 from weft.device.store import Store
 from weft.kernels.interface import Operations
 from weft.memory.spec import ALIGNMENT, MemorySpec
@@ -95,8 +95,7 @@ def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: li
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    plan = trial_of(ends, runner)
-    runner.run(replace(plan, drafts=plan.end - plan.start - 1) if drafts else plan)
+    runner.run(trial_of(ends, runner, np.array(ends, np.int32) - 1 if drafts else NO_INTS))
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 
@@ -123,6 +122,8 @@ class PaddingUse(ReadsStates):
         return np.full(len(plan.tokens), self.states.padding, np.int32)
 
 
-def trial_of(ends: list[int], runner: Runner) -> Plan:
-    """Return a plan of new rows with these lengths, on scratch memory."""
-    return trial(np.zeros(len(ends), np.int32), np.array(ends, np.int32), runner.spec, runner.store.scratch)
+def trial_of(ends: list[int], runner: Runner, drafts: Ints = NO_INTS, sampling: Sampling | None = None) -> Plan:
+    """Return a plan of new rows with these lengths, some of whose last tokens are drafts, on scratch memory."""
+    start, end = np.zeros(len(ends), np.int32), np.array(ends, np.int32)
+    where = (runner.spec, runner.store.scratch)
+    return trial(start, end, *where, sampling=sampling, drafts=StepDrafts(drafts))

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.base.plan import Ints, Plan
+from weft.base.plan import Ints, Plan, row_arrays
 from weft.kernels.interface import NO_SLOT, Batch, Operations, PageList, PageSections, SharedPrefixes
 from weft.memory.kinds import Kind
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.cuda.shared_prefixes import PrefixGroups
 
 # One number per row each.
-PER_ROW = ("token", "seat", "from_board", "start", "slot", "tail", "closing")
+KERNEL_ROWS = row_arrays(Plan, "kernels")
+PER_ROW = ("token", "seat", "from_board", "slot", *KERNEL_ROWS, "closing")
 PER_ROW_OF_PAGES = ("write_page", "first_position")
 # Of shared prefixes, one number per row or one more. There are never more groups than rows.
 OF_GROUPS = ("order", "first", "start", "place", "bounds")
@@ -132,13 +134,14 @@ class DecodeInputs:
         closing[plan.captures.row] = plan.captures.slot
         if lines is not None and self.padding_line is not None:
             put("line", lines, self.padding_line)
-            put("behind", np.minimum(plan.behind, 1) if len(plan.behind) else np.zeros(plan.rows, np.int32), 0)
+            drafts, none = plan.drafts, np.zeros(plan.rows, np.int32)
+            put("behind", np.minimum(drafts.unverified_before, 1) if drafts.may_move else none, 0)
         put("token", plan.tokens, 0)
         put("seat", plan.seat, self.scratch_seat)
         put("from_board", plan.from_board, 0)
-        put("start", plan.start, 0)
         put("slot", np.where(plan.start >= cell, plan.read_slot, 0), 0)
-        put("tail", plan.tail, self.scratch.get(Kind.TAIL, 0))
+        for name in KERNEL_ROWS:
+            put(name, getattr(plan, name), self.scratch.get(Kind.TAIL, 0) if name == "tail" else 0)
         put("closing", closing, NO_SLOT)
         used = self.places["closing"].first + rows
         for paging in self.pagings:
@@ -202,6 +205,7 @@ class DecodeInputs:
 
         Up to `members` rows read a shared prefix together; if 1, groups are not read.
         """
+        rows_of_plan: dict[str, Any] = {name: self.tensor(name, rows) for name in KERNEL_ROWS}
         return Batch(
             operations=self.operations,
             tokens=rows,
@@ -214,10 +218,9 @@ class DecodeInputs:
             cell=self.spec.cell,
             token_ids=token_ids,
             positions=self.tensor("start", rows),
-            start=self.tensor("start", rows),
             first=self.packed_first[: rows + 1],
             slot=self.tensor("slot", rows),
-            tail=self.tensor("tail", rows),
+            **rows_of_plan,
             closing=self.tensor("closing", rows),
             piece_row=self.none[:0],
             piece_position=self.none[:0],

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.base.plan import Captures, Ints, Plan, Sampling
+from weft.base.plan import NO_DRAFTS, Ints, Plan, Sampling, StepDrafts, row_arrays
 from weft.device.staging import StagedValue
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
@@ -83,17 +83,23 @@ class Size:
         return max(0, min(tokens - rows, rows * (self.longest - 1)))
 
 
-def trial(start: Ints, end: Ints, spec: MemorySpec, scratch: Mapping[Kind, int]) -> Plan:
+def trial(
+    start: Ints,
+    end: Ints,
+    spec: MemorySpec,
+    scratch: Mapping[Kind, int],
+    seat: int = 0,
+    sampling: Sampling | None = None,
+    drafts: StepDrafts = NO_DRAFTS,
+) -> Plan:
     """Return a plan whose rows share one unit of each kind: realistic work with meaningless results."""
-    rows, none = len(start), np.zeros(0, np.int32)
-    zeros, tokens = np.zeros(rows, np.int32), int((end - start).sum())
-    cells = -(-int(end.max()) // spec.cell)
+    rows, cells = len(start), -(-int(end.max()) // spec.cell)
     pages, window_pages = (np.full((rows, cells), scratch.get(k, 0), np.int32) for k in (Kind.PAGE, Kind.WINDOW))
-    return Plan(
-        number=0, seat=zeros, start=start, end=end, tokens=np.zeros(tokens, np.int32), from_board=zeros,
-        read_slot=zeros, tail=zeros + scratch.get(Kind.TAIL, 0), page_table=pages, window_table=window_pages,
-        window_first=zeros, captures=Captures(none, none, none), sampled=np.arange(rows, dtype=np.int32),
-        sampling=Sampling.greedy(rows), score_index=none, score_token=none, score_top=0,
+    return Plan.build(
+        number=0, start=start, end=end, tokens=np.zeros(int((end - start).sum()), np.int32),
+        seat=np.full(rows, seat, np.int32), tail=np.full(rows, scratch.get(Kind.TAIL, 0), np.int32), page_table=pages,
+        window_table=window_pages, sampled=np.arange(rows, dtype=np.int32), drafts=drafts,
+        sampling=Sampling.greedy(rows) if sampling is None else sampling,
     )  # fmt: skip
 
 
@@ -163,8 +169,7 @@ class StepInputs:
         if step.drafts is not None:
             step = replace(step, drafts=replace(step.drafts, seat=step.seat, token=step.batch.first[:-1]))
         self.step = step
-        some = trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch)
-        self.fill(replace(some, seat=np.array([seat], np.int32)))
+        self.fill(trial(np.array([0], np.int32), np.array([2], np.int32), spec, scratch, seat))
 
     def _stage_padding(self, operations: Operations) -> StagedValue:
         """Stage the `StepTensors` of a step without real rows. Its host numbers are those of its size, for any plan."""
@@ -256,10 +261,10 @@ class Filling:
         host[: len(self.inputs.padding)] = self.inputs.padding
         self._put(host, "seat", plan.seat)
         self._put(host, "from_board", plan.from_board)
-        self._put(host, "batch.start", plan.start)
         # Rows without a checkpoint may have any index in the plan.
         self._put(host, "batch.slot", np.where(plan.start >= cell, plan.read_slot, 0))
-        self._put(host, "batch.tail", plan.tail)
+        for name in row_arrays(Plan, "kernels"):
+            self._put(host, f"batch.{name}", getattr(plan, name))
         self._put(host, "batch.token_ids", plan.tokens)
         if self.lines is not None:
             self._put(host, "line", self.lines)
@@ -273,36 +278,36 @@ class Filling:
         for paging in self.inputs.pagings:
             self._write_pages(host, paging, positions, owners)
         self._write_answers(host)
-        if self.inputs.verifies and len(plan.drafts):
+        if self.inputs.verifies and len(plan.drafts.counts):
             self._write_drafts(host)
 
     def _write_guesses(self, host: NDArray[np.int32]) -> None:
         """Write where tokens that only the device knows are, and which rows end where it knows."""
         plan = self.plan
-        if len(plan.guessed):
+        if len(plan.drafts.on_device):
             self._put(host, "guess", guess_places(plan))
-        if len(plan.ahead):
-            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.ahead[plan.sampled] > 0
+        if len(plan.drafts.unverified_inside):
+            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.drafts.unverified_inside[plan.sampled] > 0
 
     def _write_drafts(self, host: NDArray[np.int32]) -> None:
         """Write where drafts are, and if rows follow others in flight, what they need to be moved."""
         plan, inputs = self.plan, self.inputs
-        samples = plan.drafts.astype(np.int64) + 1
-        self._put(host, "drafts.count", plan.drafts)
+        samples = plan.drafts.counts.astype(np.int64) + 1
+        self._put(host, "drafts.count", plan.drafts.counts)
         self._put(host, "drafts.sample", np.cumsum(samples) - samples)
-        if not len(plan.behind):
+        if not plan.drafts.may_move:
             return
-        self._put(host, "following.behind", plan.behind)
-        self._put(host, "following.early_slot", plan.early_slot)
+        self._put(host, "following.behind", plan.drafts.unverified_before)
+        self._put(host, "following.early_slot", plan.drafts.earlier_slot)
         capture = np.full(plan.rows, NO_SLOT, np.int32)
         capture[plan.captures.row] = plan.captures.slot
         self._put(host, "following.capture", capture)
         # Guesses before a row's drafts are at the end of their line in the plan.
-        rows, length = np.flatnonzero(plan.behind), self.end - self.start
-        place = np.arange(inputs.width) - plan.behind[rows, None]
+        rows, length = np.flatnonzero(plan.drafts.unverified_before), self.end - self.start
+        place = np.arange(inputs.width) - plan.drafts.unverified_before[rows, None]
         first = (np.cumsum(length) - length)[rows, None] + 1
         drafts = plan.tokens[np.clip(first + place, 0, len(plan.tokens) - 1)]
-        early = plan.early_tokens[rows[:, None], np.minimum(place, -1) + plan.early_tokens.shape[1]]
+        early = plan.drafts.earlier_tokens[rows[:, None], np.minimum(place, -1) + plan.drafts.earlier_tokens.shape[1]]
         lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
         lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, early, drafts)
 
@@ -343,13 +348,13 @@ class Filling:
         np.cumsum(counts, out=begins[1 : self.longer + 1], dtype=np.int32)
         begins[self.longer + 1 :] = used + 1 + np.arange(single + 1)
         begins[-1] = used + single + self.rest_pages
-        plan = self.plan
-        if len(plan.behind):
+        captures = self.plan.captures
+        if self.plan.drafts.may_move:
             # The device cuts all longer rows.
-            plan = replace(plan, captures=plan.captures.of(plan.captures.row < self.decodes))
-        if len(plan.captures.row):
+            captures = captures.of(captures.row < self.decodes)
+        if len(captures.row):
             closing = host[first["batch.closing"] :][: size.rows]
-            write_captures(plan, self.decodes, self.start, cell, begins, slot, closing)
+            write_captures(captures, self.decodes, self.start, cell, begins, slot, closing)
 
     def _write_pages(
         self, host: NDArray[np.int32], paging: str, positions: NDArray[np.int64], owners: NDArray[np.int64]
@@ -380,5 +385,5 @@ class Filling:
         host[first["answer"] :][: len(row)] = index + np.where(index < self.decodes, 0, shift) if shift else index
         seats = plan.seat[row]
         # A row with drafts leaves no token on the board.
-        boarded = np.where(plan.drafts[row] == 0, seats, self.inputs.seat) if len(plan.drafts) else seats
+        boarded = np.where(plan.drafts.counts[row] == 0, seats, self.inputs.seat) if len(plan.drafts.counts) else seats
         host[first["answer_seat"] :][: len(row)] = boarded

@@ -161,6 +161,7 @@ class RecordedSteps:
 
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
+        frequent = plan.drafts.frequent_only
         if len(plan.tokens) == plan.rows:
             groups = None if self.sharing is None else self.sharing.of(plan)
             if groups is not None:
@@ -169,16 +170,16 @@ class RecordedSteps:
                 return self._replay(("shared", rows), lambda: self._decode(rows, is_shared=True))
             rows = next(rows for rows in self.rows if rows >= plan.rows)
             self.decodes.fill(plan, rows, self._lines(plan))
-            return self._replay((rows, plan.frequent), lambda: self._decode(rows, plan.frequent))
+            return self._replay((rows, frequent), lambda: self._decode(rows, frequent))
         decodes = plan.decode_rows
         longest = int((plan.end - plan.start).max())
         shape = (decodes, plan.rows - decodes, len(plan.tokens) - decodes, plan.sample_count, longest)
-        inputs = self._smallest(shape, len(plan.drafts) > 0, len(plan.behind) > 0)
+        inputs = self._smallest(shape, len(plan.drafts.counts) > 0, plan.drafts.may_move)
         if inputs is None:
             return None
         inputs.fill(plan, self._lines(plan))
-        output = self._replay((inputs.size, plan.frequent), lambda: self._prompt(inputs, plan.frequent))
-        if len(plan.drafts) and decodes < inputs.size.decodes:
+        output = self._replay((inputs.size, frequent), lambda: self._prompt(inputs, frequent))
+        if len(plan.drafts.counts) and decodes < inputs.size.decodes:
             # Without the padding between them, all tokens have the plan's indices.
             tokens = torch.cat([output.inputs[:decodes], output.inputs[inputs.size.decodes :]])
             output = replace(output, inputs=tokens)

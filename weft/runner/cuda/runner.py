@@ -105,8 +105,9 @@ class CudaRunner(Runner):
             self.store.poison(kind, index)
         output = self._replay(plan)
         if output is None:
-            assert not len(plan.behind), "only recorded steps have rows that follow drafts in flight"
-            assert not len(plan.ahead), "only recorded steps have rows that end where drafts in flight do"
+            assert not plan.drafts.may_move, "only recorded steps have rows that follow drafts in flight"
+            ends_move = len(plan.drafts.unverified_inside) > 0
+            assert not ends_move, "only recorded steps have rows that end where drafts in flight do"
             return self.run(plan)
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests

@@ -19,7 +19,7 @@ from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
 from weft.base.errors import WeftError
 from weft.base.options import Options
-from weft.base.plan import Captures, Plan, Sampling
+from weft.base.plan import Captures, Plan, Sampling, StepDrafts
 from weft.base.transfers import (
     Destination,
     Granted,
@@ -42,7 +42,7 @@ HEADER_BYTES = 4
 MAX_FRAME_BYTES = 1 << 28
 READ_BYTES = 1 << 20
 KINDS = ("<i4", "<i8", "<f4")
-NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling}
+NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling, "drafts": StepDrafts}
 
 T = TypeVar("T")
 
@@ -304,7 +304,7 @@ def encode_array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 def _encoded(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return encode_array(value)
-    if isinstance(value, Captures | Sampling):
+    if isinstance(value, Captures | Sampling | StepDrafts):
         return encode_plan(value)
     return value.item() if isinstance(value, np.generic) else value
 

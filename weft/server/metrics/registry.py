@@ -1,7 +1,7 @@
 """Metrics for Prometheus: what the front measures where streams are read, and what the engine reports.
 
 Every server has its own registry; nothing is global. The front's half costs a microsecond per token. The engine's half
-is one snapshot per scrape; `docs/operate.md` explains how to read it.
+is one snapshot per scrape; `docs/operate.md` explains how to read it, `docs/metrics.md` lists it.
 """
 
 from __future__ import annotations
@@ -37,20 +37,18 @@ class Metrics:
     def __init__(self) -> None:
         self.first_token = Histogram(
             "weft_time_to_first_token_seconds",
-            "Time from submission to the first token",
+            "Time from submission to the first token, without the network",
             timings.FIRST_TOKEN_SECONDS,
         )
         self.inter_token = Histogram(
             "weft_inter_token_seconds",
-            "Time between tokens of a sequence, as they reach the front",
+            "Time between tokens of a sequence, as they reach the server; tokens that arrive together share it",
             timings.TOKEN_SECONDS,
         )
         self.request = Histogram(
             "weft_request_seconds", "Time from submission to the last token", timings.REQUEST_SECONDS
         )
-        self.queue = Histogram(
-            "weft_queue_seconds", "Time that a request waited before it first ran", timings.QUEUE_SECONDS
-        )
+        self.queue = Histogram("weft_queue_seconds", "Time in the queue before the first step", timings.QUEUE_SECONDS)
         self.prompt = Histogram("weft_request_prompt_tokens", "Prompt tokens of a request", timings.TOKENS)
         self.cached = Histogram("weft_request_cached_tokens", "Reused prompt tokens of a request", timings.TOKENS)
         self.completion = Histogram("weft_request_generated_tokens", "Generated tokens of a request", timings.TOKENS)
@@ -78,12 +76,20 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         for histogram in self.histograms:
             yield histogram.family()
-        yield GaugeMetricFamily("weft_requests_open", "Sequences that the front is waiting for", self.open)
-        finished = CounterMetricFamily("weft_requests", "Sequences by the way they ended", labels=["reason"])
+        yield GaugeMetricFamily("weft_requests_open", "Sequences that are not finished; n=4 makes four", self.open)
+        finished = CounterMetricFamily(
+            "weft_requests",
+            "Finished sequences: stop, length, abort (the client left or aborted), error, refused",
+            labels=["reason"],
+        )
         for reason in (*FINISHES, OTHER):
             finished.add_metric([reason], self.finished[reason])
         yield finished
-        http = CounterMetricFamily("weft_http_requests", "HTTP responses", labels=["method", "route", "status"])
+        http = CounterMetricFamily(
+            "weft_http_requests",
+            "HTTP responses; status 499: the client disconnected before its response",
+            labels=["method", "route", "status"],
+        )
         for labels, count in sorted(self.http.items()):
             http.add_metric(list(labels), count)
         yield http
@@ -146,11 +152,11 @@ class Meter:
 GAUGES = {
     "running": ("weft_sequences_running", "Sequences that are running"),
     "waiting": ("weft_sequences_waiting", "Sequences in the queue"),
-    "leases": ("weft_leases", "Sequences that hold memory"),
-    "cells": ("weft_cache_cells", "Cells in the cache, of 64 tokens each"),
+    "leases": ("weft_leases", "Sequences that hold memory of pages and states"),
+    "cells": ("weft_cache_cells", "Pieces of 64 tokens (cells) in the cache"),
     "resume_points": ("weft_cache_resume_points", "Positions in the cache from which a sequence can resume"),
-    "slabs": ("weft_memory_slabs", "Slabs of memory"),
-    "slabs_used": ("weft_memory_slabs_used", "Slabs in use, live or cached"),
+    "slabs": ("weft_memory_slabs", "Equal pieces (slabs) into which the memory buffer is cut"),
+    "slabs_used": ("weft_memory_slabs_used", "Pieces of the memory buffer in use, by running sequences or the cache"),
 }
 COUNTERS = {
     "steps": ("weft_steps", "Planned steps"),
@@ -163,13 +169,19 @@ COUNTERS = {
     "refused": ("weft_sequences_refused", "Sequences that the engine refused"),
     "aborts": ("weft_aborts", "Sequences aborted by their client or because it disconnected"),
     "preemptions": ("weft_preemptions", "Running sequences preempted for lack of memory"),
-    "lookups": ("weft_cache_lookups", "Requests looked up in the cache"),
-    "reusable_tokens": ("weft_cache_reusable_tokens", "Prompt tokens on the grid: what a perfect cache could reuse"),
-    "resumed_tokens": ("weft_resumed_tokens", "Tokens that preempted sequences found again in the cache"),
+    "lookups": ("weft_cache_lookups", "Requests looked up in the cache; a preempted request counts once"),
+    "reusable_tokens": (
+        "weft_cache_reusable_tokens",
+        "Prompt tokens in whole cells of 64: what a perfect cache could reuse",
+    ),
+    "resumed_tokens": (
+        "weft_resumed_tokens",
+        "Tokens that preempted sequences found again in the cache; not counted as hits",
+    ),
 }
 BY_REASON = {
-    "misses": ("weft_cache_misses", "Lookups that reused less than the grid allows, by reason"),
-    "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens on the grid that had to be computed, by reason"),
+    "misses": ("weft_cache_misses", "Lookups that reused less than all whole cells of 64 tokens, by reason"),
+    "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens in whole cells of 64 that had to be computed, by reason"),
 }
 DRAFTERS = ("suffix", "prediction", "grammar", "habit", "mtp", "model")
 # Why a sequence does not draft.
@@ -177,8 +189,16 @@ NOT_DRAFTED = ("request",)
 # metric: help, label, {value of the label: name in the stats}
 GROUPED = {
     "weft_cached_tokens": ("Reused prompt tokens", "source", {"device": "cached_tokens"}),
-    "weft_captures": ("Snapshots of states", "result", {"kept": "captures_kept", "skipped": "captures_skipped"}),
-    "weft_evictions": ("Evicted units", "kind", {"page": "evicted_pages", "resume_point": "evicted_points"}),
+    "weft_captures": (
+        "States for later requests: kept, or skipped for lack of memory",
+        "result",
+        {"kept": "captures_kept", "skipped": "captures_skipped"},
+    ),
+    "weft_evictions": (
+        "Evicted pages and resume points, flushes included",
+        "kind",
+        {"page": "evicted_pages", "resume_point": "evicted_points"},
+    ),
 }
 
 # Of each replica of a fleet: name in its facts: name of the metric, help
@@ -198,7 +218,7 @@ REPLICA_COUNTERS = {
 TIER_GAUGES = {
     "limit_bytes": ("weft_tier_limit_bytes", "Size of a memory tier below the device's"),
     "used_bytes": ("weft_tier_used_bytes", "Bytes in use in a tier"),
-    "cells": ("weft_tier_cells", "Cells in a tier"),
+    "cells": ("weft_tier_cells", "Pieces of 64 tokens (cells) in a tier"),
     "resume_points": ("weft_tier_resume_points", "Positions in a tier from which a sequence can resume"),
     "erasing_bytes": ("weft_tier_erasing_bytes", "Bytes of dropped prefixes that are still to be overwritten"),
     "load_bytes_per_second": ("weft_tier_load_rate_bytes", "Measured bytes per second of loads from a tier"),
@@ -212,12 +232,12 @@ TIER_COUNTERS = {
     "loaded_tokens": ("weft_tier_loaded_tokens", "Cached prompt tokens that were loaded from a tier"),
     "evicted_pages": ("weft_tier_evicted_pages", "Pages evicted from a tier"),
     "evicted_points": ("weft_tier_evicted_points", "Resume points evicted from a tier"),
-    "unsaved": ("weft_tier_unsaved", "Paths that were evicted or found no room before they were saved"),
+    "unsaved": ("weft_tier_unsaved", "Prefixes that were evicted, or found no room, before they were saved"),
     "unworthy": (
         "weft_tier_unworthy",
-        "Resume points not copied to a tier, because such are seldom wanted",
+        "Resume points not copied to a tier, because such points are seldom wanted",
     ),
-    "failures": ("weft_tier_failures", "Copies that failed: a unit is damaged, or a read, write or sync failed"),
+    "failures": ("weft_tier_failures", "Copies that failed: damaged data, or a read, write or sync that failed"),
     "cancelled_loads": ("weft_tier_cancelled_loads", "Loads that were no longer wanted or found no memory"),
 }
 
@@ -229,7 +249,7 @@ TRANSFER_GAUGES = {
 TRANSFER_COUNTERS = {
     "sent_bytes": ("weft_transfer_sent_bytes", "Bytes of prefixes sent to decode engines"),
     "sent_prefixes": ("weft_transfer_sent_prefixes", "Prefixes that were sent whole"),
-    "send_seconds": ("weft_transfer_send_seconds", "Time that units of prefixes took to send"),
+    "send_seconds": ("weft_transfer_send_seconds", "Time that prefixes took to send"),
     "exposed_seconds": ("weft_transfer_exposed_seconds", "Time of transfers after their prompt was computed"),
     "received_bytes": ("weft_transfer_received_bytes", "Bytes of prefixes that have arrived"),
     "received_prefixes": ("weft_transfer_received_prefixes", "Prefixes that have arrived whole"),
@@ -317,8 +337,12 @@ class EngineCollector:
 
     def _memory(self, stats: Mapping[str, Any]) -> Iterator[Metric]:
         labels = ["kind", "use"]
-        units = GaugeMetricFamily("weft_memory_units", "Pages, window pages, states and tails in use", labels=labels)
-        sizes = GaugeMetricFamily("weft_memory_used_bytes", "Bytes of units in use", labels=labels)
+        units = GaugeMetricFamily(
+            "weft_memory_units",
+            "Pages, window pages, states and tails in use; live: by a running sequence, cached: by the cache alone",
+            labels=labels,
+        )
+        sizes = GaugeMetricFamily("weft_memory_used_bytes", "The same, in bytes", labels=labels)
         for kind, uses in stats.get("units", {}).items():
             for use, count in uses.items():
                 units.add_metric([kind, use], count)
@@ -326,7 +350,9 @@ class EngineCollector:
         yield units
         yield sizes
         limit = stats.get("slabs", 0) * stats.get("slab_bytes", 0)
-        yield GaugeMetricFamily("weft_memory_limit_bytes", "Memory for pages, window pages, states and tails", limit)
+        yield GaugeMetricFamily(
+            "weft_memory_limit_bytes", "Size of the buffer for pages, window pages, states and tails", limit
+        )
 
 
 def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:
@@ -356,7 +382,9 @@ def _replicas(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
 def _drafts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
     """Yield the counts of drafts. Series that every engine may have begin at 0."""
     labels = ["drafter", "position", "result"]
-    tokens = CounterMetricFamily("weft_draft_tokens", "Verified drafts, by their place in the row", labels=labels)
+    tokens = CounterMetricFamily(
+        "weft_draft_tokens", "Verified drafts, by drafter and by their position in the step", labels=labels
+    )
     zeros = {f"{drafter} 1": 0 for drafter in DRAFTERS}
     for name, proposed in (zeros | dict(counts.get("proposed", {}))).items():
         drafter, _, position = name.rpartition(" ")

@@ -13,7 +13,7 @@ from prometheus_client.samples import Sample
 
 from weft.server.metrics.registry import Metrics
 
-# Weft's name: vLLM's. docs/operate.md has the same table.
+# Weft's name: vLLM's. docs/metrics.md has the same table.
 NAMES = {
     "weft_sequences_running": "vllm:num_requests_running",
     "weft_sequences_waiting": "vllm:num_requests_waiting",

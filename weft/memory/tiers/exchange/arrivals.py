@@ -20,7 +20,7 @@ from weft.memory.captures import Origin
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind
 from weft.memory.tenancy import Tenancy
-from weft.memory.tiers.link import TierLink
+from weft.memory.tiers.link import LowerTier, TierLink
 from weft.memory.tiers.units import PointCopy, PointUnits, hand_over, release_point, take_point
 from weft.memory.trie import Node, resume_at_or_above
 
@@ -70,9 +70,10 @@ class Reservation:
 class ArrivalsLink(TierLink):
     """The device and the tier that prefill engines fill. Nothing is saved to it."""
 
+    transient = True
+
     def __init__(self, level: int, upper: Cache, lower: Cache, tenancy: Tenancy) -> None:
-        super().__init__(level, "arrivals", upper, lower, None)
-        self.transient = True
+        super().__init__(level, upper, LowerTier("arrivals", lower), tenancy.of)
         lower.trie.trusted = False
         self.tenancy = tenancy
         self.paged = Kind.PAGE in lower.arena.unit_bytes

@@ -19,6 +19,7 @@ from weft.memory.arena import Arena, choose_slab_bytes, slabs_for
 from weft.memory.cache import Cache
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.lease import Lease
 from weft.memory.sections import Section, sections
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.exchange.sent_units import piece_of
@@ -41,6 +42,12 @@ def area_bytes(spec: MemorySpec, cells: int) -> int:
         if sum(needed) <= size // slab:
             return size
         size = size * 9 // 8 + 64
+
+
+def staging(spec: MemorySpec, cache: Cache, size_bytes: int, level: int) -> Departures:
+    """Return what stages prefixes in an area of this size, the device's tier of this level."""
+    sizes: dict[Kind, int] = {kind: size for kind, size in unit_bytes(spec).items() if kind is not Kind.TAIL}
+    return Departures(spec, cache, Arena(sizes, size_bytes), level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +175,23 @@ class Departures:
             aloft = self.active[number].aloft
             aloft[:] = [each for each in aloft if each.step != step]
 
-    def computed(self, number: int, node: Node, slot: int | None, window: tuple[int, ...]) -> None:
-        """Protect a prefix that was just computed, and its resume point, until they are staged."""
+    def computed(self, number: int, lease: Lease, point: PointUnits) -> bool:
+        """Protect a prefix that was just computed, and its resume point, until they are staged.
+
+        Returns whether it departs: what is being dropped was not kept, and the other engine computes it.
+        """
+        if lease.hidden:
+            return False
         departure = self.active[number]
-        assert node.depth == departure.end
+        assert lease.node is not None
+        assert lease.node.depth == departure.end
         departure.computed = True
-        self.cache.trie.pin(node)
-        departure.tip = node
+        self.cache.trie.pin(lease.node)
+        departure.tip = lease.node
         if self.cache.point_bytes:
-            departure.point = PointUnits(slot, window)
+            departure.point = point
             share_point(self.cache, departure.point)
+        return True
 
     def is_staged(self, number: int) -> bool:
         """Return whether all that the receiver wants of a computed prefix is staged."""

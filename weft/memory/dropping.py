@@ -13,10 +13,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from weft.base.companions import Companion
+from weft.base.copies import Direction
 from weft.base.tenants import Dropped
-from weft.engine.copying import Copier, FlightMarks
 from weft.memory.cache import Cache
 from weft.memory.ledger import Ledger
 from weft.memory.removal import LOOKS_PER_DROP, CacheRemoval
@@ -34,6 +35,25 @@ FILE_FAILED = (
     "writing to the file failed, so units of this drop may be left in it; the next drop and the end of this server try "
     "again. If they fail too, or the server is killed, the next one may serve these units: repeat the drop there"
 )
+
+
+# Numbers of flights that were launched before a moment, by link and direction.
+FlightMarks = dict[tuple[int, Direction], int]
+
+
+class CopiesUnderWay(Protocol):
+    """The copies between tiers, as far as a drop waits for them."""
+
+    def land(self, wait: bool) -> None:
+        """Publish copies that have landed. With `wait`, give the oldest one a little time."""
+
+    def marks(self) -> FlightMarks:
+        """Return a mark behind the flights that are under way."""
+        ...
+
+    def has_passed(self, marks: FlightMarks) -> bool:
+        """Return whether all flights before a mark have landed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -65,12 +85,12 @@ class PendingDrop:
         return {"erased": False, "reason": "; ".join(reasons)} if reasons else {"erased": True}
 
 
-class Dropping:
+class Dropping(Companion):
     """`flush_drafts` drops all texts and states that drafts come from."""
 
-    def __init__(self, ledger: Ledger, copier: Copier | None, flush_drafts: Callable[[], None]) -> None:
+    def __init__(self, ledger: Ledger, copies: CopiesUnderWay | None, flush_drafts: Callable[[], None]) -> None:
         self._ledger = ledger
-        self._copier = copier
+        self._copies = copies
         self._flush_drafts = flush_drafts
         # Only the first one is under way.
         self._waiting: deque[PendingDrop] = deque()
@@ -99,8 +119,8 @@ class Dropping:
         if len(self._waiting) == 1:
             self._come_to_tier(drop)
 
-    def advance(self) -> None:
-        """Do the next part of the drops; call it in every step, when copies have landed."""
+    def land(self) -> None:
+        """Do the next part of the drops. Copies have landed before."""
         if not self.busy:
             return
         if self._waiting and self._go_on(self._waiting[0]):
@@ -125,22 +145,23 @@ class Dropping:
         if tiers is not None and not self.busy:
             tiers.ask_again()
 
-    def finish(self) -> None:
+    def close(self) -> None:
         """Take the cells of all drops out of the tiers, before a closing engine saves what is left."""
         while self._waiting:
-            if self._copier is not None:
-                self._copier.land(wait=True)
-            self.advance()
+            if self._copies is not None:
+                self._copies.land(wait=True)
+            self.land()
 
     def _come_to_tier(self, drop: PendingDrop) -> None:
-        if self._copier is not None:
+        tiers = self._ledger.tiers
+        if self._copies is not None and tiers is not None:
             # A copy that lands later would bring back what is dropped here.
-            self._copier.tiers.abandon()
-            drop.marks = self._copier.marks()
+            tiers.abandon()
+            drop.marks = self._copies.marks()
 
     def _go_on(self, drop: PendingDrop) -> bool:
         """Do a bounded part of a drop; return whether its cells are gone from all tiers."""
-        if drop.marks is not None and self._copier is not None and not self._copier.has_passed(drop.marks):
+        if drop.marks is not None and self._copies is not None and not self._copies.has_passed(drop.marks):
             return False
         drop.marks = None
         caches, tiers = self._ledger.caches, self._ledger.tiers
