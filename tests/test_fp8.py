@@ -21,7 +21,8 @@ from weft.kernels.experts import ExpertWeights, gated
 from weft.kernels.formats.fp8 import Fp8
 from weft.kernels.formats.stored import Stored, as_dense
 from weft.kernels.weight import Weight
-from weft.models.model import MatrixLayer
+from weft.models.model import CausalModel, MatrixLayer
+from weft.models.sharding import Shard
 from weft.models.weights import load_model
 
 HYBRIDS = [
@@ -95,6 +96,73 @@ def test_quantised_matrices_stay_quantised(saved, tmp_path):
     stored = load_file(small / "model.safetensors")
     assert held < 1.1 * sum(each.numel() * (1 if each.dtype == torch.float8_e4m3fn else 2) for each in stored.values())
     assert any(each.dtype == torch.float8_e4m3fn for each in model.parameters())
+
+
+def kinds_of(model: CausalModel) -> dict[str, list[set[type]]]:
+    """Return the formats of each layer's matrices. Where blocks end may differ with the order of outputs."""
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, MatrixLayer)}
+    return {
+        path: [{type(part.format) for part in layer.parts_of(name)} for name in layer.matrix_names()]
+        for path, layer in layers.items()
+    }
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "falcon_h1"])
+def test_random_weights_have_the_formats_that_the_configuration_states(family, saved, tmp_path):
+    small, wide = quantise(saved(family), tmp_path, FP8["blocks"])
+    from_file, _ = load_model(small, torch.float32, progress=False, operations=PLAIN)
+    random, _ = load_model(small, torch.float32, progress=False, weights="dummy", operations=PLAIN)
+    plain, _ = load_model(wide, torch.float32, progress=False, weights="dummy", operations=PLAIN)
+    assert kinds_of(from_file) == kinds_of(random)
+    runner = DirectRunner(random, operations=PLAIN)
+    [found] = runner.step([(runner.open(random_tokens(PROMPT, seed=1)), PROMPT)])
+    runner = DirectRunner(plain, operations=PLAIN)
+    [wanted] = runner.step([(runner.open(random_tokens(PROMPT, seed=1)), PROMPT)])
+    # As far as rounding to eight bits goes.
+    assert float((found - wanted).norm() / wanted.norm()) < 0.3
+
+
+def test_a_tied_embedding_and_a_head_may_be_quantised(tmp_path):
+    tied = Oracle(FAMILIES["llama"].variant(tie_word_embeddings=True)).save(tmp_path / "tied")
+    for folder in (tied, Oracle(FAMILIES["llama"]).save(tmp_path / "untied")):
+        tensors, decoded = load_file(folder / "model.safetensors"), {}
+        small = dict(tensors)
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            if name in tensors:
+                stored_as, decoded[name] = by_block(24, 40)(tensors[name])
+                small |= {name + suffix: each for suffix, each in stored_as.items()}
+        wanted = answer(change(folder, lambda all_of, new=decoded: all_of.update(new)))
+        save_file(small, folder / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {
+            "quant_method": "fp8", "weight_block_size": [24, 40], "modules_to_not_convert": ["layers"]
+        }  # fmt: skip
+        (folder / "config.json").write_text(json.dumps(config))
+        torch.testing.assert_close(answer(folder), wanted, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(answer(folder, CPU), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_digest_of_a_model_names_formats(saved, tmp_path):
+    small, wide = quantise(saved("llama"), tmp_path, FP8["blocks"])
+    models = [load_model(folder, torch.float32, progress=False, identify=True)[0] for folder in (small, wide, small)]
+    digests = [model.weights_digest for model in models]
+    assert digests[0] == digests[2] != digests[1]
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "nemotron_h"])
+def test_two_ranks_hold_the_numbers_of_the_whole(family, saved, tmp_path):
+    """Blocks of 24 x 40 are divided by most cuts."""
+    small, wide = quantise(saved(family), tmp_path, FP8["blocks"])
+    for rank in (0, 1):
+        models = [
+            load_model(folder, torch.float32, progress=False, operations=PLAIN, shard=Shard(rank, 2))[0]
+            for folder in (small, wide)
+        ]
+        layers = [[each for each in model.modules() if isinstance(each, MatrixLayer)] for model in models]
+        for own, plain in zip(*layers, strict=True):
+            for name in plain.matrix_names():
+                found = torch.cat([part.decode() for part in own.parts_of(name)], -2)
+                assert torch.equal(found, plain.parts_of(name)[0].decode()), (type(own), name)
 
 
 def change(folder: Path, edit) -> Path:

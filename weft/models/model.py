@@ -78,6 +78,13 @@ class MatrixLayer(Layer):
         """Return a matrix as it is stored: parts of adjacent outputs, each in a format of its own."""
         return self._parts.get(name) or (Stored.of(getattr(self, name)),)
 
+    def matrix_names(self) -> list[str]:
+        """Return the names of this layer's matrices."""
+        plain = [
+            name for name, each in self._parameters.items() if each is not None and each.ndim > 1 and "." not in name
+        ]
+        return sorted({*plain, *self._parts})
+
     def stored_parts(self) -> Iterator[Stored]:
         """Return all parts of matrices that are more than one tensor of plain numbers."""
         for parts in self._parts.values():

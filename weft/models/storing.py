@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from weft.kernels.formats.recipe import Recipe
 from weft.kernels.formats.scheme import Scheme, Spelling
 from weft.kernels.formats.stored import DENSE, Stored, as_dense
 from weft.models.model import MatrixLayer, Source
@@ -98,6 +99,24 @@ def assemble(
     return (
         of_experts([one_part(put_together(pieces[n], outputs, inputs, dtype), dtype) for n in sorted(pieces)], dtype),
     )
+
+
+def encoded(matrix: Declared, real: Tensor, wanted: Sequence[Source], recipe: Recipe) -> tuple[Stored, ...]:
+    """Return a matrix of plain numbers as a checkpoint would store it: each of its sources in a format of its own."""
+    *experts, outputs, inputs = matrix.parameter.shape
+    pieces, covered = [], 0
+    # Of names for the same numbers, those that hold most of them.
+    for source in sorted(wanted, key=lambda source: -source.target.numel()):
+        target = source.target
+        if covered >= real.numel() or not target.numel():
+            break
+        covered += target.numel()
+        place = divmod(int(target.storage_offset()) % (outputs * inputs), inputs)
+        own = on(source, real).target
+        name = source.name.removesuffix(".weight")
+        pieces.append(Placed(*place, recipe.format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
+    parts = put_together(pieces, outputs, inputs, matrix.parameter.dtype)
+    return (one_part(parts, matrix.parameter.dtype),) if experts else parts
 
 
 @dataclass(frozen=True, slots=True)

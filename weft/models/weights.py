@@ -82,7 +82,7 @@ def load_model(
     model = build(config, dtype, device, shard=shard, declare=True)
     when_built(model, str(device), dtype)
     if weights == "dummy":
-        fill_dummy(model, seed, config, device)
+        fill_dummy(model, seed, recipe_for_dummy(model, folder, config), device)
     elif weights == "checkpoint":
         fill_from(model, folder, config, progress, device)
     else:
@@ -110,7 +110,7 @@ def load_head(
     head = build(config, dtype, device, family=head_of(config), declare=True)
     assert isinstance(head, MtpHead)
     if weights == "dummy":
-        fill_dummy(head, seed, config, device)
+        fill_dummy(head, seed, recipe_for_dummy(head, folder, config), device)
     elif not catalogue(checkpoint_files(folder), head):
         raise ModelError(f"draft: {folder} has no MTP head: no tensor is named mtp.*; pass --draft suffix or off")
     else:
@@ -286,9 +286,7 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Entry]:
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in reader.keys():  # noqa: SIM118 (not a mapping)
-                    own = name
-                    for pattern, replacement in model.renames:
-                        own = re.sub(pattern, replacement, own)
+                    own = own_name(model, name)
                     if any(re.search(pattern, own) for pattern in model.ignored):
                         continue
                     if own in found:
@@ -320,6 +318,28 @@ def recipe_in(folder: Path, config: Mapping[str, Any]) -> Recipe:
     beside = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
     stated = config.get("quantization_config") or config.get("compression_config")
     return recipe_of(stated, read_config(beside) if not stated and beside.exists() else None)
+
+
+def recipe_for_dummy(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a configuration without a checkpoint, whose lists name the model's own modules."""
+
+    def renamed(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {name: renamed(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        return own_name(model, f"{value}.").removesuffix(".") if isinstance(value, str) and "." in value else value
+
+    return recipe_in(
+        folder, {name: renamed(config.get(name)) for name in ("quantization_config", "compression_config")}
+    )
+
+
+def own_name(model: CausalModel, name: str) -> str:
+    """Return the model's own name for a tensor of a checkpoint."""
+    for pattern, replacement in model.renames:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def reading_of(source: Source, stored: Mapping[str, Entry], recipe: Recipe) -> Reading | None:
@@ -451,7 +471,8 @@ def settle_head(model: CausalModel, stored: dict[str, Entry]) -> None:
     Transformers does the same: if the weights differ, both are used despite the configuration.
     """
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
-    if embedding is not None and torch.equal(read_tensor(head), read_tensor(embedding)):
+    alike = embedding is not None and head.dtype == embedding.dtype and head.dtype in PLAIN
+    if embedding is not None and alike and torch.equal(read_tensor(head), read_tensor(embedding)):
         del stored[HEAD]
         return
     log.warning("%s is stored and differs from the embedding: using it despite tie_word_embeddings", head.name)

@@ -189,6 +189,7 @@ def claim(statement: Statement) -> Scheme | None:
     return None
 
 
-def default() -> Fp8:
-    """Return the format in which matrices are quantised here."""
-    return Fp8(BLOCK, BLOCK)
+def of(scheme: Scheme, outputs: int, inputs: int) -> Fp8 | None:
+    """Return the format of a matrix of this size."""
+    rows, columns = scheme.block or (1, inputs)
+    return Fp8(min(rows, outputs), min(columns, inputs)) if scheme.kind == "fp8" else None

@@ -110,3 +110,8 @@ def claim(statement: Statement) -> Scheme | None:
     """Return what a configuration states, if it is MXFP4."""
     packed = statement.format == "mxfp4-pack-quantized" and (statement.kind, statement.bits) == ("float", 4)
     return Scheme("mxfp4") if statement.method == "mxfp4" or packed else None
+
+
+def of(scheme: Scheme, outputs: int, inputs: int) -> Mxfp4 | None:
+    """Return the format of a matrix of this size."""
+    return Mxfp4() if scheme.kind == "mxfp4" and inputs % BLOCK == 0 else None

@@ -12,6 +12,7 @@ from typing import Any
 from weft.base.errors import ModelError
 from weft.kernels.formats import fp8, mxfp4
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
+from weft.kernels.formats.stored import DENSE, Format
 
 FORMATS = (fp8, mxfp4)
 SPELLINGS: tuple[Spelling, ...] = tuple(spelling for format in FORMATS for spelling in format.SPELLINGS)
@@ -63,6 +64,12 @@ class Recipe:
                 f"{', '.join(sorted({spelling.kind for spelling in SPELLINGS}))} or 16 bits"
             )
         return schemes[0]
+
+    def format_of(self, name: str, outputs: int, inputs: int) -> Format:
+        """Return the format that a matrix of this size would have in a checkpoint."""
+        scheme = None if is_wide(name) else self.scheme_of(name)
+        found = [format.of(scheme, outputs, inputs) for format in FORMATS] if scheme is not None else []
+        return next((each for each in found if each is not None), DENSE)
 
 
 def recipe_of(stated: object, beside: object = None) -> Recipe:
