@@ -81,8 +81,8 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """The name of the weights' data type."""
-        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        """The name of the activations' data type."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def placement(self) -> str:
