@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weft.drafting.policy.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
 
 from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
