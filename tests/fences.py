@@ -31,6 +31,13 @@ ORDER = (
 )
 # All that these packages may know of another one.
 NARROW = {
+    ("engine", "device"): (),
+    ("engine", "transfer"): (),
+    ("fleet", "models"): (),
+    ("kernels", "drafting"): (),
+    ("server", "models"): (),
+    ("simulate", "runner"): (),
+    ("simulate", "server"): (),
     ("device", "memory"): ("kinds", "spec"),
     ("kernels", "memory"): ("spec",),
     ("models", "memory"): ("identity", "spec"),
