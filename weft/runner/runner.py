@@ -119,6 +119,7 @@ class Runner:
         store, boards = Store(spec, budget_bytes, place, scratch), Boards.empty(seats, place)
         placed = PlacedModel(model, spec, operations, place, store, boards, computes or ModelPass())
         self.placed, self.group = placed, group
+        self.model, self.spec, self.operations, self.device, self.store = model, spec, operations, place, store
         self.marker = marker_of(model, place.type) if marks_layers else None
         self.tiers = TiersBelow(spec, store, partial(HostMemory, store))
         self.eager = EagerSteps(placed)
@@ -129,26 +130,6 @@ class Runner:
         self.score_elements = SCORE_ELEMENTS if recording is None else RECORDED_SCORE_ELEMENTS
         if threads is not None:
             torch.set_num_threads(threads)
-
-    @property
-    def model(self) -> CausalModel:
-        return self.placed.model
-
-    @property
-    def spec(self) -> MemorySpec:
-        return self.placed.spec
-
-    @property
-    def operations(self) -> Operations:
-        return self.placed.operations
-
-    @property
-    def device(self) -> torch.device:
-        return self.placed.device
-
-    @property
-    def store(self) -> Store:
-        return self.placed.store
 
     @property
     def capabilities(self) -> Capabilities:

@@ -32,7 +32,7 @@ from weft.runner.runner import Runner
 log = logging.getLogger("weft")
 
 # Code that decides which kernels are launched.
-SOURCES = ("kernels/cuda", "runner/cuda", "models", "models/layers")
+SOURCES = ("kernels/cuda", "runner", "models")
 # Rows of a turn of exact answers with drafts, by the kernels that they need.
 TURNS = (1, 17, 40)
 # Log-probabilities that clients ask for.
@@ -70,7 +70,7 @@ def mark_of(
     versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
     digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind} {drafter}", *shapes]).encode())
     for folder in SOURCES:
-        for source in sorted((Path(weft.__file__).parent / folder).glob("*.py")):
+        for source in sorted((Path(weft.__file__).parent / folder).rglob("*.py")):
             digest.update(source.read_bytes())
     return Path(triton.knobs.cache.dir) / f"weft-{digest.hexdigest()[:24]}"
 
