@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from time import thread_time
 from types import ModuleType
 from typing import Any
 
@@ -48,8 +47,6 @@ OUTSIDE = {
 }
 # Tests of what `--draft auto` means. In others it means no drafts: plans would depend on measured times.
 DRAFTS_BY_DEFAULT = ("tests/test_draft_default.py", "tests/test_mtp.py", "tests/test_shipped_head.py")
-# Tests of what costly masks lead to.
-MASKS_TAKE_TIME = "tests/test_grammar_bounds.py"
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
 
 
@@ -62,10 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from weft.kernels.native import library
 
         library.available()
-
-
-def _no_time() -> float:
-    return 0.0
 
 
 def _chosen_draft(decide: Callable[..., tuple[str, str]], *facts: Any) -> tuple[str, str]:
@@ -134,7 +127,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What a test finds does not depend on which tests the same process has run before, or on how busy the disk is."""
+    """What a test finds does not depend on which tests the same process has run before."""
     if item.get_closest_marker("gpu"):
         from tests import gpu_memory
 
@@ -143,11 +136,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if torch is not None:
         # Without a GPU, `torch.manual_seed` would record a stack trace for several kinds of them: half a millisecond.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
-    grammar = sys.modules.get("weft.text.grammar")
-    if grammar is not None:
-        # Nor may a machine that stands still for a second end an answer: masks take no time, but where that is tested.
-        takes_time = item.nodeid.startswith(MASKS_TAKE_TIME)
-        grammar.thread_time = thread_time if takes_time else _no_time  # type: ignore[attr-defined]
     if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
         from tests import interpreter
 

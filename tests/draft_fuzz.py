@@ -25,6 +25,7 @@ from tests.mtp_oracle import checkpoint
 from tests.near_ties import Computed, NearTies
 from tests.test_drafts import ScriptedDrafting
 from tests.test_sameness import admit_everything
+from tests.tiny_model import no_time
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
@@ -90,7 +91,7 @@ def subject(family: str, exact: bool, head: bool) -> Subject:
 
 @cache
 def grammars() -> Grammars:
-    return Grammars(tiny_model.tokenizer(), VOCABULARY)
+    return Grammars(tiny_model.tokenizer(), VOCABULARY, no_time)
 
 
 @cache

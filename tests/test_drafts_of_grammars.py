@@ -12,6 +12,7 @@ import pytest
 
 from tests import tiny_model
 from tests.engines import make_engine, model_of, tokens
+from tests.tiny_model import no_time
 from weft import builtin
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
@@ -46,7 +47,7 @@ GRAMMARS = [
 
 @cache
 def grammars() -> Grammars:
-    return Grammars(tiny_model.tokenizer(), model_of(FAMILY).vocab_size)
+    return Grammars(tiny_model.tokenizer(), model_of(FAMILY).vocab_size, no_time)
 
 
 def answer(
@@ -122,7 +123,7 @@ def test_what_is_forced_is_what_the_library_forces() -> None:
     """A mask with one token says as much as the library's own tokens of what must come next, and costs nothing."""
     words = load_tokenizer(Path(builtin.place_of(None)))
     assert words is not None
-    compile_grammar, random = Grammars(words, words.size), Random(1)
+    compile_grammar, random = Grammars(words, words.size, no_time), Random(1)
     for _ in range(6):
         guide = compile_grammar(GRAMMARS[0], frozenset({0}))
         for _ in range(60):

@@ -18,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from tests import tiny_model
 from tests.operations import CPU, GPU, PLAIN
 from tests.rolling import VOCABULARY, RollingDevice, oracle
+from tests.tiny_model import no_time
 from tests.workloads import random_workload
 from weft import LLM, RequestError, SamplingParams
 from weft.base.grammar import Grammar
@@ -102,7 +103,7 @@ def merged_tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("make", [tiny_model.tokenizer, merged_tokenizer])
 def test_whatever_is_chosen_of_the_allowed_tokens_the_answer_follows(grammar, make):
     tokenizer = make()
-    grammars = Grammars(tokenizer, tokenizer.size + 70)
+    grammars = Grammars(tokenizer, tokenizer.size + 70, no_time)
     stops = tokenizer.end_tokens
     answers = set()
     for seed in range(40):
@@ -116,18 +117,18 @@ def test_whatever_is_chosen_of_the_allowed_tokens_the_answer_follows(grammar, ma
 
 def test_any_object_may_be_asked_for():
     tokenizer = tiny_model.tokenizer()
-    guide = Grammars(tokenizer, 259)(Grammar("json_object"), frozenset())
+    guide = Grammars(tokenizer, 259, no_time)(Grammar("json_object"), frozenset())
     for token in b'{"a": [1, {"b": null}]':
         guide.take(token)
     assert not guide.ended
     guide.take(ord("}"))
     assert guide.ended
     with pytest.raises(RequestError, match="response_format"):
-        Grammars(tokenizer, 259)(Grammar("json_object"), frozenset()).take(ord("["))
+        Grammars(tokenizer, 259, no_time)(Grammar("json_object"), frozenset()).take(ord("["))
 
 
 def test_json_may_be_packed_or_indented_but_not_be_mostly_space():
-    grammars = Grammars(tiny_model.tokenizer(), 259)
+    grammars = Grammars(tiny_model.tokenizer(), 259, no_time)
 
     def follow(text: str) -> Guide:
         guide = grammars(Grammar("json_object"), frozenset())
@@ -145,7 +146,7 @@ def test_json_may_be_packed_or_indented_but_not_be_mostly_space():
 
 def test_stop_tokens_are_allowed_only_where_the_answer_may_end():
     # "a" is a stop token although the grammar has it: then it may only end the answer.
-    grammars, stops = Grammars(tiny_model.tokenizer(), 300), frozenset([257, ord("a"), 299])
+    grammars, stops = Grammars(tiny_model.tokenizer(), 300, no_time), frozenset([257, ord("a"), 299])
     guide = grammars(Grammar("regex", "[ab]c?b"), stops)
     assert allowed(guide) == [ord("b")]
     guide.take(ord("b"))
@@ -160,7 +161,7 @@ def test_stop_tokens_are_allowed_only_where_the_answer_may_end():
 
 
 def test_a_model_smaller_than_its_tokenizer_never_gets_an_id_beyond():
-    guide = Grammars(tiny_model.tokenizer(), 250)(Grammar("regex", ".*"), frozenset([257]))
+    guide = Grammars(tiny_model.tokenizer(), 250, no_time)(Grammar("regex", ".*"), frozenset([257]))
     assert max(allowed(guide)) < 250
     assert len(guide.mask) == 8
 
@@ -168,7 +169,7 @@ def test_a_model_smaller_than_its_tokenizer_never_gets_an_id_beyond():
 def test_special_tokens_can_stand_in_a_grammar():
     tokenizer = merged_tokenizer()
     mark = tokenizer.encode("<|mark|>")[0]
-    guide = Grammars(tokenizer, tokenizer.size)(Grammar("lark", 'start: <|mark|> "a"'), frozenset())
+    guide = Grammars(tokenizer, tokenizer.size, no_time)(Grammar("lark", 'start: <|mark|> "a"'), frozenset())
     assert allowed(guide) == [mark]
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests import tiny_model
 from tests.http_server import serving
 from tests.http_values import SCHEMA
+from tests.tiny_model import no_time
 from weft.base.grammar import Grammar
 from weft.server.settings import ServerSettings
 from weft.text import grammar as grammar_module
@@ -35,7 +36,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def grammars() -> Grammars:
-    return Grammars(tiny_model.tokenizer(), 259)
+    return Grammars(tiny_model.tokenizer(), 259, no_time)
 
 
 def test_a_grammar_is_compiled_once_for_each_salt(compiled: list[str]) -> None:

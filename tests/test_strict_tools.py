@@ -19,6 +19,7 @@ from tests import tiny_model
 from tests.http_server import Served, serving
 from tests.http_values import RICH, TOOLS
 from tests.texts import texts
+from tests.tiny_model import no_time
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.server.settings import ServerSettings
@@ -66,7 +67,7 @@ FRAGMENTS = [
 
 @cache
 def grammars() -> Grammars:
-    return Grammars(tiny_model.tokenizer(), 259)
+    return Grammars(tiny_model.tokenizer(), 259, no_time)
 
 
 def tool(name: str, schema: dict) -> dict:
@@ -202,7 +203,7 @@ def merged_tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_that_reach_across_a_trigger_are_held_to_the_schema(form):
     tokenizer, tools, random = merged_tokenizer(), [tool("f", CITY), tool("g", CITY)], Random(3)
-    compiled = Grammars(tokenizer, tokenizer.size)
+    compiled = Grammars(tokenizer, tokenizer.size, no_time)
     grammar, made = auto_tool_grammar(form, tools, {"f", "g"}), []
     for _ in range(8):
         text, whole = sampled(compiled(grammar, tokenizer.end_tokens), random, BEGINNINGS[form], tokenizer, 150)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_model
+from tests.tiny_model import no_time
 from weft import OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.text import scanner
@@ -380,7 +381,7 @@ def test_an_unknown_format_is_refused_by_name():
 def generated(grammar: Grammar, seed: int, most: int = 1500) -> str | None:
     """A random text of a grammar; none if it did not come to an end."""
     random, answer = Random(seed), []
-    guide = Grammars(tiny_model.tokenizer(), 259)(grammar, frozenset([257]))
+    guide = Grammars(tiny_model.tokenizer(), 259, no_time)(grammar, frozenset([257]))
     while not guide.ended:
         free = np.flatnonzero(np.unpackbits(guide.mask.view(np.uint8), bitorder="little")).tolist()
         # The end, when it may come, and rarely anything else than letters: texts would be mostly controls.
@@ -418,7 +419,7 @@ def test_a_forced_call_is_always_a_call_of_a_tool_with_fitting_arguments(form, o
 
 
 def test_forced_calls_may_follow_thoughts():
-    tokenizer = Grammars(tiny_model.tokenizer(), 259)
+    tokenizer = Grammars(tiny_model.tokenizer(), 259, no_time)
 
     def takes(grammar: Grammar, text: str) -> bool:
         guide = tokenizer(grammar, frozenset())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import tiny_model
+from tests.tiny_model import no_time
 from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.text.call_values import MAX_COUNTED, NO_ENDS
@@ -38,7 +39,7 @@ PIECES = [
 
 @cache
 def grammars() -> Grammars:
-    return Grammars(tiny_model.tokenizer(), 259)
+    return Grammars(tiny_model.tokenizer(), 259, no_time)
 
 
 def takes(grammar: Grammar, text: str) -> bool:
