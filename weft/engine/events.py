@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
 import numpy as np
 
 from weft.base.plan import Scores
@@ -21,11 +22,11 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(slots=True)
-class Output:
+class Output(msgspec.Struct, gc=False):
     """Output of one step for one sequence. Without a token, the sequence only finished.
 
-    `error` says why it failed; `error_field` is the field of the request at fault, if one is.
+    Each row of each step has one, so it is a struct: a dataclass takes three times as long to make. `error` says why it
+    failed; `error_field` is the field of the request at fault, if one is.
     """
 
     sequence: int
