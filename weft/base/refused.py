@@ -23,10 +23,14 @@ class RefusedFeatures:
 NOT_OVER_RANKS = "it is not supported for a model cut over ranks"
 NEEDS_CACHE = "it keeps what the cache evicts"
 REFUSED = (
-    RefusedFeatures(("ranks", "exact"), "tensor_parallel", "must be 1 with exact", "sums over ranks have no canonical form"),
+    RefusedFeatures(
+        ("ranks", "exact"), "tensor_parallel", "must be 1 with exact", "sums over ranks have no canonical form"
+    ),
     RefusedFeatures(("ranks", "MTP head"), "tensor_parallel", "must be 1 with draft mtp", NOT_OVER_RANKS),
     RefusedFeatures(("ranks", "draft model"), "tensor_parallel", "must be 1 with draft MODEL", NOT_OVER_RANKS),
-    RefusedFeatures(("ranks", "remote store"), "tensor_parallel", "must be 1 with remote", "an object is a unit of all ranks"),
+    RefusedFeatures(
+        ("ranks", "remote store"), "tensor_parallel", "must be 1 with remote", "an object is a unit of all ranks"
+    ),
     RefusedFeatures(
         ("exact", "MTP head", GPU),
         "draft",
@@ -40,7 +44,9 @@ REFUSED = (
         "exact steps with drafts are not recorded",
     ),
     RefusedFeatures(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
-    RefusedFeatures(("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"),
+    RefusedFeatures(
+        ("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"
+    ),
     RefusedFeatures(("host memory", "no cache"), "host_memory", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
     RefusedFeatures(("file", "no cache"), "disk", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
     RefusedFeatures(("remote store", "no cache"), "remote", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
