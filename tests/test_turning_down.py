@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
 
 from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.drafting.policy.acceptance import MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
 from weft.drafting.policy.costs import NEEDED, FreeDrafts, LearnedCosts
 from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.drafting.rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
