@@ -225,7 +225,7 @@ class ScriptedDrafts(SequenceDrafts):
         count = min(most, len(self.chances))
         if count < 1:
             return None
-        found = self._proposal("grammar", "forced", Match(0, tuple(range(1000, 1000 + count))))
+        found = self._drafts_of("grammar", "forced", Match(0, tuple(range(1000, 1000 + count))))
         if not ahead:
             return found
         # Those before it are of no interest: a drafter on the device knows what it continues.
@@ -248,7 +248,7 @@ class ScriptedDrafting(Drafting):
         self.fixed = fixed
         self.following = following
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.following
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> SequenceDrafts:

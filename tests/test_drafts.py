@@ -64,7 +64,7 @@ class ScriptedDrafting(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
         return Script(self.random, prompt, self.answers[tuple(prompt.tolist())], self.most)
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.random.random() < 0.8
 
 

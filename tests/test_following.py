@@ -161,5 +161,5 @@ def test_steps_wait_where_what_is_lost_is_less_than_what_is_known() -> None:
     assert known == pytest.approx(0.99 + 0.99**2 + 0.99**3)
     assert unknown == pytest.approx(known / (1 + (1 - 0.99**4) / 0.99))
     drafting = Drafting(3)
-    assert not drafting.follows(3.0, 2.0, lost=0.4)
-    assert drafting.follows(3.0, 2.0, lost=0.6)
+    assert not drafting.plans_ahead(3.0, 2.0, lost=0.4)
+    assert drafting.plans_ahead(3.0, 2.0, lost=0.6)

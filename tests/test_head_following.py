@@ -214,7 +214,7 @@ class Lengths(Drafting):
     def choose(self, proposals, rows, most):
         return [self.random.randint(self.random.random() > 0.1, len(p.worth)) if p.worth else 0 for p in proposals]
 
-    def follows(self, known, unknown, lost):
+    def plans_ahead(self, known, unknown, lost):
         return True
 
 

@@ -101,7 +101,7 @@ class Drafts(Drafting):
     def choose(self, proposals, rows, most):
         return [len(proposal.worth) for proposal in proposals]
 
-    def follows(self, known, unknown, lost):
+    def plans_ahead(self, known, unknown, lost):
         return True
 
 

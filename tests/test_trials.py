@@ -115,7 +115,7 @@ class WrongDrafts(SequenceDrafts):
 
     def find_drafts(self, answer, most, shared, ahead=0):
         count = min(most, self.most) + ahead
-        return self._proposal("suffix", "suffix", Match(3, (99,) * count)) if most > 0 else None
+        return self._drafts_of("suffix", "suffix", Match(3, (99,) * count)) if most > 0 else None
 
 
 class WrongDrafting(Drafting):

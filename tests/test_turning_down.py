@@ -39,7 +39,7 @@ class Guesses(SequenceDrafts):
         self.asked += 1
         first, count = len(answer), min(min(most, self.most) + ahead, len(ANSWER) - len(answer))
         tokens = [(ANSWER[i] + (i < self.right_from)) % VOCABULARY for i in range(first, first + count)]
-        return self._proposal("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
+        return self._drafts_of("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
 
 
 class Guessing(Drafting):
