@@ -21,10 +21,9 @@ from weft.drafting.policy.choosing import Drafting, RowDrafts
 from weft.drafting.policy.costs import LearnedCosts
 from weft.drafting.rows import DraftRows
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
-from weft.engine.chunks import canonical_end, even_chunk
 from weft.engine.device import PLANS_ONLY, Capabilities
 from weft.engine.masks import MaskFinder
-from weft.engine.pacing import Pacing
+from weft.engine.pacing import Pacing, canonical_end, even_chunk
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
