@@ -236,7 +236,7 @@ class FleetBackend(BackendLife[FleetStream]):
                 leg.abort()
             if stream.is_closed:
                 raise error
-            self.chooser.placed(stream.id, stream.request, member, apart=leg is not None)
+            self.chooser.placed(stream.id, stream.request, member, disaggregated=leg is not None)
             if leg is not None:
                 # The reader goes on to the member when the prompt was sent there.
                 stream.follow(leg, member)
