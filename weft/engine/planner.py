@@ -17,12 +17,11 @@ from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
-from weft.engine.chunks import canonical_end, even_chunk
 from weft.engine.device import PLANS_ONLY, Capabilities
 from weft.engine.draft_model import DraftModel
 from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
-from weft.engine.pacing import Pacing
+from weft.engine.pacing import Pacing, canonical_end, even_chunk
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
