@@ -53,6 +53,7 @@ from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting
+from weft.wire.messages import MAX_WORDS
 
 log = logging.getLogger("weft")
 
@@ -503,7 +504,7 @@ class Engine:
         return found and constraint.ended
 
     def _fail(self, sequence: Sequence, output: Output, error: RequestError) -> None:
-        output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
+        output.finish, output.error, output.error_field = FinishReason.ERROR, str(error)[:MAX_WORDS], error.field
         self._finish(sequence, FinishReason.ERROR)
 
     def _finish_silent(self, step: PlannedStep) -> None:
