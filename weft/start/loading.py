@@ -17,11 +17,12 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, has_room, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
+from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
@@ -36,14 +37,15 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.notices import check_length, report_choices
 from weft.models.weights import build, find_checkpoint, has_head, load_model
-from weft.runner.cuda.compiling import compile_once, warm_mixers
+from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
-from weft.runner.exact import ExactRunner
-from weft.runner.hidden_states import KeepsStates
+from weft.runner.cuda.recorded import warm_mixers
+from weft.runner.passes import KeepingPass, ModelPass
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
+from weft.start.assembling import assemble_runner, threads_on
 from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.start.exact_costs import decide, family_of
 from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
@@ -79,8 +81,8 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """The name of the weights' data type."""
-        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        """The name of the activations' data type."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def placement(self) -> str:
@@ -93,9 +95,12 @@ class Loaded:
         try:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
-            runner = self._runner(threads, progress, self._kept_states())
+            # The model's hidden states are kept if it has a head that reads them.
+            states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
+            computes = ModelPass() if states is None else KeepingPass(states)
+            parts = (self.model, self.spec, self.config, self.chosen, self.device, computes)
+            runner = assemble_runner(*parts, threads_on(self.device, threads), progress)
             runner.tiers.add(self.config, self.disk, self.identity, self.remote)
-            runner.marks_layers = bool(self.config.departures_bytes)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -116,26 +121,6 @@ class Loaded:
             others.close()
             raise
 
-    def _kept_states(self) -> KeepsStates | None:
-        """Return where the model's hidden states are kept, if it has a head that reads them."""
-        states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
-        return None if states is None else KeepsStates(states)
-
-    def _runner(self, threads: int, progress: bool, use: KeepsStates | None) -> Runner:
-        config = self.config
-        parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
-        if not self.chosen.on_gpu:
-            kind = ExactRunner if config.exact else Runner
-            threads = threads or available_cores()
-            runner = kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
-            runner.use = use
-            return runner
-        from weft.runner.cuda.exact import ExactCudaRunner
-        from weft.runner.cuda.runner import CudaRunner
-
-        on_gpu = ExactCudaRunner if config.exact else CudaRunner
-        return on_gpu(*parts, config.max_length, progress=progress, operations=operations, use=use)
-
     def draft_model(
         self, runner: Runner | LeadingRunner, threads: int = 0, progress: bool = False
     ) -> DraftModel | None:
@@ -155,7 +140,7 @@ class Loaded:
             remember_freed=config.paranoid,
         )
         vocab_size = min(model.vocab_size, self.model.vocab_size)
-        hidden = None if runner.use is None else runner.use.states
+        hidden = runner.placed.computes.states
         executor = self.draft.runner(config, self.device, hidden, threads, progress)
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
@@ -174,20 +159,22 @@ class Loaded:
         return grammars
 
 
-def load(options: Options, progress: bool = True, apart: bool = False, others: RankProcesses | None = None) -> Loaded:
+def load(
+    options: Options, progress: bool = True, disaggregated: bool = False, others: RankProcesses | None = None
+) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    `apart`: prefixes come from or go to other engines, so its identity is computed even without a file. `others` are
-    the processes of the other ranks, if they have been started already.
+    `disaggregated`: prefixes come from or go to other engines, so its identity is computed even without a file.
+    `others` are the processes of the other ranks, if they have been started already.
     """
     if options.tensor_parallel == 1:
-        return load_model_of(options, progress, None, apart)
+        return load_model_of(options, progress, None, disaggregated)
     try:
         # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
         check_shapes(options)
         others = others or RankProcesses(options.tensor_parallel)
-        others.load(options, identify=apart)
-        return load_model_of(options, progress, others, apart)
+        others.load(options, identify=disaggregated)
+        return load_model_of(options, progress, others, disaggregated)
     except BaseException:
         if others is not None:
             others.close()
@@ -201,11 +188,12 @@ def check_shapes(options: Options) -> None:
     model = build(config, torch.float32, "meta", shard=shard_of(options, 0))
     if options.expert_parallel and not any(isinstance(module, ExpertLayer) for module in model.modules()):
         raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
-    if options.expert_parallel and choose_device(options.device) != "cpu":
-        raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
+    refuse(features(options, choose_device(options.device)))
 
 
-def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
+def load_model_of(
+    options: Options, progress: bool, others: RankProcesses | None, disaggregated: bool = False
+) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
@@ -214,8 +202,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     if others is not None:
         use_share_of(0, others.ranks, device, options.threads)
     given = options
-    options = decided(options, folder, device, dtype, apart)
-    exact, stores = options.exact is True, apart or options.disk is not None or options.remote is not None
+    options = decided(options, folder, device, dtype, disaggregated)
+    exact, stores = options.exact is True, disaggregated or options.disk is not None or options.remote is not None
     try:
         model, config = load_model(
             folder,
@@ -261,14 +249,14 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     return replace(loaded, disk=disk, remote=options.remote, identity=identity)
 
 
-def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, apart: bool = False) -> Options:
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, disaggregated: bool = False) -> Options:
     """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint."""
     if options.exact == "auto":
         exact, reason = chosen_exact(options, folder, device, dtype)
         log.info("exact: %s", reason)
         options = replace(options, exact=exact)
     if options.draft == "auto":
-        draft, reason = chosen_draft(options, folder, device, apart)
+        draft, reason = chosen_draft(options, folder, device, disaggregated)
         log.info("draft: %s: %s", draft, reason)
         options = replace(options, draft=draft)
     return options
@@ -288,7 +276,7 @@ def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype
     return (exact, reason) if declined is None else (False, f"off: {declined}")
 
 
-def chosen_draft(options: Options, folder: Path, device: str, apart: bool = False) -> tuple[str, str]:
+def chosen_draft(options: Options, folder: Path, device: str, disaggregated: bool = False) -> tuple[str, str]:
     """Return the drafter that `--draft auto` means, and why."""
     if options.exact is True and device != "cpu":
         return "off", "with exact answers on a GPU, steps with drafts are not recorded"
@@ -298,7 +286,7 @@ def chosen_draft(options: Options, folder: Path, device: str, apart: bool = Fals
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
-    if apart:
+    if disaggregated:
         return "suffix", "an MTP head cannot read prompts that another engine has computed"
     return "mtp", "the checkpoint has an MTP head"
 
@@ -318,7 +306,7 @@ def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bo
         begin_compiling(model.memories)
         return
     chosen = choose(device, dtype, model.memories, exact=exact)
-    if chosen.on_gpu:
+    if chosen.are_recorded:
         warm_mixers(model, chosen.operations)
 
 
@@ -383,7 +371,7 @@ def tried(
 
     `is_auto`: if exact answers were chosen, it was by the table, and they may be given up. Otherwise this raises.
     """
-    if not chosen.on_gpu:
+    if not chosen.are_recorded:
         return chosen, options, None
     found = measure(model, drafter, chosen.operations, options, progress)
     if not isinstance(found, str):
