@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
-from weft.speculate.costs import ChunkCosts, LearnedCosts, StepCosts
+from weft.drafting.policy.costs import ChunkCosts, LearnedCosts, StepCosts
 
 
 class Pacing:
@@ -51,11 +51,12 @@ class Pacing:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from a landed step."""
-        drafts, tokens = plan.draft_counts, len(plan.tokens)
-        count = int(drafts.sum())
+        tokens, counts = len(plan.tokens), plan.drafts.counts
+        count = int(counts.sum()) if len(counts) else 0
         if tokens == plan.rows + count:
             self.costs.observe(tokens, count, seconds)
             return
+        drafts = plan.draft_counts
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
