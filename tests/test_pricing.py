@@ -19,9 +19,8 @@ from tests.workloads import random_workload
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.load import ReplicaLoad
+from weft.engine.load import PromptCosts, ReplicaLoad
 from weft.engine.loop import Engine
-from weft.engine.prompt_costs import PromptCosts
 from weft.engine.request import Request
 from weft.fleet.pricing import PromptSpeed, PromptWork
 from weft.fleet.router import FleetRouter, ReplicaView, RoutingPolicy

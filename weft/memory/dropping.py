@@ -44,16 +44,9 @@ FlightMarks = dict[tuple[int, Direction], int]
 class CopiesUnderWay(Protocol):
     """The copies between tiers, as far as a drop waits for them."""
 
-    def land(self, wait: bool) -> None:
-        """Publish copies that have landed. With `wait`, give the oldest one a little time."""
-
-    def marks(self) -> FlightMarks:
-        """Return a mark behind the flights that are under way."""
-        ...
-
-    def has_passed(self, marks: FlightMarks) -> bool:
-        """Return whether all flights before a mark have landed."""
-        ...
+    def land(self, wait: bool) -> None: ...
+    def marks(self) -> FlightMarks: ...
+    def has_passed(self, marks: FlightMarks) -> bool: ...
 
 
 @dataclass(slots=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from weft.base.config import EngineConfig
 from weft.engine.copying import Copier
 from weft.engine.events import FinishReason
-from weft.engine.load import ReplicaLoad, load_of
-from weft.engine.prompt_costs import PromptCosts
+from weft.engine.load import PromptCosts, ReplicaLoad, load_of
 from weft.memory.captures import ALL_CAPTURES, CaptureReasons
 from weft.memory.ledger import Ledger
 from weft.memory.report import memory_stats
