@@ -142,7 +142,8 @@ def test_rows_follow_drafts_in_flight(family: str) -> None:
     moved, launch = [], engine._device.launch
 
     def counted(plan):
-        moved.extend(engine._device.refused[plan.seat].tolist() if len(plan.drafts.unverified_before) else [])
+        refused = engine._device.placed.boards.refused
+        moved.extend(refused[plan.seat].tolist() if len(plan.drafts.unverified_before) else [])
         return launch(plan)
 
     engine._device.launch = counted
