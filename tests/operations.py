@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.activations import Function
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.choosing import DECODES, GROUPS, assemble, everywhere
 from weft.kernels.experts import Activation, ExpertWeights, SharedExpert
 from weft.kernels.interface import Batch
@@ -115,7 +115,7 @@ def attention(
     form = AttentionForm(heads, k.shape[1], head_dim, scale, view.window, softcap)
     flat = None if out is None else out.flatten(1)
     projected = torch.cat((q, k, v), 1).flatten(1)
-    mixed = batch.operations.attend(projected, form, None, sinks, None, batch, view, flat)
+    mixed = batch.operations.attend(AttentionInputs(projected, form, sinks=sinks), batch, view, flat)
     return mixed.unflatten(1, (heads, head_dim))
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.device.store import AttentionView, View
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.memory.spec import AttentionMemory, Memory
@@ -116,7 +116,8 @@ class Attention(ProjectedMixer):
         if self.wide_norm is not None:
             projected = self.wide_norm(projected, batch)
         norm = None if self.qk_norm is None else self.qk_norm.weight
-        return batch.operations.attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
+        inputs = AttentionInputs(projected, self.form, norm, self.sinks, rotation)
+        return batch.operations.attend(inputs, batch, view, out)
 
     def warm(self, operations: Operations) -> None:
         operations.warm_attention([self.form], self.shape.dtype)
