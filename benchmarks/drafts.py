@@ -51,15 +51,15 @@ from benchmarks.gpu import (
 )
 from weft import LLM
 from weft.base.plan import Landing
+from weft.drafting.policy.acceptance import Acceptance
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
-from weft.runner.cuda.runner import CudaRunner
-from weft.speculate.acceptance import Acceptance
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
+from weft.runner.runner import Runner
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)
@@ -174,8 +174,8 @@ class IdleClock:
         self.events: list[torch.cuda.Event] = []
         self.sizes: Counter[tuple[int, int]] = Counter()
         self.idle = 0.0
-        self.device: CudaRunner | None = None
-        if not isinstance(device, CudaRunner) or device.device.type != "cuda":
+        self.device: Runner | None = None
+        if device.recorded is None or device.device.type != "cuda":
             return
         self.device, self.launch, self.replay = device, device.launch, device.recorded._replay
         device.launch, device.recorded._replay = self.timed_launch, self.timed_replay  # type: ignore[method-assign]

@@ -31,10 +31,9 @@ from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
 from weft.models.model import CausalModel
 from weft.models.weights import find_checkpoint, load_model
-from weft.runner.cuda.compiling import warm_mixers
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import trial
-from weft.runner.cuda.recorded import Boards, RecordedSteps
+from weft.runner.cuda.recorded import Boards, RecordedSteps, warm_mixers
 from weft.runner.runner import Runner
 
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "qwen3-next-mini", "gpt-oss-20b")
@@ -173,7 +172,7 @@ def decode_seconds(compared: Compared, rows: int) -> dict[str, float]:
 
 def prompt_runner(compared: Compared, operations: Operations, store: Store) -> Runner:
     runner = Runner(compared.model, compared.spec, 64, 4, "cuda", operations=operations)
-    runner.store = store
+    runner.eager.placed = runner.placed = replace(runner.placed, store=store)
     return runner
 
 

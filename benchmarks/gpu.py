@@ -34,7 +34,6 @@ from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.models import configurations
-from weft.runner.runner import Runner
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3-next-mini")
@@ -203,7 +202,7 @@ def start(model: str, arguments: argparse.Namespace, **options: Any) -> LLM:
     given = {"weights": "dummy", "device": arguments.device, "dtype": arguments.dtype, "memory": arguments.memory}
     given |= options_of(arguments.columns[0] if "columns" in arguments else DEFAULT)
     llm = LLM(model, progress=False, **given | options)
-    if arguments.device == "cuda" and type(llm.engine._device) is Runner:
+    if arguments.device == "cuda" and llm.engine._device.recorded is None:
         raise RuntimeError("the GPU kernels must be available; the log above says why they are not")
     # The engine process of a server does the same.
     freeze_heap()

@@ -25,11 +25,11 @@ import torch
 from benchmarks.drafts import STEADY, Script, ScriptedDrafting, ScriptedDrafts, ScriptedEngine, tokens_per_second
 from benchmarks.gpu import Attempts, arguments_of, fresh, keep, run, start, warm_up
 from weft import LLM
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.runner.cuda.runner import CudaRunner
-from weft.speculate.drafting import Proposal
-from weft.speculate.suffix import SharedTexts
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.policy.choosing import Proposal
+from weft.drafting.policy.suffix import SharedTexts
+from weft.runner.runner import Runner
 
 MODELS = {"qwen3.5-9b": (1, 8, 32), "qwen3.5-35b-a3b": (1, 128, 256)}
 # By name: whether the head computes the drafts, and whether steps follow each other without a wait.
@@ -101,7 +101,7 @@ class TimedHead:
         self.head, self.calls, self.seconds = head, 0, 0.0
         self.events: list[torch.cuda.Event] = []
         self._begin, executor = head.begin, head.executor
-        self.recorded = executor.recorded if isinstance(executor, CudaRunner) else None
+        self.recorded = executor.recorded if isinstance(executor, Runner) else None
         self._replay = None if self.recorded is None else self.recorded._replay
 
     def __enter__(self) -> TimedHead:

@@ -88,10 +88,10 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
     from weft.kernels.cuda.launch.ahead import ZeroedMemory
     from weft.memory.spec import MemorySpec
     from weft.runner.cuda.compiling import compile_kernels, steps_of
-    from weft.runner.cuda.drafters import CudaHead
-    from weft.runner.cuda.gpu_memory import PaddingUse, trial_of
-    from weft.runner.cuda.runner import CudaRunner
+    from weft.runner.cuda.gpu_memory import PaddingPass, trial_of
+    from weft.runner.cuda.recorded import StepRecording
     from weft.runner.hidden_states import HiddenStates
+    from weft.runner.runner import Runner
 
     counts = prepare()
     operations = everywhere("cuda")
@@ -105,14 +105,9 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
         for step in steps_of(model, spec, operations, TOKENS, ROWS, "cpu", drafter):
             step()
         found["trials"] = counts.take()
-        parts = (model, spec, 1 << 22, ROWS, 4096)
-        if drafter:
-            runner: CudaRunner = CudaHead(
-                HiddenStates(ROWS, TOKENS, model.width, torch.bfloat16), *parts, device="cpu", operations=operations
-            )
-            runner.use = PaddingUse(runner.use.states)
-        else:
-            runner = CudaRunner(*parts, device="cpu", operations=operations)
+        computes = PaddingPass(HiddenStates(ROWS, TOKENS, model.width, torch.bfloat16)) if drafter else None
+        more = {"operations": operations, "computes": computes, "recording": StepRecording(4096)}
+        runner = Runner(model, spec, 1 << 22, ROWS, **more)
         for _, step in runner.recorded.steps():
             step()
         found["recorded"] = counts.take()

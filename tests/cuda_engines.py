@@ -28,11 +28,10 @@ from tests.oracle import config_of
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.options import memory_bytes as bytes_of
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.models import configurations
 from weft.models.config import read_config
-from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 
 MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}
@@ -87,7 +86,7 @@ def load(config: dict[str, Any], dtype: str, memory: int, is_compiled_ahead: boo
         ahead = nullcontext() if is_compiled_ahead else mock.patch("weft.start.loading.compile_once")
         with ahead, mock.patch("weft.kernels.cuda.attention.flashinfer.warm"):
             llm = LLM(str(file), progress=False, weights="dummy", device="cuda", dtype=dtype, **SETTINGS | options)
-    assert type(llm.engine._device) is not Runner, "the kernels for GPUs cannot be used; what was printed says why"
+    assert llm.engine._device.recorded is not None, "the kernels for GPUs cannot be used; what was printed says why"
     return llm
 
 

@@ -68,10 +68,10 @@ class Choices:
         self._note(plan)
         return self._launch(plan)
 
-    def run(self, plan: Plan) -> Flight:
+    def run(self, plan: Plan, planned: Plan | None = None) -> Flight:
         """Note the places of a plan whose rows have been moved. Recorded steps of a GPU move their rows themselves."""
         self._note(plan)
-        return self._run(plan)
+        return self._run(plan, planned)
 
     def _note(self, plan: Plan) -> None:
         row, index = plan.samples
@@ -91,7 +91,7 @@ class Choices:
         adjusted = adjust(logits, sampling, inputs, self._runner.operations).clone().cpu()
         raw, draws = logits.float().clone().cpu(), sampling.draws
         numbers = {} if draws is None else dict(zip(draws.row.tolist(), draws.uniform.tolist(), strict=True))
-        moved = self._runner.moved.tolist()
+        moved = self._runner.placed.boards.moved.tolist()
         for sample, (owner, position, seat) in enumerate(self._places):
             place = position if seat is None else position - moved[seat]
             self._found[owner, place] = Choice(adjusted[sample], numbers.get(sample), raw[sample])

@@ -29,8 +29,10 @@ from tests.tiny_model import no_time
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -41,12 +43,10 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import load_head, load_model
-from weft.runner.exact import ExactRunner
-from weft.runner.head import HeadRunner
-from weft.runner.hidden_states import HiddenStates, KeepsStates
+from weft.runner.exact import ExactCells
+from weft.runner.hidden_states import HiddenStates
+from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 from weft.text.grammar import Grammars
 
 ROOM = 5
@@ -202,12 +202,23 @@ def engine_of(
     options = {"max_sequences": seats, "max_tokens_per_step": 512, "max_length": LONGEST, "paranoid": True}
     config = EngineConfig(memory_bytes=memory, exact=exact, **(options | settings))
     spec = replace(found.memories, draft_room=ROOM)
-    parts = (found.model, spec, memory, seats, "cpu", 1)
-    runner = ExactRunner(*parts, found.operations) if exact else Runner(*parts, *filter(None, [found.operations]))
-    return WatchedEngine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, runner, seats))
+    hidden = None
+    if drafting is not None and drafting.model == DraftHead.name:
+        hidden = HiddenStates(seats, 1000 * seats // SEATS, found.head.width, torch.float32)
+    runner = Runner(
+        found.model,
+        spec,
+        memory,
+        seats,
+        threads=1,
+        operations=found.operations,
+        computes=None if hidden is None else KeepingPass(hidden),
+        numerics=ExactCells(getattr(found.operations, "decodes_at_once", 1)) if exact else None,
+    )
+    return WatchedEngine(spec, runner, config, drafting=drafting, draft_model=drafter(found, drafting, hidden, seats))
 
 
-def drafter(found: Subject, drafting: Drafting | None, runner: Runner, seats: int) -> DraftModel | None:
+def drafter(found: Subject, drafting: Drafting | None, hidden: HiddenStates | None, seats: int) -> DraftModel | None:
     if drafting is None or drafting.model is None:
         return None
     if drafting.model == DraftModel.name:
@@ -216,10 +227,9 @@ def drafter(found: Subject, drafting: Drafting | None, runner: Runner, seats: in
         small = Runner(model_of(drafting.family), other, MEMORY, seats, "cpu", 1)
         return DraftModel(own, small, VOCABULARY, 96, paranoid=True)
     spec = MemorySpec(found.head.memories(found.operations), draft_room=ROOM)
-    hidden = HiddenStates(seats, 1000 * seats // SEATS, found.head.width, torch.float32)
-    runner.use = KeepsStates(hidden)
+    assert hidden is not None
     own = Ledger(spec, MEMORY, seats, LONGEST, remember_freed=True)
-    head = HeadRunner(hidden, found.head, spec, MEMORY, seats, "cpu", 1, found.operations)
+    head = Runner(found.head, spec, MEMORY, seats, "cpu", 1, found.operations, computes=HeadPass(hidden))
     return DraftHead(hidden, own, head, VOCABULARY, 96, True)
 
 

@@ -21,7 +21,6 @@ from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.batching import build_batch
-from weft.runner.cuda.runner import CudaRunner
 from weft.runner.runner import Runner
 
 EXACT = assemble({group: "exact" if group in GROUPS_OF_ITS_OWN else "cuda" for group in GROUPS})
@@ -68,14 +67,14 @@ class Steps:
         parts = tuple(sorted(parts, key=lambda part: part[1] > 1))
         plan = self._plan(parts)
         if recorded:
-            assert isinstance(self.runner, CudaRunner)
+            assert self.runner.recorded is not None
             output = self.runner.recorded.run(plan)
             assert output is not None, "no recorded step is as large"
             logits = output.logits[: len(parts)]
         else:
             runner = self.runner
-            batch = build_batch(plan, self.spec, runner.board, runner.device, runner.operations)
-            hidden = runner.forward(batch)
+            batch = build_batch(plan, self.spec, runner.placed.boards.token, runner.device, runner.operations)
+            hidden = runner.eager.forward(batch)
             logits = runner.model.logits(hidden[batch.first[1:].long() - 1], batch)
         for (sequence, count), line in zip(parts, logits.clone()):
             sequence.computed += count

@@ -15,13 +15,14 @@ from tests.test_drafts import ScriptedDrafting
 from tests.test_sameness import admit_everything
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
-from weft.runner.exact import ExactRunner
-from weft.speculate.drafting import Drafting
+from weft.runner.runner import Runner
+from weft.start.assembling import numerics_of
 
 ROOM = 64 << 20
 DRAFTS = 5
@@ -63,8 +64,14 @@ def exact_engine(
 ) -> Engine:
     options = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory_bytes, exact=True, **options)
-    runner = ExactRunner(
-        found.model, found.spec, memory_bytes, config.max_sequences, threads=threads, operations=found.chosen.operations
+    runner = Runner(
+        found.model,
+        found.spec,
+        memory_bytes,
+        config.max_sequences,
+        threads=threads,
+        operations=found.chosen.operations,
+        numerics=numerics_of(found.chosen),
     )
     return Engine(found.spec, runner, config, drafting=drafting)
 

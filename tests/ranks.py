@@ -20,7 +20,7 @@ from weft.kernels.choosing import choose
 from weft.memory.spec import MemorySpec
 from weft.models.sharding import Shard
 from weft.models.weights import load_model
-from weft.runner.ranks.runner import RankRunner
+from weft.runner.runner import Runner
 
 
 class Meeting:
@@ -70,10 +70,10 @@ class ThreadGroup:
 class ThreadedRanks(Device):
     """The device of an engine whose runners are threads. All launch the same plan; the first one's results count."""
 
-    def __init__(self, runners: list[RankRunner], meeting: Meeting) -> None:
+    def __init__(self, runners: list[Runner], meeting: Meeting) -> None:
         self.runners, self.meeting = runners, meeting
         self.pool = ThreadPoolExecutor(len(runners))
-        self.flights: dict[RankRunner, Any] = {}
+        self.flights: dict[Runner, Any] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -90,8 +90,8 @@ class ThreadedRanks(Device):
     def land(self, flight: Any) -> Landing:
         return self.runners[0].land(flight)
 
-    def together(self, work: Callable[[RankRunner], Any]) -> list[Any]:
-        def run(runner: RankRunner) -> Any:
+    def together(self, work: Callable[[Runner], Any]) -> list[Any]:
+        def run(runner: Runner) -> Any:
             with self.meeting.turn:
                 try:
                     return work(runner)
@@ -122,6 +122,6 @@ def threaded_engine(
         operations = choose("cpu", torch.float32, model.memories).operations
         spec = replace(MemorySpec(model.memories(operations)), draft_room=draft_room)
         group = ThreadGroup(meeting, rank)
-        runner = RankRunner(group, operations, model, spec, memory_bytes, config.max_sequences, threads=1)
+        runner = Runner(model, spec, memory_bytes, config.max_sequences, threads=1, operations=operations, group=group)
         runners.append(runner)
     return Engine(spec, ThreadedRanks(runners, meeting), config, drafting=drafting)

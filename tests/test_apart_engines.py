@@ -25,8 +25,8 @@ from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.exchange.departures import area_bytes
-from weft.runner.exact import ExactRunner
 from weft.runner.runner import Runner
+from weft.start.assembling import numerics_of
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport, TransferDoor
@@ -117,7 +117,8 @@ def plain_pair(family: str, **settings: object):
 def exact_pair(found: ExactModel):
     def make(config: EngineConfig) -> Runner:
         sizes = (config.memory_bytes, config.max_sequences)
-        return ExactRunner(found.model, found.spec, *sizes, threads=1, operations=found.chosen.operations)
+        parts = {"operations": found.chosen.operations, "numerics": numerics_of(found.chosen)}
+        return Runner(found.model, found.spec, *sizes, threads=1, **parts)
 
     return engine_pair(make, found.spec, exact=True)
 

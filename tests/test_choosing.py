@@ -128,7 +128,7 @@ def test_kernels_that_cannot_be_imported_are_a_reason_and_no_end(monkeypatch):
 def test_exact_answers_on_a_gpu_are_refused_by_name_where_a_kernel_has_no_exact_form(family, monkeypatch):
     monkeypatch.setattr(choosing, "declines", lambda device: None)
     monkeypatch.setattr(choosing, "device_name", lambda device: "a GPU")
-    assert choose("cuda", torch.bfloat16, model_of(family).memories, exact=True).on_gpu
+    assert choose("cuda", torch.bfloat16, model_of(family).memories, exact=True).are_recorded
     with pytest.raises(OptionError, match=r"exact answers are not available: .*float32"):
         choose("cuda", torch.float32, model_of(family).memories, exact=True)
 

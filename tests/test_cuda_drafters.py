@@ -29,9 +29,11 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Plan, StepDrafts
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind
@@ -40,15 +42,13 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.models import mtp
 from weft.models.weights import load_head, load_model
 from weft.runner.cuda import recorded
-from weft.runner.cuda.drafters import CudaHead
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.cuda.recorded import RecordedSteps, moved_decodes, step_sizes
-from weft.runner.cuda.runner import CudaRunner
-from weft.runner.hidden_states import GuessBoard, HiddenStates, KeepsStates
-from weft.runner.runner import Flight
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
+from weft.runner.cuda.recorded import RecordedSteps, StepRecording, moved_decodes, step_sizes
+from weft.runner.eager import EagerSteps
+from weft.runner.hidden_states import GuessBoard, HiddenStates
+from weft.runner.passes import HeadPass, KeepingPass
+from weft.runner.runner import Flight, Runner
 
 MEMORY = 8 << 20
 SEATS = 2
@@ -115,8 +115,9 @@ def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **setting
     config = EngineConfig(memory_bytes=MEMORY, **options)
     spec, own = (MemorySpec(each.memories(GPU_ROWS), SHORT_CELL, ROOM) for each in (model, head))
     hidden = HiddenStates(SEATS, 128, head.width, torch.float32)
-    runner = CudaRunner(model, spec, MEMORY, SEATS, 128, "cpu", operations=operations, use=KeepsStates(hidden))
-    executor = CudaHead(hidden, head, own, MEMORY, SEATS, 128, "cpu", operations=operations)
+    more = {"operations": operations, "recording": StepRecording(128)}
+    runner = Runner(model, spec, MEMORY, SEATS, computes=KeepingPass(hidden), **more)
+    executor = Runner(head, own, MEMORY, SEATS, computes=HeadPass(hidden), **more)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
     drafter = Recording(hidden, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
@@ -132,9 +133,9 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
     monkeypatch.setattr(draft_head, "RARE_SHARE", 0.5)
     replayed, run = [], RecordedSteps.run
 
-    def counted(self, plan):
+    def counted(self, plan, *more):
         output = run(self, plan)
-        if self.drafter and output is not None:
+        if self.computes.is_drafter and output is not None:
             replayed.append(len(plan.tokens) > plan.rows)
         return output
 
@@ -159,14 +160,14 @@ def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: p
 
 def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
     """No step is recorded, and rows beside prompts have guesses that only the device knows."""
-    patch.setattr(CudaRunner, "_replay", lambda self, plan: None)
-    eager, run = [], CudaRunner.run
+    patch.setattr(RecordedSteps, "replay", lambda self, plan: None)
+    eager, run = [], Runner.run
 
-    def counted(self, plan):
+    def counted(self, plan, *more):
         eager.append(len(plan.drafts.on_device) > 0 and bool((plan.end - plan.start > 1 + plan.drafts.counts).any()))
-        return run(self, plan)
+        return run(self, plan, *more)
 
-    patch.setattr(CudaRunner, "run", counted)
+    patch.setattr(Runner, "run", counted)
     family = "qwen3_5, one layer"
     asks = [Ask(tokens(11, 1), greedy(16)), *(Ask(tokens(40, n), greedy(1), step=4 * n) for n in (1, 2))]
     engine = interpreted_engine(family, PLAIN, depth=1)
@@ -182,7 +183,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
 def test_guesses_stay_on_the_device_beside_prompts_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     check_guesses_beside_prompts(monkeypatch)
     with monkeypatch.context() as planted:
-        planted.setattr(CudaRunner, "read_guesses", lambda self, *args: None)
+        planted.setattr(EagerSteps, "read_guesses", lambda self, *args: None)
         with pytest.raises(AssertionError):
             check_guesses_beside_prompts(planted)
 
@@ -211,7 +212,7 @@ def open_gpu(folder: Path, draft: str) -> LLM:
             draft=draft,
             **SETTINGS,
         )
-    assert type(llm.engine._device) is CudaRunner, "the kernels for GPUs cannot be used; what was printed says why"
+    assert llm.engine._device.recorded is not None, "the kernels for GPUs cannot be used; what was printed says why"
     return llm
 
 
@@ -383,7 +384,7 @@ def test_a_head_of_a_published_size_runs_with_kernels_compiled_ahead(name: str) 
     # The head takes some of what the arena leaves.
     with load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES // 2, is_compiled_ahead=True, draft="mtp") as llm:
         head = llm.engine.planner.drafts.model
-        assert isinstance(head.executor, CudaHead)
+        assert head.executor.recorded is not None
         assert llm.engine.config.draft_bytes > 0
         drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=head.name)
         engine = Engine(llm.engine.ledger.spec, llm.engine._device, llm.engine.config, None, drafting, head)

@@ -16,6 +16,7 @@ from tests.plans import Capture, Row, make_plan
 from tests.test_late_masks import HashedConstraint
 from weft.base.config import EngineConfig
 from weft.device.store import Store
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.recurrent import short_conv_memory
@@ -25,10 +26,8 @@ from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs, trial
-from weft.runner.cuda.recorded import RecordedSteps, buckets, prompt_sizes
-from weft.runner.cuda.runner import CudaRunner
+from weft.runner.cuda.recorded import RecordedSteps, StepRecording, buckets, prompt_sizes
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 
 MEMORIES = (
     AttentionMemory(1, 8, "float32"),
@@ -210,7 +209,9 @@ def cuda_engine(
     memory, spec = 8 << 20, MemorySpec(model.memories(operations), SHORT_CELL, room)
     options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
     config = EngineConfig(memory_bytes=memory, **(options | settings))
-    runner = CudaRunner(model, spec, memory, config.max_sequences, config.max_length, "cpu", operations=operations)
+    runner = Runner(
+        model, spec, memory, config.max_sequences, operations=operations, recording=StepRecording(config.max_length)
+    )
     return Engine(spec, runner, config, drafting=drafting)
 
 
@@ -279,9 +280,14 @@ def test_masks_that_follow_a_launch_choose_as_those_that_travel_with_it(is_recor
     if not is_recorded:
         monkeypatch.setattr(RecordedSteps, "run", lambda *_: None)
     model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
+    late, supply = [], Runner.supply_masks
+
+    def counted(self, flight, masks):
+        late.append(len(masks))
+        supply(self, flight, masks)
+
+    monkeypatch.setattr(Runner, "supply_masks", counted)
     engine = cuda_engine(model, max_sequences=2, max_tokens_per_step=16)
-    late, supply = [], engine._device.supply_masks
-    engine._device.supply_masks = lambda flight, masks: late.append(len(masks)) or supply(flight, masks)
     assert constrained_answers(engine) == constrained_answers(cpu_engine(model))
     assert sum(late) >= 3
 
@@ -299,7 +305,7 @@ def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatc
 def test_the_trial_of_a_step_runs_on_units_that_nobody_owns():
     model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
     spec = MemorySpec(model.memories(GPU_ROWS), SHORT_CELL)
-    runner = CudaRunner(model, spec, 1 << 16, 4, 256, device="cpu", operations=GPU_ROWS)
+    runner = Runner(model, spec, 1 << 16, 4, operations=GPU_ROWS, recording=StepRecording(256))
     before = runner.store.buffer[: 1 << 16].clone()
     for start, end in (([0], [20]), ([0, 0], [1, 1])):
         plan = trial(np.array(start, np.int32), np.array(end, np.int32), spec, runner.store.scratch)

@@ -36,6 +36,7 @@ from weft.runner.cuda import shared_prefixes
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.recorded import RecordedSteps
 from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_groups, members_of
+from weft.runner.passes import ModelPass
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -264,7 +265,7 @@ def test_steps_of_a_drafter_share_nothing():
     model = dummy_model(FEW_LAYERS["lfm2"], operations=PLAIN)
     usual = cuda_engine(model)._device.recorded
     assert (usual.sharing is None, usual.shared_rows) == (False, [4])
-    drafter = RecordedSteps(model, (), usual.boards, usual.decodes, [], None, True, 16)
+    drafter = RecordedSteps(model, (), usual.boards, usual.decodes, [], ModelPass(is_drafter=True), 16)
     assert (drafter.sharing, drafter.shared_rows) == (None, [])
 
 

@@ -21,6 +21,7 @@ from weft.memory.sections import sections
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.copies import TiersBelow
 from weft.memory.tiers.exchange.sent_units import piece_of
+from weft.runner.cuda.marking import marker_of
 
 pytestmark = pytest.mark.gpu
 
@@ -108,7 +109,7 @@ def test_what_leaves_layer_by_layer_is_what_the_step_has_written(family: str) ->
     config = EngineConfig(**SETTINGS, memory_bytes=before.config.memory_bytes, departures_bytes=size)
     tiers, runner.tiers = runner.tiers, TiersBelow(spec, runner.store, partial(HostMemory, runner.store))
     runner.tiers.add_host_memory(size)
-    runner.marks_layers = True
+    runner.marker = marker_of(runner.model, "cuda")
     try:
         end = KeepingEnd(spec, runner.tiers.area_units)
         engine = Engine(spec, runner, config, transport=end)
@@ -132,4 +133,4 @@ def test_what_leaves_layer_by_layer_is_what_the_step_has_written(family: str) ->
                 assert end.kept[place] == unit.cpu().numpy().tobytes(), place
         assert end.pieces > len(end.kept)
     finally:
-        runner.tiers, runner.marks_layers = tiers, False
+        runner.tiers, runner.marker = tiers, None

@@ -13,10 +13,10 @@ from tests.mtp_oracle import checkpoint
 from weft import LLM, SamplingParams
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.kernels import choosing
 from weft.memory.capacity import least_bytes, longest_alone
-from weft.speculate import drafting
-from weft.speculate.costs import FreeDrafts
 from weft.start import exact_costs, loading
 from weft.start.exact_costs import Cost
 
@@ -96,7 +96,7 @@ def test_drafts_and_exact_answers_are_decided_together(
 def test_what_was_asked_for_is_still_refused_where_it_does_not_work(gpu: None) -> None:
     folder = checkpoint("qwen3_5").folder
     options = Options(model=str(folder), draft="mtp", exact=True)
-    with pytest.raises(InvalidOption, match="with exact on a GPU it must be suffix or off"):
+    with pytest.raises(InvalidOption, match="must be suffix or off with exact on a GPU"):
         draft_tokens(loading.decided(options, folder, "cuda", torch.bfloat16), "cuda")
     with pytest.raises(InvalidOption, match="tensor_parallel must be 1 with draft"):
         Options(draft="mtp", tensor_parallel=2)

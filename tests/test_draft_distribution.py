@@ -17,11 +17,11 @@ from tests.test_mtp import Eager
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting, Proposal
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal
 
 # The chance of each token after each token.
 CHAIN = np.array([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])

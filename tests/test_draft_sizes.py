@@ -17,11 +17,11 @@ from tests.test_draft_lengths import EXPERTS, ROOM, SPEC, ScriptedDevice, expect
 from tests.test_suffixes import LinearCosts
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import spread
+from weft.drafting.policy.choosing import Drafting, Proposal
+from weft.drafting.rows import spread
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.recorded import draft_counts, draft_sizes
-from weft.speculate.drafting import Drafting, Proposal
 
 ROWS = 256
 

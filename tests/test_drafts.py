@@ -23,12 +23,12 @@ from tests.workloads import Workload, check_answers, random_workload, run_worklo
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import MOST_HISTORY
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.suffix import SharedTexts
+from weft.drafting.rows import MOST_HISTORY
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import SharedTexts
 
 EXAMPLES = 240
 

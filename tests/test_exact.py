@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from weft.engine.sequence import Sequence
 from weft.kernels.plain.sampling import digest
 from weft.memory.keys import PrefixIdentity
 from weft.memory.spec import MemorySpec
-from weft.runner.exact import ExactRunner, canonical_passes
-from weft.runner.runner import Runner
+from weft.runner.eager import UsualNumerics
+from weft.runner.exact import ExactCells, canonical_passes
 from weft.server.settings import ServerSettings
+from weft.start.assembling import numerics_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Tokens of traffic per family and data type in the slow test, and the first seed. `tests/exact_fuzz.py` spreads the
@@ -55,7 +57,7 @@ def test_digests_of_long_traffic_are_those_of_lone_cold_runs(family: str, dtype:
 @pytest.mark.parametrize("family", ["lfm2"])
 def test_a_step_that_is_computed_whole_shows(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: PyTorch's operators see the company."""
-    monkeypatch.setattr(ExactRunner, "run_layers", Runner.run_layers)
+    monkeypatch.setattr(ExactCells, "compute", lambda self, *parts: UsualNumerics().compute(*parts))
     with pytest.raises(AssertionError, match="differs at"):
         check_traffic(family, torch.float32, seed=1, count=6)
 
@@ -80,7 +82,7 @@ def test_without_native_kernels_rows_of_one_token_are_computed_one_by_one() -> N
     found = exact_model("lfm2", torch.float32)
     assert found.chosen.operations.decodes_at_once in (1, 64)
     bare = type(found.chosen.operations)({k: v for k, v in vars(found.chosen.operations).items() if k[:4] != "deco"})
-    assert ExactRunner(found.model, found.spec, 1 << 20, 4, operations=bare).at_once == 1
+    assert numerics_of(replace(found.chosen, operations=bare)).at_once == 1
 
 
 def test_exact_engines_of_different_forms_share_no_key() -> None:
@@ -200,7 +202,7 @@ def test_passes_cover_every_token_once_and_never_read_the_slot_that_they_write()
     found = exact_model("gemma3", torch.float32)
     engine, plans = exact_engine(found, max_tokens_per_step=300), []
     run = engine._device.run
-    engine._device.run = lambda plan: (plans.append(plan), run(plan))[1]
+    engine._device.run = lambda plan, *more: (plans.append(plan), run(plan, *more))[1]
     serve(engine, [Ask(tokens(200, 1)), Ask(tokens(129, 2)), Ask(tokens(3, 3), greedy(70))])
     assert any(plan.rows > plan.decode_rows > 0 for plan in plans)
     spec: MemorySpec = found.spec

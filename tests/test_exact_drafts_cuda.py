@@ -17,13 +17,14 @@ from tests.test_cuda_runner import FEW_LAYERS
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.plan import StepDrafts
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda import recorded
-from weft.runner.cuda.exact import ExactCudaRunner, by_form, has_drafts, places_of
-from weft.speculate.drafting import Drafting
+from weft.runner.cuda.exact import ExactTurns, by_form, has_drafts, places_of, turns_of
+from weft.runner.runner import Runner
 
 CELL, ROOM, MEMORY = 8, 3, 1 << 22
 ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digesting(4, 7), step=1)]
@@ -32,7 +33,9 @@ ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digestin
 def exact_engine(model: CausalModel, drafting: Drafting | None = None, depth: int = 0) -> Engine:
     spec = MemorySpec(model.memories(EXACT), cell=CELL, draft_room=ROOM)
     settings = {"max_sequences": 2, "max_tokens_per_step": 32, "max_length": 64, "paranoid": True, "depth": depth}
-    runner = ExactCudaRunner(model, spec, MEMORY, 2, 64, device="cpu", operations=EXACT)
+    runner = Runner(
+        model, spec, MEMORY, 2, operations=EXACT, numerics=ExactTurns(), recording=recorded.StepRecording(64)
+    )
     return Engine(spec, runner, EngineConfig(memory_bytes=MEMORY, exact=True, **settings), drafting=drafting)
 
 
@@ -82,7 +85,7 @@ def test_rows_take_turns_and_prompts_are_apart() -> None:
     assert places_of(plan, prompts).tolist() == [4, 5, 6, 7, 8, 9]
     model = dummy_model(FEW_LAYERS["lfm2"], torch.float16, operations=PLAIN)
     runner = exact_engine(model)._device
-    places, batch = runner._turns(plan, decodes)
+    places, batch = turns_of(plan, decodes, runner.eager)
     assert plan.tokens[places].tolist() == [1, 7, 9, 2, 8, 3, 4]
     assert batch.token_ids.tolist() == [1, 7, 9, 2, 8, 3, 4]
     assert batch.tail.tolist() == [4, 6, 7, 4, 6, 4, 4]

@@ -19,7 +19,7 @@ from tests.operations import PLAIN
 from weft.models import configurations
 from weft.models.model import CausalModel
 from weft.models.weights import load_model
-from weft.runner.cuda.runner import CudaRunner
+from weft.runner.cuda.recorded import StepRecording
 from weft.runner.runner import Runner
 
 pytestmark = pytest.mark.gpu
@@ -105,7 +105,7 @@ def test_a_row_has_the_same_bits_whatever_is_computed_beside_it(name: str) -> No
 @pytest.mark.parametrize("name", for_each(["lfm2-1.2b", "falcon-h1-7b", "qwen3-next-mini"]))
 def test_recorded_steps_have_the_bits_of_eager_ones(name: str) -> None:
     model = MODELS[name]()
-    runner = CudaRunner(model, spec_for(model), ARENA_BYTES, 48, 1024, operations=EXACT)
+    runner = Runner(model, spec_for(model), ARENA_BYTES, 48, "cuda", operations=EXACT, recording=StepRecording(1024))
     wanted = alone(runner)
     for decodes in (0, 5, 32):
         assert_same(in_company(runner, decodes, recorded=True), wanted)

@@ -22,10 +22,10 @@ from tests.test_drafts import ScriptedDrafting, plans_of
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, check_answers, drive, random_workload, tight_memory
 from weft.base.plan import Plan
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
 from weft.engine.loop import Engine
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.kinds import Kind
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 
 EXAMPLES = 24
 

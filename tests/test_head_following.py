@@ -25,15 +25,15 @@ from tests.workloads import Arrival, Run, check_answers, drive, tight_memory
 from weft.base.config import EngineConfig
 from weft.base.plan import NO_DRAFTS, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.runner.hidden_states import HiddenStates
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, SequenceDrafts
 
 EXAMPLES = 20
 HEAD = rolling_spec(recurrent=False)

@@ -26,16 +26,16 @@ from tests.test_turning_down import Dear
 from tests.workloads import Arrival, Run, Workload, check_answers, drive, tight_memory
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.choosing import PRIORS, Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.runner.hidden_states import HiddenStates
-from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import PRIORS, Drafting, Proposal, SequenceDrafts
 
 PRIOR = PRIORS[DraftHead.name]
 # Tokens that wait to be read, and those of an answer.

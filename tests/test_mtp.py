@@ -25,20 +25,20 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models import mtp
 from weft.models.mtp import head_of
 from weft.models.weights import build, has_head, load_head, load_model
-from weft.runner.head import HeadRunner
-from weft.runner.hidden_states import HiddenStates, KeepsStates
+from weft.runner.hidden_states import HiddenStates
+from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, SequenceDrafts
 from weft.start.loading import chosen_draft
 
 FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h", "qwen3_5, yarn beside sections")
@@ -116,10 +116,11 @@ def engine_in(folder: Path, memory: int = MEMORY, head_memory: int = MEMORY, **s
     options = {"max_sequences": 4, "max_tokens_per_step": 96, "max_length": 400, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory, **options)
     spec, own = (MemorySpec(each.memories(CPU), draft_room=ROOM) for each in (model, head))
-    runner, hidden = Runner(model, spec, memory, 4, threads=1), HiddenStates(4, 1000, head.width, torch.float32)
-    runner.use = KeepsStates(hidden)
+    hidden = HiddenStates(4, 1000, head.width, torch.float32)
+    runner = Runner(model, spec, memory, 4, threads=1, computes=KeepingPass(hidden))
+    of_head = Runner(head, own, head_memory, 4, threads=1, computes=HeadPass(hidden))
     ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
-    parts = (hidden, ledger, HeadRunner(hidden, head, own, head_memory, 4, "cpu", 1), model.vocab_size, 96, True)
+    parts = (hidden, ledger, of_head, model.vocab_size, 96, True)
     drafter = Recording(*parts, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)

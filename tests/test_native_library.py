@@ -322,7 +322,7 @@ def test_the_default_dtype_of_torch_is_nobodys_business():
     torch.set_default_dtype(torch.bfloat16)
     try:
         assert llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids == expected
-        for step in llm.engine._device.compute.steps.values():
+        for step in llm.engine._device.eager.compute.steps.values():
             for prepared in step.batch.derived.values():
                 prepared.renew(step.batch)
                 kept = [x for x in getattr(prepared, "kept", []) if isinstance(x, torch.Tensor)]

@@ -19,8 +19,10 @@ from weft.engine.loop import Engine
 from weft.kernels.choosing import choose
 from weft.kernels.cpu import linear as linears
 from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import RecordedMemory, record
+from weft.kernels.native.layouts import DENSE_AND_PANELS
 from weft.kernels.native.linear import pack, product
 from weft.kernels.weight import Weight
 from weft.memory.spec import MemorySpec
@@ -45,13 +47,13 @@ def crowd(seed):
 
 def answers(family, seed=1):
     engine = make_engine(family)
-    return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.compute
+    return [answer.tokens for answer in serve(engine, crowd(seed))], engine._device.eager.compute
 
 
 @pytest.mark.parametrize("family", [*sorted(FAMILIES), LATENT, GROUPED])
 def test_answers_are_the_same_recorded_or_not(monkeypatch, family):
     if family in UNRECORDED:
-        assert not isinstance(make_engine(family)._device.compute, replay.Replays)
+        assert not isinstance(make_engine(family)._device.eager.compute, replay.Replays)
         return
     found, replays = answers(family)
     assert replays.steps
@@ -70,8 +72,8 @@ def test_experts_of_16_bits_are_recorded_where_no_units_multiply_them(monkeypatc
     spec = MemorySpec(model.memories(operations))
     runner = Runner(model, spec, config.memory_bytes, config.max_sequences, threads=1, operations=operations)
     serve(Engine(spec, runner, config), [Ask(tokens(9, index), greedy(4)) for index in range(3)])
-    assert runner.compute.steps
-    assert None not in runner.compute.steps.values()
+    assert runner.eager.compute.steps
+    assert None not in runner.eager.compute.steps.values()
 
 
 def test_a_step_that_is_not_renewed_would_show(monkeypatch):
@@ -175,7 +177,7 @@ def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
         # Units add in another order, and then rounding decides between some tokens.
         by_units = HAS_BFLOAT16 and 4 * count >= many
         assert by_units or [each.token_ids[0] for each in found] == [each.token_ids[0] for each in alone]
-    steps = {rows: step for (rows, _), step in llm.engine._device.compute.steps.items()}
+    steps = {rows: step for (rows, _), step in llm.engine._device.eager.compute.steps.items()}
     assert steps[2] is not None
     assert (steps[many] is None) == HAS_BFLOAT16, "oneDNN multiplies this many rows with 16-bit units"
 
@@ -197,7 +199,8 @@ def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_
 
     def prepare(weight, twice):
         matrix = weight.matrix.detach()
-        return Weight(matrix, weight.bias, pack(matrix), weight.outputs) if matrix.numel() else weight
+        both = Stored(DENSE_AND_PANELS, (matrix, pack(matrix)), weight.outputs, weight.inputs)
+        return Weight((both,), weight.bias) if matrix.numel() else weight
 
     monkeypatch.setattr(linears, "prepare", prepare)
     monkeypatch.setitem(linears.FEW_ROWS, torch.bfloat16, 4)
@@ -212,9 +215,9 @@ def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_
     # Eight rows without drafts are not recorded, and drafts of as many rows are.
     batch = [Ask(tokens(5, index), greedy(3)) for index in range(8)]
     serve(Engine(spec, runner, config), batch)
-    assert runner.compute.steps[8, 1] is None
+    assert runner.eager.compute.steps[8, 1] is None
     drafting = ScriptedDrafting({tuple(asks[0].prompt): answer}, 6, seed=1)
     assert serve(Engine(spec, runner, config, drafting=drafting), asks)[0].tokens == answer
-    assert all(rows > linears.FEW_ROWS[torch.bfloat16] for rows, _ in runner.compute.ordered)
-    assert runner.compute.ordered
-    assert None not in runner.compute.ordered.values()
+    assert all(rows > linears.FEW_ROWS[torch.bfloat16] for rows, _ in runner.eager.compute.ordered)
+    assert runner.eager.compute.ordered
+    assert None not in runner.eager.compute.ordered.values()

@@ -27,17 +27,19 @@ from tests import (
     test_suffixes,
     test_turning_down,
 )
-from weft.engine import draft_head, draft_rows, loop, planner
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting import head as draft_head
+from weft.drafting import rows as draft_rows
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.choosing import SequenceDrafts
+from weft.drafting.policy.habits import key_of
+from weft.drafting.policy.suffix import OwnText, SharedTexts
+from weft.engine import loop, planner
 from weft.engine.seat_sampling import SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
-from weft.speculate import drafting
-from weft.speculate.drafting import SequenceDrafts
-from weft.speculate.habits import key_of
-from weft.speculate.suffix import OwnText, SharedTexts
 from weft.text.grammar import Guide
 
 SEEDS = 100

@@ -12,11 +12,11 @@ from tests.rolling import VOCABULARY
 from tests.test_late_masks import HashedConstraint
 from weft.base.plan import Sampling
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Proposal
 from weft.engine.request import Request
 from weft.engine.seat_sampling import DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.keys import PrefixIdentity
-from weft.speculate.drafting import Proposal
 
 CASES = 300
 

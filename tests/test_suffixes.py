@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from weft.base.grammar import Grammar
-from weft.speculate import suffix
-from weft.speculate.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
-from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import (
+from weft.drafting.policy import suffix
+from weft.drafting.policy.choosing import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
+from weft.drafting.policy.suffix import (
     KEY,
     LONGEST_COMPARED,
     MOST_OF_ONE,

@@ -14,10 +14,10 @@ from tests.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.drafting import Drafting, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=64, room=15)
 

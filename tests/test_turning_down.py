@@ -15,13 +15,13 @@ from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
+from weft.drafting.policy.acceptance import MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
+from weft.drafting.policy.costs import NEEDED, FreeDrafts, LearnedCosts
+from weft.drafting.policy.suffix import Match, SharedTexts
+from weft.drafting.rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
-from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=4, room=6)
 ROWS = 4

@@ -14,6 +14,7 @@ from typing import Any
 
 from weft.base.config import MOST_DRAFTS, EngineConfig
 from weft.base.errors import InvalidOption
+from weft.base.refused import CPU, GPU, refuse
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 AUTO_MEMORY_BYTES = 4 << 30
@@ -174,6 +175,7 @@ class Options:
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         check_ranks(self)
+        refuse(features(self))
         memory_bytes(self.memory)
         if self.disk_size is not None:
             if self.disk is None:
@@ -192,19 +194,31 @@ def check_ranks(options: Options) -> None:
     ranks = options.tensor_parallel
     if not 1 <= ranks <= MOST_RANKS:
         raise InvalidOption("tensor_parallel", f"must be from 1 to {MOST_RANKS}, got {ranks}")
-    if ranks == 1:
-        if options.expert_parallel:
-            raise InvalidOption(
-                "expert_parallel", "needs --tensor-parallel 2 or more, over whose ranks experts are spread"
-            )
-        return
-    drafter = draft_of(options) in ("mtp", "model")
-    given = {"exact": options.exact is True, "draft": drafter, "remote": options.remote}
-    for name, value in given.items():
-        if value not in (False, None):
-            raise InvalidOption(
-                "tensor_parallel", f"must be 1 with {name}, got {ranks}: it is not supported for a model cut over ranks"
-            )
+    if ranks == 1 and options.expert_parallel:
+        raise InvalidOption("expert_parallel", "needs --tensor-parallel 2 or more, over whose ranks experts are spread")
+
+
+def features(options: Options, device: str | None = None) -> set[str]:
+    """Return what an engine with these options has of the features that may exclude each other.
+
+    >>> sorted(features(Options(draft="mtp", exact=True), "cuda"))
+    ['MTP head', 'exact', 'on a GPU']
+    """
+    drafter = draft_of(options)
+    found = {
+        "ranks": options.tensor_parallel > 1,
+        "whole experts": options.expert_parallel,
+        "exact": options.exact is True,
+        "MTP head": drafter == "mtp",
+        "draft model": drafter == "model",
+        "host memory": options.host_memory != "off",
+        "file": options.disk is not None,
+        "remote store": options.remote is not None,
+        "no cache": not options.cache,
+        CPU: device == "cpu",
+        GPU: device not in (None, "cpu"),
+    }
+    return {name for name, there in found.items() if there}
 
 
 def memory_bytes(value: str | int, name: str = "memory") -> int | None:
@@ -288,6 +302,7 @@ class SizingFacts:
 
 def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping[str, str]]:
     """Return the engine's configuration, and the reason for each resolved "auto"."""
+    refuse(features(options, facts.device))
     reasons: dict[str, str] = {}
     memory = _memory(options, facts, reasons)
     if memory < facts.least_bytes:
@@ -324,7 +339,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         disk_bytes=_disk_bytes(options),
         max_step_ms=step_ms,
         max_step_decodes=step_decodes,
-        remote=_remote(options),
+        remote=options.remote is not None,
     )
     return config, reasons
 
@@ -352,29 +367,15 @@ def _memory(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> in
 def _disk_bytes(options: Options) -> int:
     if options.disk is None:
         return 0
-    if not options.cache:
-        raise InvalidOption("disk", "needs the cache; do not pass --no-cache with it")
     size = None if options.disk_size is None else memory_bytes(options.disk_size, "disk_size")
     if size is None:
         raise InvalidOption("disk", "needs --disk-size, the size of the file, such as 500GiB")
     return size
 
 
-def _remote(options: Options) -> bool:
-    if options.remote is None:
-        return False
-    if not options.cache:
-        raise InvalidOption("remote", "needs the cache; do not pass --no-cache with it")
-    return True
-
-
 def _host_bytes(options: Options, facts: SizingFacts, reasons: dict[str, str]) -> int:
     if options.host_memory == "off":
         return 0
-    if facts.device == "cpu":
-        raise InvalidOption("host_memory", "needs a GPU: on a CPU all memory is host memory; raise --memory instead")
-    if not options.cache:
-        raise InvalidOption("host_memory", "needs the cache; do not pass --no-cache with it")
     size = memory_bytes(options.host_memory, "host_memory")
     if size is None:
         size = facts.free_host_bytes // 2 // (auto_share(options.host_memory) or 1)
@@ -399,8 +400,7 @@ def draft_tokens(options: Options, device: str) -> int:
     >>> [draft_tokens(Options(draft=draft), "cpu") for draft in ("auto", "off")], draft_tokens(Options(), "cuda")
     ([15, 0], 7)
     """
-    if options.exact is True and draft_of(options) in ("mtp", "model") and device != "cpu":
-        raise InvalidOption("draft", f"is {options.draft}; with exact on a GPU it must be suffix or off")
+    refuse(features(options, device))
     return 0 if draft_of(options) == "off" else DRAFT_TOKENS[device]
 
 

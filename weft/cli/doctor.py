@@ -6,13 +6,14 @@ import logging
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__, builtin
 from weft.base.errors import WeftError
-from weft.base.options import Options, option
+from weft.base.options import Options, features, option
+from weft.base.refused import refused_with
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ def examine(options: DoctorOptions) -> list[str]:
         show("model", about_model(llm, options, dtype))
         show("operations", {choice.group: choice for choice in llm.chosen.choices})
         show("decisions", decisions(options, heard.said))
+        asked = replace(options, exact=llm.config.exact, draft=llm.config.draft)
+        if refused := dict(refused_with(features(asked))):
+            show("not supported with these", refused)
         if not options.self_test:
             return []
         return exact_test(llm) if llm.config.exact else self_test(llm, dtype)

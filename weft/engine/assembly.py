@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import NO_CAPTURES, NO_DRAFTS, NO_INTS, Captures, Ints, Plan, Sampling, StepDrafts
+from weft.base.plan import NO_DRAFTS, NO_INTS, Ints, Plan, StepDrafts
+from weft.drafting.policy.choosing import Proposal
 from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-from weft.speculate.drafting import Proposal
+from weft.memory.plans import build_plan
 
 Longs = NDArray[np.int64]
 
@@ -111,39 +112,6 @@ def assemble(
     return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
 
 
-def build_plan(
-    ledger: Ledger,
-    number: int,
-    rows: tuple[Longs, Longs, Longs],
-    tokens: Ints,
-    from_board: Ints,
-    grants: dict[int, Grant],
-    sampled: Ints,
-    sampling: Sampling,
-    drafts: StepDrafts = NO_DRAFTS,
-    **scores: Any,
-) -> Plan:
-    """Return the plan of rows, (seats, start, end), in the memory that a ledger has given them."""
-    seats, start, end = rows
-    lowest = start - drafts.unverified_before if drafts.may_move else start
-    places = ledger.locate(seats, lowest, end, grants)
-    return Plan.build(
-        number=number,
-        seat=seats.astype(np.int32),
-        start=start.astype(np.int32),
-        end=end.astype(np.int32),
-        tokens=tokens,
-        from_board=from_board,
-        **places._asdict(),
-        captures=planned_captures(grants),
-        sampled=sampled,
-        sampling=sampling,
-        poison=ledger.take_freed(),
-        drafts=drafts,
-        **scores,
-    )
-
-
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
     """Return one array of the numbers of all rows."""
     more = [each for numbers in others for each in numbers]
@@ -219,14 +187,6 @@ def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Gra
         return {}
     row_of = {seat: row for row, seat in enumerate(seats.tolist())}
     return {row_of[seat]: grant for seat, grant in grants.items()}
-
-
-def planned_captures(grants: dict[int, Grant]) -> Captures:
-    if not grants:
-        return NO_CAPTURES
-    found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
-    table = np.array(found, np.int32).reshape(-1, 3)
-    return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
 
 
 def _scores(

@@ -9,13 +9,13 @@ import numpy as np
 
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Scores
+from weft.drafting.policy.choosing import Drafting, Proposal
 from weft.engine.assembly import PlannedStep
 from weft.engine.events import Output, Top
 from weft.engine.planner import Planner
 from weft.engine.seat_sampling import stacked
 from weft.engine.sequence import Sequence
 from weft.memory.ledger import Ledger
-from weft.speculate.drafting import Drafting, Proposal
 
 # A mask that allows the first tokens of the vocabulary.
 ANYTHING = np.full(1, -1, np.int32)

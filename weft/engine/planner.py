@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting, Proposal
+from weft.drafting.policy.costs import LearnedCosts
+from weft.drafting.rows import DraftRows
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.device import PLANS_ONLY, Capabilities
-from weft.engine.draft_model import DraftModel
-from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
 from weft.engine.pacing import Pacing, canonical_end, even_chunk
 from weft.engine.seat_sampling import SeatSampling
@@ -28,8 +30,6 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-from weft.speculate.costs import LearnedCosts
-from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
 MAX_FRESH_STARTS = 3

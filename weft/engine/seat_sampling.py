@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import BANNED, Floats, Ints, Sampling
+from weft.drafting.policy.choosing import Proposal
 from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
-from weft.speculate.drafting import Proposal
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 # Samples up to which Python's own numbers are faster than arrays.

@@ -53,6 +53,8 @@ FEW_ROWS = ("embedding", "linear", "norm", "activation", "rotary", "moe")
 # The kernels of all other groups have no choice by the number of rows that changes a bit.
 EXACT = ("linear", "norm", "attention", "latent_attention", "causal_conv", "gated_delta", "ssd", "moe")
 EXACT_DTYPES = (torch.bfloat16, torch.float16)
+# Packages that read all of a step's numbers from its batch on the device, so that steps can be recorded.
+RECORDED = ("cuda", "exact")
 # Descriptions of the packages for `weft doctor` and the log.
 TITLES = {
     "plain": "plain PyTorch",
@@ -83,10 +85,15 @@ class PackageChoice:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The operations of a model."""
+    """The operations of a model, and what else a backend decides.
+
+    `are_recorded`: steps are recorded and replayed, and have been tried before. `numerics` names the passes in which
+    plans are computed: "usual", or in exact mode "cells" or "turns".
+    """
 
     operations: Operations
     choices: tuple[PackageChoice, ...]
+    numerics: str = "usual"
 
     def summary(self) -> list[str]:
         """Return a line for each chosen package, with its groups and the reason."""
@@ -100,9 +107,8 @@ class Chosen:
         return all(choice.package == package for choice in self.choices)
 
     @property
-    def on_gpu(self) -> bool:
-        """Return whether GPU kernels compute everything."""
-        return all(choice.package in ("cuda", "exact") for choice in self.choices)
+    def are_recorded(self) -> bool:
+        return all(choice.package in RECORDED for choice in self.choices)
 
 
 class Table:
@@ -199,7 +205,7 @@ def choose_exact(kind: str, dtype: torch.dtype, refused: str | None = None) -> C
     packages = exact_packages()
     whys = {"exact": "sums do not depend on other rows", "cuda": f"exact on {device_name(kind)} as they are"}
     choices = tuple(PackageChoice(group, package, whys[package]) for group, package in packages.items())
-    return Chosen(assemble(packages), choices)
+    return Chosen(assemble(packages), choices, "turns")
 
 
 def exact_packages() -> dict[str, str]:
@@ -247,7 +253,7 @@ def choose_for_cpu(
     operations = assemble({choice.group: choice.package for choice in choices})
     if exact:
         operations = in_any_company(operations, all(c.package == "native" for c in choices if c.group in DECODES))
-    return Chosen(operations, tuple(choices))
+    return Chosen(operations, tuple(choices), "cells" if exact else "usual")
 
 
 def in_any_company(operations: Operations, are_native: bool) -> Operations:

@@ -26,6 +26,7 @@ from weft.kernels.activations import Function
 from weft.kernels.attention import AttentionForm, AttentionInputs, LatentInputs
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.following import DraftSamples, FollowingRows
+from weft.kernels.formats.stored import Stored
 from weft.kernels.recurrent import (
     ChannelDeltaInputs,
     ChannelDeltaShape,
@@ -184,13 +185,13 @@ class Operations(Protocol):
 
     # embedding
 
-    def look_up(self, tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float) -> Tensor:
-        """Return rows of the table, times `scale`."""
+    def look_up(self, tokens: Int[Tensor, " n"], table: Stored, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return rows of the table, times `scale`. `dtype` is that of the result if the table must be decoded."""
 
     # linear
 
     def prepare(self, weight: Weight, twice: bool) -> Weight:
-        """Return loaded weights in the fastest layout for matmuls; `twice`: also in a second one for few rows."""
+        """Return loaded weights in the fastest formats for matmuls; `twice`: also in a second one for few rows."""
 
     def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
 
@@ -301,7 +302,7 @@ class Operations(Protocol):
     # experts
 
     def prepare_experts(self, layer: ExpertWeights, twice: bool) -> ExpertWeights:
-        """Return loaded weights in the fastest layout for `experts`; `twice`: also in a second one for few rows."""
+        """Return loaded weights in the fastest formats for `experts`; `twice`: also in a second one for few rows."""
 
     def score_experts(self, x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
         """Return the logits of a router with float32 weights, in float32 (Nemotron-H)."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +23,7 @@ from weft.kernels.interface import Batch
 from weft.kernels.rows import ranges
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
-from weft.models.model import CausalModel
-from weft.runner.runner import ComputedStep, Runner
+from weft.runner.eager import ComputedStep, EagerSteps, UsualNumerics
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,29 +61,27 @@ def canonical_passes(plan: Plan, spec: MemorySpec, at_once: int, scratch: tuple[
             yield Pass(piece, np.arange(begin, begin + len(piece.tokens)))
 
 
-class ExactRunner(Runner):
-    """Runner on a CPU whose results have the same bits in any company. `at_once` rows of one token share a pass."""
+class ExactCells:
+    """Numerics on a CPU whose results have the same bits in any batch. `at_once` rows of one token share a pass."""
 
     scratch_units = 2
+    records_drafts = False
 
-    def __init__(
-        self, model: CausalModel, spec: MemorySpec, budget_bytes: int, seats: int, *args: Any, **more: Any
-    ) -> None:
-        super().__init__(model, spec, budget_bytes, seats, *args, **more)
-        self.at_once: int = getattr(self.operations, "decodes_at_once", 1)
-        first = self.store.scratch.get(Kind.STATE, 0)
-        self.scratch = (first, first + 1)
+    def __init__(self, at_once: int = 1) -> None:
+        self.at_once = at_once
+        self.logit_rows: int | None = at_once
 
-    def run_layers(self, plan: Plan, staged: StagedValue) -> ComputedStep:
+    def compute(self, plan: Plan, staged: StagedValue, steps: EagerSteps) -> ComputedStep:
         if plan.rows == len(plan.tokens) <= self.at_once:
             # One token of each row is one pass: nothing to cut.
-            return super().run_layers(plan, staged)
-        sampling = self.upload(staged)
+            return UsualNumerics().compute(plan, staged, steps)
+        placed, sampling = steps.placed, steps.upload(staged)
+        first = placed.store.scratch.get(Kind.STATE, 0)
         hidden: Tensor | None = None
         inputs = torch.empty(len(plan.tokens), dtype=torch.int64)
-        for part in canonical_passes(plan, self.spec, self.at_once, self.scratch):
-            batch = self.build_batch(part.plan)
-            found = self.in_order(part.plan, batch) if part.in_order else self.compute(batch)
+        for part in canonical_passes(plan, placed.spec, self.at_once, (first, first + 1)):
+            batch = steps.batch_of(part.plan)
+            found = in_order(part.plan, batch, steps) if part.in_order else steps.compute(batch)
             if hidden is None:
                 hidden = found.new_empty(len(plan.tokens), found.shape[1])
             places = torch.from_numpy(part.places)
@@ -93,13 +89,12 @@ class ExactRunner(Runner):
         assert hidden is not None
         return ComputedStep(batch, sampling, inputs, hidden)
 
-    def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"]:
-        """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
-        found = self.replay_in_order(plan, batch)
-        if found is not None:
-            return found
-        each = (slice(row, row + 1) for row in range(plan.rows))
-        return torch.cat([self.compute(self.build_batch(some_rows(plan, row, row))).clone() for row in each])
 
-    def logits_of(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
-        return torch.cat([self.model.logits(rows, batch) for rows in hidden.split(self.at_once)])
+def in_order(plan: Plan, batch: Batch, steps: EagerSteps) -> Float[Tensor, "rows hidden"]:
+    """Return the hidden states of rows of one token, each of which may read what the row before it writes."""
+    found = steps.in_order(plan, batch)
+    if found is not None:
+        return found
+    each = (slice(row, row + 1) for row in range(plan.rows))
+    hidden: Tensor = torch.cat([steps.compute(steps.batch_of(some_rows(plan, row, row))).clone() for row in each])
+    return hidden

@@ -7,8 +7,6 @@ They lie in one buffer that never moves, so recorded steps can write and read it
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -17,12 +15,8 @@ from torch import Tensor
 from weft.base.config import MOST_DRAFTS
 from weft.base.grid import cells_covering
 from weft.base.plan import Ints, Plan
-from weft.device.store import View
 from weft.kernels.following import DraftSamples
-from weft.kernels.interface import Batch
 from weft.kernels.rows import Longs, ranges
-from weft.models.model import CausalModel
-from weft.models.mtp import MtpHead
 
 # Positions of a block, and blocks that a seat needs while its states wait to be read many at once.
 BLOCK = 16
@@ -196,84 +190,3 @@ def block_count(seats: int, most: int) -> int:
 def hidden_bytes(seats: int, most: int, width: int, dtype: torch.dtype) -> int:
     """Return the bytes of the buffer of `HiddenStates`."""
     return (block_count(seats, most) * BLOCK + seats + 1) * width * dtype.itemsize
-
-
-@runtime_checkable
-class StateUse(Protocol):
-    """What the steps of a runner do with hidden states."""
-
-    states: HiddenStates
-
-    def lines(self, plan: Plan) -> Ints:
-        """Return the line of each token of a plan. Called once for each launch."""
-        ...
-
-    def compute(
-        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
-    ) -> Float[Tensor, "tokens hidden"]:
-        """Return the final states of a batch."""
-        ...
-
-    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
-        """Take note of the states from which samples of seats are chosen."""
-        ...
-
-    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
-        """Take note of the samples of rows with drafts, and of how many drafts were wrong."""
-        ...
-
-
-class KeepsStates:
-    """Use of a model that has a head: keeps the states of the tokens that the head is to read."""
-
-    def __init__(self, states: HiddenStates) -> None:
-        self.states = states
-
-    def lines(self, plan: Plan) -> Ints:
-        return self.states.place(plan)
-
-    def compute(
-        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
-    ) -> Float[Tensor, "tokens hidden"]:
-        hidden: Tensor = model(batch, views)
-        self.states.write(lines, hidden)
-        return hidden
-
-    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
-        """Keep nothing more."""
-
-    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
-        self.states.board.verified(tokens, rows, refused)
-
-
-class ReadsStates:
-    """Use of a head. A row's tokens are those after its positions.
-
-    A row whose token is on the board continues from the head's own output at its last sample, any other row from the
-    model's hidden states.
-    """
-
-    def __init__(self, states: HiddenStates) -> None:
-        self.states = states
-
-    def lines(self, plan: Plan) -> Ints:
-        return self.states.find(plan)
-
-    def compute(
-        self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"]
-    ) -> Float[Tensor, "tokens hidden"]:
-        assert isinstance(model, MtpHead)
-        return model.predict(batch, views, self.states.read(lines))
-
-    def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
-        self.states.write(seat + self.states.own, hidden)
-
-    def logits(
-        self, model: CausalModel, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool
-    ) -> Float[Tensor, "n vocab"]:
-        """Return the logits of all tokens, or of the frequent ones."""
-        assert isinstance(model, MtpHead)
-        return model.frequent_logits(hidden, batch) if frequent else model.logits(hidden, batch)
-
-    def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
-        """Keep nothing: a head verifies no drafts."""

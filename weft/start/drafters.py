@@ -8,7 +8,6 @@ from typing import Any
 
 from weft import builtin
 from weft.base.config import EngineConfig
-from weft.base.cores import available_cores
 from weft.base.errors import ModelError
 from weft.base.options import Options, draft_of
 from weft.device.devices import free_bytes
@@ -19,9 +18,10 @@ from weft.models.dtypes import choose_dtype
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import find_checkpoint, load_head, load_model
-from weft.runner.head import HeadRunner
 from weft.runner.hidden_states import HiddenStates, hidden_bytes
+from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
+from weft.start.assembling import assemble_runner, threads_on
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 # Steps whose hidden states may wait for an MTP head.
@@ -47,16 +47,9 @@ class LoadedDraft:
         self, config: EngineConfig, device: str, hidden: HiddenStates | None, threads: int, progress: bool
     ) -> Runner:
         """Return the device of a draft model, or of a head that reads hidden states."""
-        operations = self.chosen.operations
-        parts = (self.model, self.spec, config.draft_bytes, config.max_sequences)
-        if not self.chosen.on_gpu:
-            where = (device, (threads or available_cores()) if device == "cpu" else None, operations)
-            return Runner(*parts, *where) if hidden is None else HeadRunner(hidden, *parts, *where)
-        from weft.runner.cuda.drafters import CudaDrafter, CudaHead
-
-        if hidden is None:
-            return CudaDrafter(*parts, config.max_length, progress=progress, operations=operations)
-        return CudaHead(hidden, *parts, config.max_length, progress=progress, operations=operations)
+        computes = ModelPass(is_drafter=True) if hidden is None else HeadPass(hidden)
+        parts = (self.model, self.spec, config, self.chosen, device, computes)
+        return assemble_runner(*parts, threads_on(device, threads), progress)
 
 
 def load_drafter(

@@ -17,11 +17,12 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, has_room, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
+from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
@@ -36,14 +37,15 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.notices import check_length, report_choices
 from weft.models.weights import build, find_checkpoint, has_head, load_model
-from weft.runner.cuda.compiling import compile_once, warm_mixers
+from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
-from weft.runner.exact import ExactRunner
-from weft.runner.hidden_states import KeepsStates
+from weft.runner.cuda.recorded import warm_mixers
+from weft.runner.passes import KeepingPass, ModelPass
 from weft.runner.ranks.leading import LeadingRunner
 from weft.runner.ranks.part import LoadedPart
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
+from weft.start.assembling import assemble_runner, threads_on
 from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.start.exact_costs import decide, family_of
 from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
@@ -79,8 +81,8 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """The name of the weights' data type."""
-        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        """The name of the activations' data type."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def placement(self) -> str:
@@ -93,9 +95,12 @@ class Loaded:
         try:
             if self.others is not None:
                 return self._leading_runner(self.others, threads)
-            runner = self._runner(threads, progress, self._kept_states())
+            # The model's hidden states are kept if it has a head that reads them.
+            states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
+            computes = ModelPass() if states is None else KeepingPass(states)
+            parts = (self.model, self.spec, self.config, self.chosen, self.device, computes)
+            runner = assemble_runner(*parts, threads_on(self.device, threads), progress)
             runner.tiers.add(self.config, self.disk, self.identity, self.remote)
-            runner.marks_layers = bool(self.config.departures_bytes)
             return runner
         except (MemoryError, torch.OutOfMemoryError) as error:
             asked, free_gib = (f"{n / 2**30:.1f} GiB" for n in (self.config.memory_bytes, free))
@@ -116,26 +121,6 @@ class Loaded:
             others.close()
             raise
 
-    def _kept_states(self) -> KeepsStates | None:
-        """Return where the model's hidden states are kept, if it has a head that reads them."""
-        states = None if self.draft is None else self.draft.hidden_states(self.config, self.device)
-        return None if states is None else KeepsStates(states)
-
-    def _runner(self, threads: int, progress: bool, use: KeepsStates | None) -> Runner:
-        config = self.config
-        parts, operations = (self.model, self.spec, config.memory_bytes, config.max_sequences), self.chosen.operations
-        if not self.chosen.on_gpu:
-            kind = ExactRunner if config.exact else Runner
-            threads = threads or available_cores()
-            runner = kind(*parts, self.device, threads if self.device == "cpu" else None, operations)
-            runner.use = use
-            return runner
-        from weft.runner.cuda.exact import ExactCudaRunner
-        from weft.runner.cuda.runner import CudaRunner
-
-        on_gpu = ExactCudaRunner if config.exact else CudaRunner
-        return on_gpu(*parts, config.max_length, progress=progress, operations=operations, use=use)
-
     def draft_model(
         self, runner: Runner | LeadingRunner, threads: int = 0, progress: bool = False
     ) -> DraftModel | None:
@@ -155,7 +140,7 @@ class Loaded:
             remember_freed=config.paranoid,
         )
         vocab_size = min(model.vocab_size, self.model.vocab_size)
-        hidden = None if runner.use is None else runner.use.states
+        hidden = runner.placed.computes.states
         executor = self.draft.runner(config, self.device, hidden, threads, progress)
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
@@ -201,8 +186,7 @@ def check_shapes(options: Options) -> None:
     model = build(config, torch.float32, "meta", shard=shard_of(options, 0))
     if options.expert_parallel and not any(isinstance(module, ExpertLayer) for module in model.modules()):
         raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
-    if options.expert_parallel and choose_device(options.device) != "cpu":
-        raise OptionError("expert_parallel is supported on CPUs only; leave it out, and experts are cut by channels")
+    refuse(features(options, choose_device(options.device)))
 
 
 def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
@@ -318,7 +302,7 @@ def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bo
         begin_compiling(model.memories)
         return
     chosen = choose(device, dtype, model.memories, exact=exact)
-    if chosen.on_gpu:
+    if chosen.are_recorded:
         warm_mixers(model, chosen.operations)
 
 
@@ -383,7 +367,7 @@ def tried(
 
     `is_auto`: if exact answers were chosen, it was by the table, and they may be given up. Otherwise this raises.
     """
-    if not chosen.on_gpu:
+    if not chosen.are_recorded:
         return chosen, options, None
     found = measure(model, drafter, chosen.operations, options, progress)
     if not isinstance(found, str):

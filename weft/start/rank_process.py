@@ -41,7 +41,7 @@ from weft.wire.versions import VersionError
 if TYPE_CHECKING:
     from weft.runner.ranks.part import LoadedPart
     from weft.runner.ranks.reporting import RankReporter
-    from weft.runner.ranks.runner import RankRunner
+    from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
 
@@ -65,7 +65,7 @@ def run_rank(channel: Channel, lifeline: Lifeline) -> int:
     return _execute(channel, lifeline, part, runner, reporter)
 
 
-def _execute(channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: RankRunner, reporter: RankReporter) -> int:
+def _execute(channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: Runner, reporter: RankReporter) -> int:
     """Do what the first rank sends, in order."""
     flight: Any = None
     while True:
@@ -91,9 +91,7 @@ def _execute(channel: Channel, lifeline: Lifeline, part: LoadedPart, runner: Ran
                 return _refuse(channel, error)
 
 
-def _join_transfers(
-    part: LoadedPart, runner: RankRunner, reporter: RankReporter, settings: TransferSettings
-) -> int | None:
+def _join_transfers(part: LoadedPart, runner: Runner, reporter: RankReporter, settings: TransferSettings) -> int | None:
     """Send or receive this rank's part of prefixes; return the port on which it receives them."""
     from weft.start.disaggregated import rank_transport
 

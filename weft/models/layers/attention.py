@@ -157,7 +157,7 @@ class GatedProjection(PackedLinear):
             stored = (2 * source.target.shape[0], *source.target.shape[1:])
             take = partial(half_of_heads, heads=self.heads, second=part == "gate")
             both = self.cuts["q_proj"].times(2)
-            yield Source(f"{siblings}q_proj.{leaf}", source.target, take, stored, cut=both)
+            yield Source(f"{siblings}q_proj.{leaf}", source.target, shape=stored, cut=both, order=take)
 
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:

@@ -26,26 +26,17 @@ from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
-from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import StepInputs
-from weft.runner.cuda.recorded import Boards, RecordedSteps, step_sizes
-from weft.runner.cuda.shared_prefixes import members_of
+from weft.runner.cuda.recorded import recorded_steps
 from weft.runner.runner import Runner
 
 log = logging.getLogger("weft")
 
 # Code that decides which kernels are launched.
-SOURCES = ("kernels/cuda", "runner/cuda", "models", "models/layers")
+SOURCES = ("kernels/cuda", "runner", "models")
 # Rows of a turn of exact answers with drafts, by the kernels that they need.
 TURNS = (1, 17, 40)
 # Log-probabilities that clients ask for.
 TOP_LOGPROBS = 5
-
-
-def warm_mixers(model: CausalModel, operations: Operations) -> None:
-    """Let libraries of the mixers compile in the background, and use what they have compiled."""
-    for mixer in model.mixers():
-        mixer.warm(operations)
 
 
 def compile_once(
@@ -79,7 +70,7 @@ def mark_of(
     versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
     digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind} {drafter}", *shapes]).encode())
     for folder in SOURCES:
-        for source in sorted((Path(weft.__file__).parent / folder).glob("*.py")):
+        for source in sorted((Path(weft.__file__).parent / folder).rglob("*.py")):
             digest.update(source.read_bytes())
     return Path(triton.knobs.cache.dir) / f"weft-{digest.hexdigest()[:24]}"
 
@@ -120,18 +111,12 @@ def steps_of(
 
     A `drafter` samples in one way.
     """
-    runner = scratch_runner(model, spec, operations, rows + 1, device)
+    runner = scratch_runner(model, spec, operations, rows + 1, device, drafter)
     for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens)):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
-    line = None if runner.use is None else runner.use.states.padding
-    where = (1, spec, runner.store.scratch, device, operations, line)
     in_turns = getattr(operations, "is_exact", False) and spec.draft_room > 0
-    sizes = step_sizes(rows, 0 if in_turns else spec.draft_room, drafter)
-    prompts = [StepInputs(size, rows, *where) for size in sizes]
-    boards = Boards(runner.board, runner.refused, runner.moved)
-    parts = (model, runner.store.views, boards, DecodeInputs(rows, *where), prompts)
-    members = members_of(model, operations)
-    yield from (step for _, step in RecordedSteps(*parts, runner.use, drafter, members).steps())
+    room = 0 if in_turns else spec.draft_room
+    yield from (step for _, step in recorded_steps(runner.placed, rows, 1, room).steps())
     if drafter:
         return
     if in_turns:
@@ -146,7 +131,7 @@ def expert_steps(model: CausalModel, tokens: int) -> list[list[int]]:
     from weft.kernels.cuda.moe.choices import last_tokens
 
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
-    mixtures = {(layer.route.options["k"], len(layer.experts.second)) for layer in layers}
+    mixtures = {(layer.route.options["k"], layer.experts.weights.second.experts) for layer in layers}
     return [[size] for size in sorted({size for each in mixtures for size in last_tokens(*each)}) if size < tokens]
 
 
@@ -154,7 +139,7 @@ def forward_in_turns(runner: Runner, size: int) -> object:
     """Verify a draft of one of `size` rows in the form of decodes."""
     from weft.kernels.cuda.exact_turns import in_turns
 
-    return runner.forward(in_turns(runner.build_batch(trial_of([1] * (size + 1), runner)), [size, 1]))
+    return runner.eager.forward(in_turns(runner.eager.batch_of(trial_of([1] * (size + 1), runner)), [size, 1]))
 
 
 def drafted_plans(runner: Runner) -> Iterator[Plan]:

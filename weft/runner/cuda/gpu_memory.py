@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from weft.base.plan import NO_INTS, Ints, Plan, Sampling, StepDrafts
-from weft.device.store import Store
 from weft.kernels.interface import Operations
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.padding import Size, trial
 from weft.runner.cuda.recorded import draft_sizes, prompt_sizes
-from weft.runner.head import HeadRunner
-from weft.runner.hidden_states import HiddenStates, ReadsStates
+from weft.runner.eager import UsualNumerics
+from weft.runner.hidden_states import HiddenStates
+from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
 
 # For libraries' workspaces and fragmentation: enough in practice, and small beside a model.
@@ -101,22 +101,23 @@ def _peak(model: CausalModel, spec: MemorySpec, operations: Operations, ends: li
 
 
 def scratch_runner(
-    model: CausalModel, spec: MemorySpec, operations: Operations, seats: int, device: torch.device | str
+    model: CausalModel,
+    spec: MemorySpec,
+    operations: Operations,
+    seats: int,
+    device: torch.device | str,
+    drafter: bool = False,
 ) -> Runner:
     """Return a runner whose memory is one unit of each kind, for trials."""
-    parts = (model, spec, ALIGNMENT, seats, device)
+    computes = ModelPass(drafter)
     if isinstance(model, MtpHead):
-        states = HiddenStates(seats, 0, model.width, model_dtype(model), device)
-        runner: Runner = HeadRunner(states, *parts, operations=operations)
-        runner.use = PaddingUse(states)
-    else:
-        runner = Runner(*parts, operations=operations)
-    runner.store = Store(spec, ALIGNMENT, device, scratch=True)
-    return runner
+        computes = PaddingPass(HiddenStates(seats, 0, model.width, model_dtype(model), device))
+    parts = (model, spec, ALIGNMENT, seats, device)
+    return Runner(*parts, operations=operations, computes=computes, numerics=UsualNumerics(scratch_units=1))
 
 
-class PaddingUse(ReadsStates):
-    """Use of a head whose rows are all padding."""
+class PaddingPass(HeadPass):
+    """A head whose rows are all padding."""
 
     def lines(self, plan: Plan) -> Ints:
         return np.full(len(plan.tokens), self.states.padding, np.int32)

@@ -1,6 +1,6 @@
 """Steps recorded as CUDA graphs by size, and replayed for any plan that fits.
 
-Recording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
+StepRecording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
 Without a GPU the same steps run eagerly on the same padded inputs, which is how they are tested.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +18,14 @@ from tqdm import tqdm
 
 from weft.base.plan import Ints, Plan
 from weft.device.store import View
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, Operations
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
-from weft.runner.cuda.shared_prefixes import PrefixSharing, shared_sizes
-from weft.runner.hidden_states import ReadsStates, StateUse
+from weft.runner.cuda.shared_prefixes import PrefixSharing, members_of, shared_sizes
+from weft.runner.passes import ModelPass
+from weft.runner.placed import Boards, PlacedModel
 
 # Tokens of short prompts in a recorded step, and decodes beside them. Longer prompts keep a GPU busy for as long as it
 # takes to launch their kernels one by one.
@@ -122,19 +123,11 @@ class StepOutput:
     inputs: Tensor
 
 
-class Boards(NamedTuple):
-    """What steps leave for the next ones, by seat; one more line is that of padding."""
-
-    token: Tensor  # sampled last
-    refused: Tensor  # wrong drafts of the last row
-    moved: Tensor  # positions by which the present row was moved
-
-
 class RecordedSteps:
     """Steps recorded for decodes alone and with longer rows. `prompts` are the inputs of the latter, by size.
 
-    `use` is what steps do with hidden states. A `drafter` needs only the most likely tokens. If more than one of the
-    `members` of a group of decodes may read a shared prefix together, steps that do so are recorded as well.
+    If more than one of the `members` of a group of decodes may read a shared prefix together, steps that do so are
+    recorded as well.
     """
 
     def __init__(
@@ -144,20 +137,46 @@ class RecordedSteps:
         boards: Boards,
         decodes: DecodeInputs,
         prompts: list[StepInputs],
-        use: StateUse | None = None,
-        drafter: bool = False,
+        computes: ModelPass | None = None,
         members: int = 1,
     ) -> None:
-        self.use, self.drafter = use, drafter
+        self.computes = ModelPass() if computes is None else computes
         self.model, self.views, self.boards, self.decodes, self.prompts = model, views, boards, decodes, prompts
         self.rows = buckets(decodes.rows)
         # Rows of a drafter may be moved to where pages are not complete.
-        self.sharing = PrefixSharing(decodes.spec.cell, members) if members > 1 and not drafter else None
+        self.sharing = (
+            PrefixSharing(decodes.spec.cell, members) if members > 1 and not self.computes.is_drafter else None
+        )
         self.shared_rows = [] if self.sharing is None else shared_sizes(decodes.rows)
         self._recorded: dict[Hashable, tuple[Callable[[], None], StepOutput]] = {}
         self._drafts_first = sorted(prompts, key=lambda each: each.size.samples is None)
         # By rows and drafts: asked for many times in a plan.
         self._padded: dict[tuple[int, int], int] = {}
+        sizes = [each.size for each in prompts if each.size.samples is not None]
+        # By rows. If steps with drafts are not recorded, any number of them is computed in the same way.
+        self._draft_counts = [draft_counts(sizes, rows) for rows in range(decodes.rows + 1)] if sizes else []
+
+    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+        """Return whether such a step is recorded, also if drafts of some rows find no memory.
+
+        Of a head, it is one that reads as many tokens of rows with drafts in flight.
+        """
+        if self.computes.is_head:
+            return any(each.size.holds(decodes, drafting, tokens, decodes + drafting) for each in self.prompts)
+        return any(each.size.holds(decodes, drafting, tokens) for each in self.prompts if each.follows)
+
+    def draft_counts(self, rows: int) -> Sequence[int] | None:
+        """Return the numbers of drafts that fill the recorded steps for these rows; None: none is for drafts."""
+        return self._draft_counts[rows] if self._draft_counts else None
+
+    def replay(self, plan: Plan) -> StepOutput | None:
+        """Execute a plan up to its logits, if a recorded step computes everything that it asks for."""
+        decodes_only = len(plan.tokens) == plan.rows
+        every = len(plan.sampled) == plan.rows
+        is_drafter = self.computes.is_drafter
+        if len(plan.score_index) or not len(plan.sampled) or not (every or (decodes_only and not is_drafter)):
+            return None
+        return self.run(plan)
 
     def run(self, plan: Plan) -> StepOutput | None:
         """Execute a plan up to its logits; return None if it fits no recorded step."""
@@ -209,7 +228,7 @@ class RecordedSteps:
         return next((each for each in steps if each.size.holds(*shape) and (each.follows or not follows)), None)
 
     def _lines(self, plan: Plan) -> Ints | None:
-        return None if self.use is None else self.use.lines(plan)
+        return self.computes.lines(plan)
 
     def _replay(self, size: Hashable, step: Callable[[], StepOutput]) -> StepOutput:
         if size not in self._recorded:
@@ -228,10 +247,11 @@ class RecordedSteps:
         ids = inputs.operations.read_board(self.boards.token, seat, from_board, inputs.tensor("token", rows))
         members = self.sharing.members if is_shared and self.sharing is not None else 1
         batch = inputs.batch(rows, ids, members)
-        if self.use is None:
+        states = self.computes.states
+        if states is None:
             return self._choose(self._compute(batch, None), batch, seat, from_board)
-        if self.drafter:
-            batch = moved_decodes(batch, inputs.tensor("behind", rows) * self.use.states.board.refused[seat])
+        if self.computes.is_head:
+            batch = moved_decodes(batch, inputs.tensor("behind", rows) * states.board.refused[seat])
         return self._choose(self._compute(batch, inputs.tensor("line", rows)), batch, seat, from_board, frequent)
 
     def _prompt(self, inputs: StepInputs, frequent: bool = False) -> StepOutput:
@@ -243,38 +263,33 @@ class RecordedSteps:
         # The last row is padding, and may have no token.
         ids, first = batch.token_ids, batch.first[:-2]
         ids[first] = batch.operations.read_board(boards.token, step.seat[:-1], step.from_board[:-1], ids[first])
-        answer, board = step.answer, None if self.use is None else self.use.states.board
+        answer, states = step.answer, self.computes.states
+        board = None if states is None else states.board
         if board is not None and step.guess is not None and step.ahead is not None:
             board.read(ids, step.guess)
-            answer = answer - step.ahead * board.refused[step.answer_seat] if self.drafter else answer
+            answer = answer - step.ahead * board.refused[step.answer_seat] if self.computes.is_head else answer
         hidden = self._compute(batch, step.line)[answer]
         output = self._choose(hidden, batch, step.answer_seat, torch.zeros_like(step.answer_seat), frequent)
-        if step.drafts is not None and not self.drafter:
+        if step.drafts is not None and not self.computes.is_drafter:
             batch.operations.verify_drafts(output.tokens, ids, step.drafts, boards.token, boards.refused)
-            if self.use is not None:
-                self.use.verified(output.tokens, step.drafts, boards.refused)
+            self.computes.verified(output.tokens, step.drafts, boards.refused)
         return output
 
     def _compute(self, batch: Batch, line: Tensor | None) -> Tensor:
         """Return the final hidden states of a step."""
-        if self.use is None:
-            hidden: Tensor = self.model(batch, self.views)
-            return hidden
-        assert line is not None
-        return self.use.compute(self.model, batch, self.views, line)
+        hidden = self.computes.compute(self.model, batch, self.views, line)
+        self.computes.keep(line, hidden)
+        return hidden
 
     def _choose(
         self, hidden: Tensor, batch: Batch, seat: Tensor, continues: Tensor, frequent: bool = False
     ) -> StepOutput:
         """Choose tokens of seats. Those of a head are guesses, and those that `continues` marks not the first ones."""
-        head = self.use if isinstance(self.use, ReadsStates) else None
-        if self.use is not None:
-            self.use.chosen(hidden, seat)
-        logits = self.model.logits(hidden, batch) if head is None else head.logits(self.model, hidden, batch, frequent)
+        self.computes.chosen(hidden, seat)
+        logits = self.computes.logits(self.model, hidden, batch, frequent)
         tokens = batch.operations.take_likeliest(logits, self.boards.token, seat)
-        if head is not None:
-            head.states.board.guessed(tokens, seat, continues)
-        return StepOutput(None if self.drafter else logits, tokens, batch.token_ids)
+        self.computes.guessed(tokens, seat, continues)
+        return StepOutput(None if self.computes.is_drafter else logits, tokens, batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:
         """Return a step of every size with inputs of padding, largest first."""
@@ -297,6 +312,45 @@ class RecordedSteps:
             step()
             torch.cuda.synchronize()
             self._recorded[size] = record(step, pool)
+
+
+def recorded_steps(placed: PlacedModel, seats: int, cells: int, draft_room: int) -> RecordedSteps:
+    """Return the steps of a model, still to be recorded, for `seats` rows of up to `cells` cells.
+
+    `draft_room` is how many drafts of a row a recorded step may have.
+    """
+    computes, operations = placed.computes, placed.operations
+    where = (cells, placed.spec, placed.store.scratch, placed.device, operations, computes.padding_line)
+    sizes = step_sizes(seats, draft_room, computes.is_drafter)
+    prompts = [StepInputs(size, seats, *where) for size in sizes]
+    parts = (placed.model, placed.store.views, placed.boards, DecodeInputs(seats, *where), prompts)
+    return RecordedSteps(*parts, computes, members_of(placed.model, operations))
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecording:
+    """Wish that steps are recorded, for rows of up to `max_length` tokens. On a CPU (in tests) they run as they are."""
+
+    max_length: int
+    progress: bool = False
+
+
+def record_steps(placed: PlacedModel, seats: int, recording: StepRecording, draft_room: int) -> RecordedSteps:
+    """Return the recorded steps of a model."""
+    on_gpu = placed.device.type == "cuda"
+    if on_gpu:
+        warm_mixers(placed.model, placed.operations)
+    steps = recorded_steps(placed, seats, -(-recording.max_length // placed.spec.cell), draft_room)
+    if on_gpu:
+        with torch.inference_mode():
+            steps.record_all(recording.progress)
+    return steps
+
+
+def warm_mixers(model: CausalModel, operations: Operations) -> None:
+    """Let libraries of the mixers compile in the background, and use what they have compiled."""
+    for mixer in model.mixers():
+        mixer.warm(operations)
 
 
 def record(step: Callable[[], StepOutput], pool: Any) -> tuple[Callable[[], None], StepOutput]:

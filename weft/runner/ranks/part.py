@@ -15,7 +15,7 @@ from weft.memory.tiers.disk.format import ModelPart
 from weft.models.model import CausalModel
 from weft.runner.ranks.group import ProcessRanks
 from weft.runner.ranks.meeting import Meeting
-from weft.runner.ranks.runner import RankRunner
+from weft.runner.runner import Runner
 
 
 def rank_threads(ranks: int, threads: int) -> int:
@@ -35,17 +35,17 @@ class LoadedPart:
     identity: Identity | None = None  # of the part, if there is a file or a role
     disk: Path | None = None  # file of the group's disk tier
 
-    def runner(self, meeting: Meeting, config: EngineConfig, draft_room: int, threads: int) -> RankRunner:
+    def runner(self, meeting: Meeting, config: EngineConfig, draft_room: int, threads: int) -> Runner:
         """Join the group and return the device that executes its plans on this rank, with the tiers below it."""
         spec = MemorySpec(self.model.memories(self.operations), draft_room=draft_room)
         group = ProcessRanks(self.rank, self.ranks, meeting, self.device)
-        sizes = (spec, config.memory_bytes, config.max_sequences)
         on_cpu = rank_threads(self.ranks, threads) if self.device == "cpu" else None
-        runner = RankRunner(group, self.operations, self.model, *sizes, self.device, on_cpu)
+        parts = (self.model, spec, config.memory_bytes, config.max_sequences, self.device, on_cpu, self.operations)
+        runner = Runner(*parts, group=group)
         runner.tiers.add(config, self.disk, self.identity, part=ModelPart(self.rank, self.ranks))
         return runner
 
-    def begin(self, runner: RankRunner) -> None:
+    def begin(self, runner: Runner) -> None:
         """Let the first rank's file decide what is there. A drop that was interrupted ends here.
 
         Only when all ranks have opened their files: with a file of another model, the first rank refuses to start, and

@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Ints
-from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
-from weft.engine.sequence import Sequence
+from weft.drafting.interfaces import DraftedSequence
+from weft.drafting.model import DraftModel, Guesses, KnownRows, Longs, Open
+from weft.drafting.policy.choosing import Proposal
 from weft.memory.keys import Key, PrefixIdentity
-from weft.speculate.drafting import Proposal
 
 # Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
 # it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
@@ -77,22 +77,22 @@ class DraftHead(DraftModel):
         self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
         self._rare = 0.0
         # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
-        self._unjudged: tuple[dict[int, tuple[Sequence, int]], Guesses] | None = None
+        self._unjudged: tuple[dict[int, tuple[DraftedSequence, int]], Guesses] | None = None
         # The seat from which on rows are judged next, and the steps since the last reading.
         self._judged_next = self._unread_steps = 0
         # By seat: drafts in flight when it was called last.
         self._ahead = np.zeros(len(self.ledger.planned), np.int64)
 
-    def known(self, sequence: Sequence) -> int:
+    def known(self, sequence: DraftedSequence) -> int:
         return sequence.length - 1
 
-    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+    def inputs(self, sequence: DraftedSequence, start: int, end: int) -> Ints:
         return sequence.tokens(start + 1, end + 1)
 
-    def keys(self, sequence: Sequence) -> list[Key]:
+    def keys(self, sequence: DraftedSequence) -> list[Key]:
         return self._identity(sequence).keys(sequence.request.prompt[1:])
 
-    def _identity(self, sequence: Sequence) -> PrefixIdentity:
+    def _identity(self, sequence: DraftedSequence) -> PrefixIdentity:
         """Return the identity of a sequence's entries here. All of them depend on the first token."""
         return replace(sequence.identity, before=sequence.tokens(0, 1).tobytes())
 
@@ -103,7 +103,7 @@ class DraftHead(DraftModel):
             tokens = self.inputs(row.sequence, first * self.ledger.cell, cells * self.ledger.cell)
             row.keys.extend(self._identity(row.sequence).keys(tokens, after))
 
-    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+    def follow(self, by_seat: SequenceOf[DraftedSequence | None]) -> None:
         """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All
         rows are then read together, and guesses after some of them show whether the head is right, without drafts.
         """
@@ -113,7 +113,7 @@ class DraftHead(DraftModel):
         least = self._followed_at_once(by_seat[int(waiting.argmax())])
         if int(waiting.max()) < least:
             return
-        rows, most, judged = dict[int, tuple[Sequence, int]](), 0, 0
+        rows, most, judged = dict[int, tuple[DraftedSequence, int]](), 0, 0
         seats = np.flatnonzero(waiting)
         for seat in np.roll(seats, -int(np.searchsorted(seats, self._judged_next))).tolist():
             sequence = by_seat[seat]
@@ -131,7 +131,7 @@ class DraftHead(DraftModel):
             self._unjudged = {seat: (rows[seat][0], rows[seat][0].length) for seat in found.counts}, found
             self._judged_next = list(found.counts)[-1] + 1
 
-    def _followed_at_once(self, sequence: Sequence | None) -> int:
+    def _followed_at_once(self, sequence: DraftedSequence | None) -> int:
         if sequence is None or sequence.drafting is None or not sequence.drafting.is_hopeless:
             return FOLLOWED_AT_ONCE
         return FOLLOWED_IF_HOPELESS if self._unread_steps < RARELY else FOLLOWED_RARELY
@@ -164,7 +164,7 @@ class DraftHead(DraftModel):
         self.hidden.keeps[seat] = guesses
 
     def begin(
-        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+        self, asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None = None
     ) -> Guesses | None:
         if self.frequent_tokens < self.vocab_size and asked:
             # The last token of each row that the host knows.
@@ -174,7 +174,7 @@ class DraftHead(DraftModel):
         return super().begin(asked, flying)
 
     def _rows(
-        self, seats: SequenceOf[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+        self, seats: SequenceOf[int], asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None
     ) -> KnownRows | None:
         if flying is None:
             return self._known_rows(list(seats), asked)

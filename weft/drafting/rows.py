@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.draft_model import DraftModel, Guesses
-from weft.engine.masks import MaskFinder
-from weft.engine.seat_sampling import SeatSampling
-from weft.engine.sequence import Sequence
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.drafting.interfaces import DraftedSequence, LookAheadBudget, SeatFacts
+from weft.drafting.model import DraftModel, Guesses
+from weft.drafting.policy.choosing import Drafting, Proposal, SequenceDrafts
+
+Drafted = TypeVar("Drafted", bound=DraftedSequence)
 
 # Share of the decoding rows that must have drafted for the next step to wait for their results.
 LAND_FIRST_SHARE = 0.25
@@ -58,7 +59,7 @@ WORTH_MOVING = 0.25
 class Candidate:
     """A row that may draft: its sequence, the samples that it may still plan, and what is in flight."""
 
-    sequence: Sequence
+    sequence: DraftedSequence
     left: int
     # Drafts in flight; None: nothing is.
     flying: int | None = None
@@ -72,14 +73,14 @@ class DraftRows:
     def __init__(
         self,
         drafting: Drafting | None,
-        sampling: SeatSampling,
+        sampling: SeatFacts,
         seats: int,
         model: DraftModel | None = None,
-        masks: MaskFinder | None = None,
+        masks: LookAheadBudget | None = None,
     ) -> None:
         self.drafting = drafting
         self.model = model
-        self.masks = masks or MaskFinder()
+        self.masks = masks
         self.sampling = sampling
         # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
         # on the board.
@@ -108,7 +109,7 @@ class DraftRows:
         # expectation.
         self._waiting: set[int] = set()
 
-    def begin(self, sequence: Sequence) -> SequenceDrafts | None:
+    def begin(self, sequence: DraftedSequence) -> SequenceDrafts | None:
         """Return the drafts of a new sequence, if it may have any."""
         drafting, request = self.drafting, sequence.request
         most = request.params.draft
@@ -118,7 +119,7 @@ class DraftRows:
             return None
         return drafting.begin(request.prompt, sequence.identity.root, most, request.prediction, request.grammar)
 
-    def sit(self, seat: int, sequence: Sequence) -> None:
+    def sit(self, seat: int, sequence: DraftedSequence) -> None:
         self._wake(seat, NEVER if sequence.drafting is None else 0)
         if self.model is not None:
             self.model.expect(seat, sequence.drafting is not None and sequence.drafting.model is not None)
@@ -197,7 +198,7 @@ class DraftRows:
         self._wakes[seat] = number
         self.first_wake = min(self.first_wake, number)
 
-    def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
+    def with_guesses(self, sequences: SequenceOf[Drafted], number: int) -> list[Drafted]:
         """Return those of the rows that are awake which may have something to propose, and note the others."""
         assert self.drafting is not None
         shared, found, known = self.drafting.shared, [], len(self._guessing)
@@ -216,7 +217,7 @@ class DraftRows:
 
     def candidates(
         self,
-        sequences: SequenceOf[Sequence],
+        sequences: SequenceOf[DraftedSequence],
         left: SequenceOf[int],
         flying: NDArray[np.bool_] | None,
         may_follow: bool,
@@ -357,7 +358,7 @@ class DraftRows:
             # All rows in the same steps: the others are planned as if there were no drafts.
             self._wake(seat, number + steps - number % steps)
 
-    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
+    def _propose(self, seat: int, sequence: DraftedSequence, left: int, ahead: int, guesses: int) -> Proposal | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
@@ -367,6 +368,7 @@ class DraftRows:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
             return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
+        assert self.masks is not None
         if not self.masks.affords(constraint):
             return None
         shared, habits, before = self.drafting.shared, self.drafting.habits, constraint.seconds
@@ -383,7 +385,7 @@ class DraftRows:
         best = sorted(offered, key=lambda seat: -sum(offered[seat].worth))
         return set(best[:PROBED_ROWS])
 
-    def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
+    def _sleep(self, seat: int, sequence: DraftedSequence, number: int) -> None:
         if sequence.drafting is not None:
             # All rows wake in the same steps, because what does not pay in one row may pay in all: at the multiple of
             # their pause that is nearest to its end.
@@ -410,7 +412,7 @@ class DraftRows:
         self.off_board[stale] = False
         return stale
 
-    def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
+    def verified(self, seat: int, sequence: DraftedSequence, proposal: Proposal, accepted: int, number: int) -> None:
         """Decide when the row of a landed flight drafts again; `number` is the last plan made."""
         if self.model is not None:
             self.model.verified(seat, proposal.drafter, accepted)
@@ -422,7 +424,7 @@ class DraftRows:
             if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
                 self._waiting.add(seat)
 
-    def awaits(self, decoding: list[Sequence], landed: int, follows: bool, lost: float) -> bool:
+    def awaits(self, decoding: SequenceOf[DraftedSequence], landed: int, follows: bool, lost: float) -> bool:
         """Return whether the next step waits for the one in flight, because enough of the decoding rows draft in it.
 
         If rows can follow, it depends on what they gain by knowing their tokens, and on the share of a step that the

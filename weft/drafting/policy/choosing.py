@@ -14,14 +14,15 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.constraint import LookAhead
 from weft.base.grammar import Grammar
-from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import LearnedCosts, StepCosts
-from weft.speculate.counts import DraftCounts
-from weft.speculate.habits import Habits, SharedHabits, key_of
-from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
-from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
-from weft.speculate.suffix import key_of as run_key
+from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.costs import LearnedCosts, StepCosts
+from weft.drafting.policy.counts import DraftCounts
+from weft.drafting.policy.habits import Habits, SharedHabits, key_of
+from weft.drafting.policy.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, spelled
+from weft.drafting.policy.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
+from weft.drafting.policy.suffix import key_of as run_key
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
 PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}

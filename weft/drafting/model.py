@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
 from weft.base.plan import NO_DRAFTS, Ints, Sampling, StepDrafts
-from weft.engine.assembly import build_plan
-from weft.engine.device import Device
-from weft.engine.sequence import Sequence
+from weft.drafting.interfaces import DraftedSequence, DraftingDevice
 from weft.memory.audit import check_plan
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
+from weft.memory.plans import build_plan
 
 Longs = NDArray[np.int64]
 FREQUENT_ONLY = StepDrafts(frequent_only=True)
@@ -36,7 +35,7 @@ FREQUENT_ONLY = StepDrafts(frequent_only=True)
 class Open:
     """A sequence of the target in the draft model's memory. `grant` is that of a call that leaves a cell."""
 
-    sequence: Sequence
+    sequence: DraftedSequence
     keys: list[Key]
     lease: Lease
     grant: Grant | None = None
@@ -88,7 +87,7 @@ class DraftModel:
     frequent = False
 
     def __init__(
-        self, ledger: Ledger, device: Device, vocab_size: int, tokens_per_step: int, paranoid: bool = False
+        self, ledger: Ledger, device: DraftingDevice, vocab_size: int, tokens_per_step: int, paranoid: bool = False
     ) -> None:
         self.ledger = ledger
         self.executor = device
@@ -106,7 +105,7 @@ class DraftModel:
 
     # verbs of the planner -------------------------------------------------------------------------------------------
 
-    def draft(self, asked: Mapping[int, tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+    def draft(self, asked: Mapping[int, tuple[DraftedSequence, int]]) -> dict[int, tuple[int, ...]]:
         """Return guesses by seat for sequences of which the host knows all tokens, each up to its number.
 
         A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
@@ -116,7 +115,7 @@ class DraftModel:
         return {} if found is None else {seat: self._in_vocabulary(tokens) for seat, tokens in found.tokens().items()}
 
     def begin(
-        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+        self, asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None = None
     ) -> Guesses | None:
         """Launch what `draft` returns. With drafts in flight, of which there are `flying`, guess what follows them."""
         seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
@@ -134,7 +133,7 @@ class DraftModel:
     def expect(self, seat: int, guesses: bool) -> None:
         """Take note of whether the sequence that sits down in a seat may ask for guesses."""
 
-    def abandon(self, seat: int, sequence: Sequence) -> None:
+    def abandon(self, seat: int, sequence: DraftedSequence) -> None:
         """Release what a running sequence holds. It has no guesses any more, also if it is preempted and returns."""
         if sequence.drafting is not None:
             sequence.drafting.leave_model()
@@ -166,7 +165,7 @@ class DraftModel:
         self.ledger.close(row.lease, returns)
         del self._open[seat]
 
-    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+    def follow(self, by_seat: SequenceOf[DraftedSequence | None]) -> None:
         """Read what must not wait until a row drafts; nothing of a model that reads only tokens."""
 
     def flush(self) -> None:
@@ -175,7 +174,7 @@ class DraftModel:
 
     # what a model reads ---------------------------------------------------------------------------------------------
 
-    def known(self, sequence: Sequence) -> int:
+    def known(self, sequence: DraftedSequence) -> int:
         """Return up to which position the inputs of a sequence are known."""
         return sequence.length
 
@@ -183,11 +182,11 @@ class DraftModel:
         """Return up to which position rows can be read now, if their inputs from `start` to `known` are known."""
         return known
 
-    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+    def inputs(self, sequence: DraftedSequence, start: int, end: int) -> Ints:
         """Return the tokens that are read at an interval of positions."""
         return sequence.tokens(start, end)
 
-    def keys(self, sequence: Sequence) -> list[Key]:
+    def keys(self, sequence: DraftedSequence) -> list[Key]:
         """Return the keys of a sequence's cells, in a list that `name_cells` extends."""
         return sequence.keys
 
@@ -206,7 +205,7 @@ class DraftModel:
 
     # rows -----------------------------------------------------------------------------------------------------------
 
-    def sit(self, seat: int, sequence: Sequence) -> Open | None:
+    def sit(self, seat: int, sequence: DraftedSequence) -> Open | None:
         """Open a lease for a sequence; None if there is no memory for it."""
         keys, prompt = self.keys(sequence), len(sequence.request.prompt)
         lease = self.ledger.open(seat, keys, prompt, self.known(sequence) - 1)
@@ -216,12 +215,12 @@ class DraftModel:
         return self._open[seat]
 
     def _rows(
-        self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+        self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None
     ) -> KnownRows | None:
         """Return the rows of a call, if there are any."""
         return self._known_rows(seats, asked) if flying is None else None
 
-    def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]]) -> KnownRows | None:
+    def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]]) -> KnownRows | None:
         """Return the known tokens of rows that are to be computed now, if there are any."""
         seat = np.array(seats, np.int64)
         known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
