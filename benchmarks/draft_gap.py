@@ -115,7 +115,7 @@ class EveryRow(Drafting):
 
     following = False
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.following
 
     def choose(self, proposals: Any, rows: int, most: int) -> list[int]:

@@ -27,7 +27,7 @@ from benchmarks.gpu import Attempts, arguments_of, fresh, keep, run, start, warm
 from weft import LLM
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.policy.choosing import Proposal
+from weft.drafting.policy.choosing import RowDrafts
 from weft.drafting.policy.suffix import SharedTexts
 from weft.runner.runner import Runner
 
@@ -75,9 +75,9 @@ class HeadDrafts(ScriptedDrafts):
         super().__init__(*args)
         self.model = DraftHead.name
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
         count = min(most, len(self.chances))
-        return Proposal(DraftHead.name, DraftHead.name, (), self.chances[:count]) if count > 0 else None
+        return RowDrafts(DraftHead.name, DraftHead.name, (), self.chances[:count]) if count > 0 else None
 
 
 class HeadDrafting(ScriptedDrafting):
@@ -90,7 +90,7 @@ class HeadDrafting(ScriptedDrafting):
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> ScriptedDrafts:
         return HeadDrafts(prompt, self.chances, self.overall, self.fixed)
 
-    def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
+    def choose(self, proposals: Sequence[RowDrafts], rows: int, most: int) -> list[int]:
         return [len(proposal.worth) for proposal in proposals]
 
 

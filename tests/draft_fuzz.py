@@ -243,7 +243,7 @@ def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told
         return found
     found = Drafting(ROOM, costs=FreeDrafts())
     follows = Random(random.random())
-    found.follows = lambda known, unknown, lost: follows.random() < 0.8
+    found.plans_ahead = lambda known, unknown, lost: follows.random() < 0.8
     for each, answer in zip(asked, answers, strict=True):
         # The same tenant asked before, and got a part of the answer.
         found.ended(each.salt, np.array(each.prompt + answer.tokens[: random.randint(0, 40)], np.int32))

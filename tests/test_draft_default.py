@@ -160,7 +160,7 @@ def test_engines_with_roles_have_no_head_by_default(gpu: None) -> None:
     """A decode engine has no hidden states of prompts that another engine computed; the form of both is the same."""
     folder = checkpoint("qwen3_5").folder
     options = Options(model=str(folder), exact=False)
-    assert loading.decided(options, folder, "cuda", torch.bfloat16, apart=True).draft == "suffix"
+    assert loading.decided(options, folder, "cuda", torch.bfloat16, disaggregated=True).draft == "suffix"
     assert loading.decided(options, folder, "cuda", torch.bfloat16).draft == "mtp"
 
 

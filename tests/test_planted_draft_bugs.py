@@ -342,12 +342,12 @@ def guesses_land_while_prompts_wait(patch: Patch) -> None:
 
 @plant(leaving_workloads)
 def a_row_that_left_the_head_keeps_its_lease(patch: Patch) -> None:
-    def keeps(self, seat, sequence):
+    def kept_for(self, seat, sequence):
         sequence.drafting.leave_model()
         self.hidden.forget(seat)
-        self.hidden.keeps[seat] = False
+        self.hidden.kept_for[seat] = False
 
-    patch.setattr(DraftModel, "abandon", keeps)
+    patch.setattr(DraftModel, "abandon", kept_for)
 
 
 @plant(leaving_workloads)
@@ -360,9 +360,9 @@ def hidden_states_of_a_row_that_left_the_head_are_kept(patch: Patch) -> None:
     original = DraftHead.leave
 
     def kept(self, seat, returns):
-        keeps = bool(self.hidden.keeps[seat])
+        kept_for = bool(self.hidden.kept_for[seat])
         original(self, seat, returns)
-        self.hidden.keeps[seat] = keeps
+        self.hidden.kept_for[seat] = kept_for
 
     patch.setattr(DraftHead, "leave", kept)
 

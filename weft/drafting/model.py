@@ -51,12 +51,12 @@ class KnownRows:
     guesses: Longs  # 0: known tokens only
     tokens: Ints  # of all rows, packed
     # Drafts in flight. With some, a row's tokens are those that the flight chooses: the device ends it where they do.
-    ahead: Longs
+    unverified: Longs
 
     def choose(self, rows: NDArray[np.bool_]) -> KnownRows:
         kept = np.repeat(rows, self.end - self.start)
-        tokens, ahead = self.tokens[kept], self.ahead[rows]
-        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, ahead)
+        tokens, unverified = self.tokens[kept], self.unverified[rows]
+        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, unverified)
 
 
 class Guesses:
@@ -82,7 +82,7 @@ class DraftModel:
 
     name = "model"
     # Whether the target can read guesses on the device, and they can follow drafts in flight.
-    stays = False
+    drafts_stay_on_device = False
     # Whether guesses of the present call are chosen among the frequent tokens only.
     frequent = False
 
@@ -115,14 +115,14 @@ class DraftModel:
         return {} if found is None else {seat: self._in_vocabulary(tokens) for seat, tokens in found.tokens().items()}
 
     def begin(
-        self, asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None = None
+        self, asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None = None
     ) -> Guesses | None:
-        """Launch what `draft` returns. With drafts in flight, of which there are `flying`, guess what follows them."""
+        """Launch what `draft` returns. With `unverified` drafts in flight, by seat, guess what follows them."""
         seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
         for seat in seats:
             # If they were not verified, because their row had no room in the target's step, no guess is right.
             self.settle(seat, int(self._right[seat]))
-        rows = self._rows(seats, asked, flying) if seats else None
+        rows = self._rows(seats, asked, unverified) if seats else None
         rows = None if rows is None else self._advance(rows)
         if rows is None:
             return None
@@ -215,10 +215,10 @@ class DraftModel:
         return self._open[seat]
 
     def _rows(
-        self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]], flying: Mapping[int, int] | None
+        self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None
     ) -> KnownRows | None:
         """Return the rows of a call, if there are any."""
-        return self._known_rows(seats, asked) if flying is None else None
+        return self._known_rows(seats, asked) if unverified is None else None
 
     def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]]) -> KnownRows | None:
         """Return the known tokens of rows that are to be computed now, if there are any."""
@@ -263,7 +263,7 @@ class DraftModel:
         granted = []
         for row in np.flatnonzero(needy).tolist():
             opened = self._open[int(rows.seat[row])]
-            start, certain = int(rows.start[row]), int(rows.end[row] - rows.ahead[row])
+            start, certain = int(rows.start[row]), int(rows.end[row] - rows.unverified[row])
             opened.grant = ledger.advance(opened.lease, start + int(tokens[row]), certain=certain)
             if opened.grant is not None:
                 needy[row] = False
@@ -273,7 +273,7 @@ class DraftModel:
             each.grant = grants[each.lease.seat]
         if needy.any():
             rows = rows.choose(~needy)
-        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
+        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.unverified, True
         self._right[rows.seat] = 0
         return rows if len(rows.seat) else None
 
@@ -284,7 +284,7 @@ class DraftModel:
         # Rows of one token come first.
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
         samples = rows.guesses[order] > 0
-        known = (rows.seat[order], rows.start[order], rows.end[order], rows.ahead[order])
+        known = (rows.seat[order], rows.start[order], rows.end[order], rows.unverified[order])
         flights = [self.launch(*known, _packed(rows, order), samples)]
         if not samples.any():
             return None
@@ -293,7 +293,7 @@ class DraftModel:
             some = np.flatnonzero(rows.guesses > number)
             start = rows.end[some] + number - 1
             every = np.ones(len(some), np.bool_)
-            flights.append(self.launch(rows.seat[some], start, start + 1, rows.ahead[some], None, every))
+            flights.append(self.launch(rows.seat[some], start, start + 1, rows.unverified[some], None, every))
             guessing.append(some)
 
         def land() -> dict[int, tuple[int, ...]]:
@@ -307,11 +307,11 @@ class DraftModel:
         return Guesses({seat: count for seat, count in counts if count}, land)
 
     def launch(
-        self, seat: Longs, start: Longs, end: Longs, ahead: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
+        self, seat: Longs, start: Longs, end: Longs, unverified: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
     ) -> object:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
         self._number += 1
-        flying, on_board = ahead.astype(np.int32), tokens is None
+        counts, on_board = unverified.astype(np.int32), tokens is None
         spans = enumerate(zip(seat.tolist(), start.tolist(), end.tolist(), strict=True))
         grants = {row: grant.part(*span) for row, (each, *span) in spans if (grant := self._open[each].grant)}
         sampled = np.flatnonzero(samples).astype(np.int32)
@@ -324,20 +324,23 @@ class DraftModel:
             grants,
             sampled,
             Sampling.greedy(len(sampled)),
-            self._unverified(flying, on_board),
+            self._step_drafts(counts, on_board),
         )
         if self.paranoid:
             check_plan(plan, self.ledger)
         return self.executor.launch(plan)
 
-    def _unverified(self, flying: Ints, on_board: bool) -> StepDrafts:
+    def _step_drafts(self, unverified: Ints, on_board: bool) -> StepDrafts:
         """Return which rows start, or end, earlier if drafts in flight are rejected."""
-        if not flying.any():
+        if not unverified.any():
             return FREQUENT_ONLY if self.frequent else NO_DRAFTS
         if on_board:
-            moved = {"unverified_before": flying, "earlier_slot": np.zeros_like(flying)}
+            moved = {"unverified_before": unverified, "earlier_slot": np.zeros_like(unverified)}
         else:
-            moved = {"unverified_inside": flying, "on_device": np.where(flying > 0, flying + 1, 0).astype(np.int32)}
+            moved = {
+                "unverified_inside": unverified,
+                "on_device": np.where(unverified > 0, unverified + 1, 0).astype(np.int32),
+            }
         return StepDrafts(**moved, frequent_only=self.frequent)
 
     def _in_vocabulary(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
