@@ -29,8 +29,7 @@ class FinishReason(StrEnum):
 class Output(MutableMessage):
     """Output of one step for one sequence. Without a token, the sequence only finished.
 
-    Each row of each step has one, so it is a struct: a dataclass takes three times as long to make. `error` says why it
-    failed; `error_field` is the field of the request at fault, if one is.
+    `error` says why it failed; `error_field` is the field of the request at fault, if one is.
     """
 
     sequence: Number
