@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -15,7 +16,7 @@ from weft.start.engine_process import main
 
 PROGRAM = (sys.executable, str(Path(__file__).resolve()))
 # The vocabulary size of the tests' tokenizer.
-INFO = replace(fake_info(), vocab_size=259)
+INFO = msgspec.structs.replace(fake_info(), vocab_size=259)
 
 
 def load(options: Options, progress: bool) -> tuple[InstantEngine, ModelInfo]:

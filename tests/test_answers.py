@@ -91,9 +91,8 @@ def makers(name: str, modules: dict[str, str]) -> set[str]:
 
 def test_requests_are_built_and_answers_are_followed_in_one_place():
     weft = fences.sources("weft")
-    # The codec rebuilds, on the engine's side, what was built on the other; warming repeats what was built here before,
-    # and a prefill engine gets the beginning of it.
-    rebuilding = {"weft.backends.codec", "weft.fleet.warming", "weft.fleet.pairing"}
+    # Warming repeats what was built here before, and a prefill engine gets the beginning of it.
+    rebuilding = {"weft.fleet.warming", "weft.fleet.pairing"}
     assert makers("Request", weft) == {"weft.answers.requests", *rebuilding}
     assert makers("Answer", weft) == {"weft.answers.followed"}
     assert makers("Request", {"weft.server.front": "x = engine.Request(1)"})

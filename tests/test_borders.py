@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from tests.fake_engines import VOCABULARY, InstantEngine
-from weft.backends.codec import encode_command
+from weft.backends.codec import EngineWriter
 from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine import service
@@ -71,7 +71,7 @@ def test_reading_between_two_steps_is_bounded(monkeypatch):
     with ours, theirs:
         inbox = SocketInbox(theirs)
         sent = [Submit(number, asked(200)) for number in range(10)]
-        ours.sendall(b"".join(map(encode_command, sent)))
+        ours.sendall(b"".join(map(EngineWriter().command, sent)))
         taken = [[command.number for command in inbox.take(wait=False)] for _ in range(20)]
     assert [number for each in taken for number in each] == list(range(10))
     assert max(map(len, taken)) <= 3

@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -355,7 +355,7 @@ async def test_a_member_that_is_alone_takes_requests_before_it_computes_what_is_
         await turns()
         fleet.backend.check()
         fleet.members[0].revive()
-        fleet.members[0].info = replace(fleet.members[0].info)
+        fleet.members[0].info = msgspec.structs.replace(fleet.members[0].info)
         fleet.clock.now += 1000.0
         fleet.backend.check()
         while fleet.backend.members[0].state is not MemberState.UP:
@@ -446,7 +446,7 @@ async def test_routed_requests_without_a_common_prefix_are_spread_and_full_membe
         # Their first tokens have arrived, so no prompt waits anywhere.
         streams = [await fleet.submit([20], 90) for _ in range(6)]
         assert sorted(stream.member.name for stream in streams) == ["0", "0", "1", "1", "2", "2"]
-    members = [FakeMember(replace(fake_info(exact=False), max_sequences=1)) for _ in range(2)]
+    members = [FakeMember(msgspec.structs.replace(fake_info(exact=False), max_sequences=1)) for _ in range(2)]
     fleet = Fleet()
     fleet.members = members
     named = [(str(place), member) for place, member in enumerate(members)]

@@ -6,9 +6,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,9 +20,8 @@ from tests.rolling import rolling_spec
 from tests.test_backends import collect, in_loop, real, started
 from tests.test_fleet import fleet_of, prefix_of
 from tests.test_fleet_remote import bodies_of, door, remote, until
-from weft.backends import messages as wire
 from weft.backends.backend import Backend
-from weft.backends.codec import EventReader, encode_event, frame
+from weft.backends.codec import EngineWriter, EventReader
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import Dropped, tenant_digest
@@ -150,12 +150,12 @@ def test_a_drop_is_reported_before_changes_that_wait_and_counts_without_a_reader
 def test_drops_survive_the_wire_and_are_bounded():
     changes = CacheChanges(5, 9, False, (), (), b"", b"", 3, (Dropped(b"t" * 16), Dropped(None, b"p" * 32)))
     news = EngineNews(changes, ReplicaLoad())
-    assert EventReader().read(bodies_of(encode_event(news))[0]) == news
-    long, many = (wire.DroppedBody(b"t" * 17, None),), (wire.DroppedBody(None, None),) * 17
+    assert EventReader().read(bodies_of(EngineWriter().event(news))[0]) == news
+    long, many = (Dropped(b"t" * 17, None),), (Dropped(None, None),) * 17
     for drops, dropped in ((9, long), (99, many), (0, many[:1])):
-        body = wire.ChangesBody(1, 0, False, b"", b"", b"", b"", drops, dropped)
+        told = asdict(changes) | {"drops": drops, "dropped": dropped}
         with pytest.raises(ProtocolError):
-            EventReader().read(bodies_of(frame(wire.NewsMessage(body, ReplicaLoad())))[0])
+            EventReader().read(msgspec.msgpack.encode(["news", told, ReplicaLoad()]))
 
 
 # fleets ---------------------------------------------------------------------------------------------------------------

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import asdict
 
 import pytest
 
 from tests.fake_engines import answer, fake_info
 from tests.test_backends import ask, in_loop, instant, started, tokens_of
 from tests.test_fleet_remote import SECRET, door, remote, until
-from weft.backends import messages as wire
-from weft.backends.codec import frame
+from weft.backends.codec import FLEET, EngineWriter
 from weft.base.errors import EngineStopped
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.wire.handshake import ReplicaSide
@@ -36,10 +34,10 @@ async def test_a_replica_whose_engine_hangs_says_so_and_returns_with_it():
 @in_loop
 async def test_a_replica_that_answers_no_heartbeat_is_noticed():
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        side = ReplicaSide(SECRET)
+        side = ReplicaSide(SECRET, FLEET)
         writer.write(side.hello())
         proof = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-        writer.write(side.welcome(proof) + frame(wire.Ready(**asdict(fake_info()))))
+        writer.write(side.welcome(proof) + EngineWriter().frame(fake_info()))
         await reader.read()
         writer.close()
 

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -122,7 +123,7 @@ async def test_answers_of_two_replicas_are_those_of_one_engine():
         async with asyncio.timeout(SECONDS):
             while keys[-1] not in choice.router.index.held(mirror):
                 await asyncio.sleep(0.001)
-        stream = await fleet.submit(replace(fresh, prompt=np.append(fresh.prompt, 7).astype(np.int32)))
+        stream = await fleet.submit(msgspec.structs.replace(fresh, prompt=np.append(fresh.prompt, 7).astype(np.int32)))
         assert stream.member is holder, "its prefix is cached there"
         assert (await collect(stream))[1].cached_tokens == 128
 

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 
 import msgspec
 import pytest
@@ -15,9 +14,8 @@ import pytest
 from tests.fake_engines import answer
 from tests.held_steps import SECONDS
 from tests.test_backends import LONG, alone, ask, collect, in_loop, instant, real, started, tokens_of, varied_requests
-from weft.backends import messages as wire
 from weft.backends.backend import Backend
-from weft.backends.codec import EventReader, decode_command, encode_command, encode_event, frame
+from weft.backends.codec import FLEET, EngineWriter, EventReader, decode_command
 from weft.backends.dispatcher import Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.events import FinishReason
@@ -41,8 +39,11 @@ from weft.wire.handshake import (
     read_secret,
 )
 from weft.wire.tls import TlsFiles
+from weft.wire.versions import VersionError
 
 SECRET = b"a secret of at least thirty-two characters"
+WRITER = EngineWriter()
+encode_command, encode_event, frame = WRITER.command, WRITER.event, WRITER.frame
 
 
 @asynccontextmanager
@@ -269,7 +270,7 @@ async def test_a_replica_that_does_not_know_the_secret_is_not_trusted(caplog):
 @in_loop
 async def test_before_the_handshake_nothing_else_is_read():
     async with started(instant("thread")) as backend, door(backend) as found:
-        garbage = Proof(bytes(32), bytes(32))
+        garbage = Proof(4, bytes(32), bytes(32))
         for data in (
             encode_command(Question(1, Topic.STATS)),
             framed(garbage),
@@ -310,7 +311,7 @@ async def test_the_number_of_routers_is_bounded():
     async with started(instant("thread")) as backend, door(backend, max_routers=1) as found, started(remote(found)):
         second = remote(found)
         starting = asyncio.ensure_future(second.start())
-        side = RouterSide(SECRET)
+        side = RouterSide(SECRET, FLEET)
         place = address_of(found)
         reader, writer = await asyncio.open_connection(place.host, place.port)
         hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
@@ -330,7 +331,7 @@ async def test_oversized_and_damaged_frames_of_a_router_end_its_connection_only(
         for bad in ((1 << 31).to_bytes(4, "big"), b"\0\0\0\x01\xc1", encode_command(Shutdown())):
             reader, writer = await asyncio.open_connection(place.host, place.port)
             hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-            writer.write(RouterSide(SECRET).proof(hello))
+            writer.write(RouterSide(SECRET, FLEET).proof(hello))
             await until(lambda: found.routers)
             writer.write(bad)
             await reader.read()
@@ -347,7 +348,7 @@ async def test_a_router_survives_a_replica_that_sends_too_much(caplog):
 
     async def hostile(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append(1)
-        side = ReplicaSide(SECRET)
+        side = ReplicaSide(SECRET, FLEET)
         if len(seen) == 1:
             writer.write((1 << 20).to_bytes(4, "big") + bytes(1 << 10))
         else:
@@ -377,10 +378,10 @@ async def test_a_replica_that_does_not_read_gets_no_more_requests():
     stopped = asyncio.Event()
 
     async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        side = ReplicaSide(SECRET)
+        side = ReplicaSide(SECRET, FLEET)
         writer.write(side.hello())
         proof = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-        writer.write(side.welcome(proof) + frame(wire.Ready(**asdict(engine.info))))
+        writer.write(side.welcome(proof) + frame(engine.info))
         writer.transport.pause_reading()
         await stopped.wait()
         writer.close()
@@ -409,7 +410,7 @@ def bodies_of(data: bytes) -> list[bytes]:
 
 
 def test_a_mac_is_good_for_one_role_one_channel_and_one_handshake():
-    replica, router = ReplicaSide(SECRET), RouterSide(SECRET)
+    replica, router = ReplicaSide(SECRET, FLEET), RouterSide(SECRET, FLEET)
     [hello] = bodies_of(replica.hello())
     [proof] = bodies_of(router.proof(hello))
     [welcome] = bodies_of(replica.welcome(proof))
@@ -420,14 +421,17 @@ def test_a_mac_is_good_for_one_role_one_channel_and_one_handshake():
         router.check(msgspec.msgpack.encode(Welcome(mac)))
     # Played again, to another connection.
     with pytest.raises(HandshakeError, match="secret"):
-        ReplicaSide(SECRET).welcome(proof)
+        ReplicaSide(SECRET, FLEET).welcome(proof)
     # Passed on by a party with another certificate.
-    here, there = ReplicaSide(SECRET, b"certificate of the replica"), RouterSide(SECRET, b"another certificate")
+    here, there = (
+        ReplicaSide(SECRET, FLEET, b"certificate of the replica"),
+        RouterSide(SECRET, FLEET, b"another certificate"),
+    )
     [hello] = bodies_of(here.hello())
     [proof] = bodies_of(there.proof(hello))
     with pytest.raises(HandshakeError, match="channel"):
         here.welcome(proof)
-    with pytest.raises(HandshakeError, match="version 1 of the fleet protocol"):
+    with pytest.raises(VersionError, match="version 1 of the fleet protocol"):
         there.proof(msgspec.msgpack.encode(Hello(1, bytes(32))))
 
 
@@ -488,8 +492,16 @@ def test_news_and_failures_of_requests_survive_the_wire_and_damaged_columns_are_
         Subscribe(),
         Subscribe(False),
     ]
-    damaged = ((b"k" * 31, bytes(4), b"\0"), (b"k" * 32, bytes(3), b"\0"), (b"k" * 32, bytes(4), b"\x09"))
-    for keys, tokens, tiers in damaged:
-        body = wire.NewsMessage(wire.ChangesBody(1, 0, False, keys, tokens, tiers, b"\1"), load)
+    key = b"k" * 32
+    damaged = (
+        ([key[1:]], [0], b"\0"),
+        ([key], [-1], b"\0"),
+        ([key], [], b"\0"),
+        ([key], [0], b"\x09"),
+        ([key] * 4097, [0] * 4097, bytes(4097)),
+    )
+    for keys, positions, tiers in damaged:
+        held = b"\1" * len(keys)
+        told = {"epoch": 1, "first": 0, "fresh": False, "keys": keys, "tokens": positions, "tiers": tiers, "held": held}
         with pytest.raises(ProtocolError):
-            EventReader().read(bodies_of(frame(body))[0])
+            EventReader().read(msgspec.msgpack.encode(["news", told, load]))

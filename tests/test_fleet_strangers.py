@@ -9,7 +9,7 @@ from tests.fake_engines import answer
 from tests.held_steps import SECONDS
 from tests.test_backends import LONG, ask, collect, in_loop, instant, started, tokens_of
 from tests.test_fleet_remote import SECRET, address_of, door, exchange, framed, remote, until
-from weft.backends.codec import encode_command
+from weft.backends.codec import FLEET, EngineWriter
 from weft.engine.events import FinishReason
 from weft.engine.protocol import Question, Submit, Topic
 from weft.fleet import listener as listener_module
@@ -17,6 +17,8 @@ from weft.fleet.listener import FleetListener
 from weft.wire.handshake import Proof, RouterSide
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+encode_command = EngineWriter().command
 
 
 async def knock(found: FleetListener, source: str = "127.0.0.1") -> Stream:
@@ -43,7 +45,7 @@ async def authenticate(found: FleetListener) -> Stream:
     place = address_of(found)
     reader, writer = await asyncio.open_connection(place.host, place.port)
     hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-    writer.write(RouterSide(SECRET).proof(hello))
+    writer.write(RouterSide(SECRET, FLEET).proof(hello))
     await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
     return reader, writer
 
@@ -59,7 +61,7 @@ async def test_one_address_replaces_only_its_own_strangers(monkeypatch):
         for stream in flood[:4]:
             await is_cut(stream)
         assert found.strangers == 3
-        writer.write(RouterSide(SECRET).proof(hello))
+        writer.write(RouterSide(SECRET, FLEET).proof(hello))
         await until(lambda: len(found.routers) == 1)
         for _, each in (*flood, (reader, writer)):
             each.close()
@@ -93,14 +95,19 @@ async def test_nothing_is_done_for_a_peer_without_a_proof(caplog, monkeypatch):
         place = address_of(real)
         reader, writer = await asyncio.open_connection(place.host, place.port)
         hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-        proof = RouterSide(SECRET).proof(hello)
+        proof = RouterSide(SECRET, FLEET).proof(hello)
         writer.write(proof)
         await until(lambda: real.routers)
         writer.close()
     recorded = proof + encode_command(Submit(0, ask([20], LONG))) + encode_command(Question(1, Topic.STATS))
-    wrong = RouterSide(b"x" * 40).proof(hello)
+    wrong = RouterSide(b"x" * 40, FLEET).proof(hello)
     async with door(Untouched()) as found:
-        for data in (recorded, wrong, encode_command(Question(1, Topic.STATS)), framed(Proof(bytes(32), bytes(32)))):
+        for data in (
+            recorded,
+            wrong,
+            encode_command(Question(1, Topic.STATS)),
+            framed(Proof(4, bytes(32), bytes(32))),
+        ):
             assert (await exchange(found, data))[1] == b""
         assert not found.routers
         await until(lambda: found.strangers == 0)

@@ -83,7 +83,7 @@ def test_a_text_that_a_pattern_fails_on_is_refused_and_the_next_one_is_not(late)
 
 def test_interrupts_are_not_taken_for_the_tokenizers(late, monkeypatch):
     class Stopping:
-        def encode_batch(self, *texts: Any, **more: Any) -> None:
+        def encode(self, *text: Any, **more: Any) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(late, "backend", Stopping())

@@ -14,10 +14,11 @@ import pytest
 from tests.serving import SECONDS, serving
 from weft.base.options import Options
 from weft.server.settings import Limits, ServerSettings
-from weft.server.texts.messages import HEADER_BYTES, Failed, Job, decode_reply, frame, setup_of
+from weft.server.texts.messages import Failed, Job, framed, read_reply, setup_of
 from weft.server.texts.prompt_builder import PromptFacts
 from weft.start.launch import LaunchSettings, make_backend
 from weft.start.thread_backend import ThreadBackend
+from weft.wire.frames import HEADER_BYTES
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR|CRITICAL) [\w.]+: .+|  .*")
 
@@ -64,10 +65,10 @@ def test_a_text_worker_logs_in_the_servers_format(format):
     theirs.close()
     with ours:
         ours.settimeout(SECONDS)
-        ours.sendall(frame(setup_of(None, None, Limits(), False, 20, format)))
-        ours.sendall(frame(Job("no such job", PromptFacts("", 0, 0, 0), b"")))
+        ours.sendall(framed(setup_of(None, None, Limits(), False, 20, format)))
+        ours.sendall(framed(Job("no such job", PromptFacts("", 0, 0, 0), b"")))
         size = int.from_bytes(ours.recv(HEADER_BYTES, socket.MSG_WAITALL), "big")
-        assert isinstance(decode_reply(ours.recv(size, socket.MSG_WAITALL)), Failed)
+        assert isinstance(read_reply(ours.recv(size, socket.MSG_WAITALL)), Failed)
     lines = worker.communicate(timeout=SECONDS)[1].splitlines()
     if format == "json":
         [line] = map(json.loads, lines)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,19 +39,21 @@ from weft.base.transfers import (
 from weft.memory.kinds import Kind
 from weft.runner.ranks import part
 from weft.runner.ranks.channel import (
-    Channel,
-    ChannelClosed,
     CopyUnits,
     FromRank,
     Happened,
     Launch,
+    PartLoaded,
     ToRank,
     decode_plan,
     encode_plan,
+    rank_channel,
 )
 from weft.runner.ranks.processes import RankProcesses
 from weft.start import rank_loading, rank_process
-from weft.start.process_backend import ProcessBackend
+from weft.wire.channel import Channel, ChannelClosed
+from weft.wire.frames import framed
+from weft.wire.versions import RANKS, VersionError
 
 OPTIONS = {"memory": "32MiB", "max_length": 256, "threads": 1, "dtype": "float32", "progress": False}
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=0)
@@ -183,7 +185,7 @@ def test_a_plan_arrives_as_it_was_sent(monkeypatch):
         Ask(tokens(70, 3), greedy(2, prompt_logprobs=1), abort_after=2),
     ]
     serve(engine, asks)
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = map(rank_channel, socket.socketpair())
     for plan in plans:
         ours.send(Launch(encode_plan(plan)))
         assert same(plan, decode_plan(theirs.receive(ToRank).plan))
@@ -206,7 +208,7 @@ PAGE = StagedUnit(1, "page", 5, b"k" * 32, None, 64, b"t" * 16)
     ],
 )
 def test_an_event_of_a_transport_arrives_as_it_was_sent(event):
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = map(rank_channel, socket.socketpair())
     ours.send(Happened.of(event))
     assert theirs.receive(FromRank).event == event
 
@@ -214,7 +216,7 @@ def test_an_event_of_a_transport_arrives_as_it_was_sent(event):
 def test_copies_arrive_as_they_were_sent():
     label = UnitLabel(b"k" * 32, None, 64, "regular", b"t" * 16)
     plan = CopyPlan(3, Direction.LOAD, (UnitCopy(Kind.PAGE, 1, 2),), 100, True, (label,), ((Kind.STATE, 4),), level=1)
-    ours, theirs = map(Channel, socket.socketpair())
+    ours, theirs = map(rank_channel, socket.socketpair())
     ours.send(CopyUnits(8, plan))
     assert theirs.receive(ToRank) == CopyUnits(8, plan)
 
@@ -223,10 +225,34 @@ def test_copies_arrive_as_they_were_sent():
 def test_bytes_that_are_no_message_close_the_channel(data):
     ours, theirs = socket.socketpair()
     with theirs:
-        ours.sendall(data)
+        ours.sendall(framed(RANKS.greeting) + data)
         ours.close()
         with pytest.raises(ChannelClosed):
-            Channel(theirs).receive(ToRank)
+            rank_channel(theirs).receive(ToRank)
+
+
+def test_ranks_of_different_versions_refuse_each_other_with_one_line():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        old, new = Channel(ours, replace(RANKS, version=1)), Channel(theirs, replace(RANKS, version=2))
+        old.send(PartLoaded())
+        new.send(PartLoaded())
+        with pytest.raises(
+            VersionError, match="the other process speaks 'weft ranks 2', not 'weft ranks 1'; start both"
+        ):
+            old.receive(FromRank)
+        with pytest.raises(VersionError, match="the other process speaks 'weft ranks 1', not 'weft ranks 2'"):
+            new.receive(FromRank)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xff\xff\xff\xff", b"\0\0\0\3abc"])
+def test_a_process_that_does_not_greet_is_refused(data):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        ours.sendall(data)
+        ours.close()
+        with pytest.raises((ChannelClosed, VersionError)):
+            rank_channel(theirs).receive(ToRank)
 
 
 def test_an_array_of_an_unknown_kind_is_refused():
@@ -271,7 +297,7 @@ def test_a_rank_ends_when_what_it_has_saved_is_durable(tmp_path):
         command = [sys.executable, "-c", SLOW_END, str(theirs.fileno()), str(tmp_path / "saved")]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
-        Channel(ours).receive(FromRank)
+        rank_channel(ours).receive(FromRank)
     assert process.wait(60) == 0
     assert (tmp_path / "saved").read_text() == "durable"
 

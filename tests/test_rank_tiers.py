@@ -81,9 +81,9 @@ def test_two_ranks_answer_from_their_files_and_compute_what_is_damaged_in_one(tm
 RANK = """
 import socket, sys
 from pathlib import Path
-from weft.runner.ranks.channel import Channel, Join, LoadPart, PartJoined, PartLoaded, PartUnloadable, ToRank
+from weft.runner.ranks.channel import Join, LoadPart, PartJoined, PartLoaded, PartUnloadable, ToRank, rank_channel
 
-channel = Channel(socket.socket(fileno=int(sys.argv[2])))
+channel = rank_channel(socket.socket(fileno=int(sys.argv[2])))
 rank = channel.receive(LoadPart).rank
 channel.send(PartLoaded())
 channel.receive(Join)

@@ -117,6 +117,32 @@ async def test_a_rolling_upgrade_warms_the_new_replica_drains_the_old_one_and_lo
     await upgrade.fleet.stop(0)
 
 
+@in_loop
+async def test_a_request_that_leaving_replicas_have_not_begun_is_answered_by_the_last_one():
+    """However many of them it has been on its way to: that they leave says nothing about the request."""
+    members = [FakeMember() for _ in range(5)]
+    fleet = FleetBackend([("0", members[0])], patient=True, check_seconds=None)
+    await fleet.start()
+    await turns()
+    answering = asyncio.ensure_future(fleet.submit(ask([20], 5)))
+    for place in range(4):
+        await turns()
+        assert [each.healthy for each in members] == [each == place for each in range(5)]
+        # The next one joins while this one has the request, and has not accepted it.
+        fleet.add(str(place + 1), members[place + 1])
+        await turns()
+        fleet.remove(str(place), SECONDS)
+    await turns()
+    members[4].step()
+    await turns()
+    collecting = asyncio.ensure_future(collect(await answering))
+    while not collecting.done():
+        members[4].step()
+        await turns()
+    assert await collecting == answer([20], 5)
+    await fleet.stop(0)
+
+
 @pytest.mark.slow
 def test_a_rolling_upgrade_over_weft_route_with_real_processes(tmp_path):
     asyncio.run(upgrade_for_real(Fleet(tmp_path, replicas=2, routers=1, drain_seconds=SECONDS)))

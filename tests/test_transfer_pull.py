@@ -40,7 +40,6 @@ from weft.transfer.messages import (
     OfferMessage,
     ReadyMessage,
     TakenMessage,
-    TransferMessage,
     WayMessage,
     framed,
     read_from_receiver,
@@ -49,6 +48,8 @@ from weft.transfer.messages import (
 from weft.transfer.pulling import Readings, address_of
 from weft.transfer.sending import ReceiverDebt
 from weft.wire.handshake import MAX_BYTES, ReplicaSide, RouterSide
+from weft.wire.messages import Message
+from weft.wire.versions import TRANSFER
 
 __all__ = ["pair"]
 POISON = 0xEE
@@ -132,12 +133,12 @@ class BareSender:
     def __init__(self, receiver: End) -> None:
         there = (receiver.place.host, receiver.place.port)
         self.connection = TransferConnection(socket.create_connection(there))
-        side = RouterSide(SECRET, channel_of(None))
+        side = RouterSide(SECRET, TRANSFER, channel_of(None))
         self.connection.write(side.proof(self.connection.read_message(MAX_BYTES)))
         side.check(self.connection.read_message(MAX_BYTES))
         self.memory = bytearray(b"\x05" * 4096)
 
-    def say(self, message: TransferMessage) -> None:
+    def say(self, message: Message) -> None:
         self.connection.write(framed(message))
 
     def offer(self, introduction: Introduction | None = None) -> None:
@@ -218,11 +219,11 @@ class BareReceiver:
     def accept(self) -> None:
         stream, _ = self.listener.accept()
         self.connection = TransferConnection(stream)
-        side = ReplicaSide(SECRET, channel_of(None))
+        side = ReplicaSide(SECRET, TRANSFER, channel_of(None))
         self.connection.write(side.hello())
         self.connection.write(side.welcome(self.connection.read_message(MAX_BYTES)))
 
-    def say(self, message: TransferMessage) -> None:
+    def say(self, message: Message) -> None:
         self.connection.write(framed(message))
 
     def hear(self) -> Any:

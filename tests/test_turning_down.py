@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from math import inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,13 @@ from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, Candidate, DraftRows
+from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
 from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
 from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match
+from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=4, room=6)
 ROWS = 4
@@ -257,6 +258,62 @@ def test_every_row_wakes_when_its_time_has_come() -> None:
             assert rows.awake(decoding, number) == expected
             woken, slept = woken + bool(expected), slept + (not expected)
     assert min(woken, slept) > 200
+
+
+class Searching:
+    """A row that counts its searches for a guess, and has one from a given search on."""
+
+    only_searches = True
+
+    def __init__(self, finds_from: float = inf) -> None:
+        self.searches = 0
+        self.finds_from = finds_from
+
+    def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
+        self.searches += 1
+        return self.searches >= self.finds_from
+
+
+def searching_rows(step_seconds: float, finds_from: float = inf) -> tuple[DraftRows, list[SimpleNamespace]]:
+    """Return 128 rows and their sequences, where steps without drafts take this long."""
+    costs, count = LearnedCosts(), 128
+    for _ in range(NEEDED):
+        costs.observe(count, 0, step_seconds)
+    rows = DraftRows(Drafting(4, costs=costs), SimpleNamespace(), count)
+    sequences = [SimpleNamespace(seat=seat, drafting=Searching(finds_from), generated=[]) for seat in range(count)]
+    for sequence in sequences:
+        rows.sit(sequence.seat, sequence)
+    # All may search at first.
+    search(rows, sequences, 0)
+    return rows, sequences
+
+
+def search(rows: DraftRows, sequences: list[SimpleNamespace], number: int) -> int:
+    """Return how many rows are asked after the plan of this number."""
+    awake = rows.awake(np.arange(len(sequences)), number)
+    rows.with_guesses([sequences[seat] for seat in awake], number)
+    return len(awake)
+
+
+def test_rows_without_guesses_search_for_one_percent_of_a_step_or_while_the_host_waits() -> None:
+    rows, sequences = searching_rows(step_seconds=0.003)
+    asked = sum(search(rows, sequences, number) for number in range(1, 801))
+    assert asked * SEARCH_SECONDS <= 0.01 * 800 * 0.003
+    # In turns: none is forgotten.
+    assert {sequence.drafting.searches for sequence in sequences} <= {4, 5}
+    for _ in range(100):
+        rows.note_wait(0.001)
+    # One pause of the machine is no time to spend.
+    rows.note_wait(1.0)
+    asked = sum(search(rows, sequences, number) for number in range(801, 901))
+    assert 0.9 < asked * SEARCH_SECONDS / (0.5 * 100 * 0.001) < 1.2
+
+
+def test_where_a_guess_is_found_twice_as_many_rows_search() -> None:
+    rows, sequences = searching_rows(step_seconds=0.001, finds_from=2)
+    asked = [search(rows, sequences, number) for number in range(1, 30)]
+    assert asked[:3] == [0, 0, 0]
+    assert asked[-1] == len(sequences)
 
 
 def test_nothing_is_drafted_before_a_step_without_drafts_was_measured() -> None:

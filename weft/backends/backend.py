@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from weft.backends.output_stream import OutputStream
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
+from weft.wire.messages import Count, Message, Text
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """Facts about the served model, for routes, the first line and reports."""
+class ModelInfo(Message, tag="ready"):
+    """Facts about the served model, for routes, the first line and reports: the message of an engine that is loaded."""
 
-    name: str
-    architecture: str
-    dtype: str
-    vocab_size: int
-    max_length: int
-    memory_bytes: int
-    memory_tokens: int  # the same in tokens of one long sequence
-    max_sequences: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    name: Text
+    architecture: Text
+    dtype: Text
+    vocab_size: Count
+    max_length: Count
+    memory_bytes: Count
+    memory_tokens: Count  # the same in tokens of one long sequence
+    max_sequences: Count
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Backend(Protocol):

@@ -1,19 +1,25 @@
-"""Encodes and decodes the messages of engines. Decoding runs no code and is bounded in size."""
+"""Encodes and decodes the messages of engines. Decoding runs no code and is bounded in size.
+
+The messages themselves are those of `weft.engine.protocol`; here is only what the start of an engine needs besides.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from weft.backends import messages as wire
 from weft.backends.backend import ModelInfo
 from weft.base.errors import InvalidField, RequestError, WeftError
+from weft.base.logs import LogFormat
+from weft.base.options import Options
 from weft.base.plan import Scores
-from weft.base.tenants import Dropped
-from weft.engine.events import Output, PromptScores, Report
+from weft.base.transfers import TransferSettings
+from weft.engine.events import PromptScores
 from weft.engine.protocol import (
+    SCORES_PER_PIECE,
     Command,
     Drop,
     End,
@@ -21,244 +27,142 @@ from weft.engine.protocol import (
     Event,
     Outputs,
     Question,
-    Refusal,
     Refuse,
     Replies,
     RequestFailed,
+    ScoresPiece,
     Shutdown,
     Stopped,
     Submit,
     Subscribe,
 )
-from weft.engine.request import Request
-from weft.memory.journal import CacheChanges
-from weft.wire.frames import HEADER_BYTES, MAX_FRAME_BYTES, ProtocolError
+from weft.wire.frames import ProtocolError
+from weft.wire.messages import Message, Number, Text, Writer, plain, reader
+from weft.wire.versions import Protocol
 
-# Maximum characters of an error message for people.
-MAX_WORDS = 4000
-
-_encode = msgspec.msgpack.Encoder(enc_hook=lambda value: _plain(value)).encode
-_from_front = msgspec.msgpack.Decoder(wire.FromFront)
-_from_engine = msgspec.msgpack.Decoder(wire.FromEngine)
-_request = msgspec.msgpack.Decoder(wire.RequestBody)
+MAX_PROMPT_BYTES = 1 << 26
+MAX_GRAMMAR = 1 << 20
+# Between routers and replicas. A version that adds fields names them here, and `docs/design.md` has the rules.
+FLEET = Protocol("fleet", 4, oldest=4)
 
 
-# frames ---------------------------------------------------------------------------------------------------------------
+class Begin(Message, tag="begin"):
+    """The first message to an engine process: the model to load, and its options."""
+
+    options: Options
+    progress: bool
+    log_level: Annotated[int, Meta(ge=0, le=100)]
+    log_format: LogFormat = "text"
+    # CPU cores to stay on; empty: all.
+    cores: Annotated[tuple[int, ...], Meta(max_length=4096)] = ()
+    transfer: TransferSettings | None = None
 
 
-def frame(message: wire.EngineMessage) -> bytes:
-    body = _encode(message)
-    assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
+class Unloadable(Message, tag="unloadable"):
+    """The model cannot be loaded: a message for the user, and whether an option is at fault."""
+
+    message: Text
+    option: bool
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    raise NotImplementedError(f"{type(value)} cannot be encoded")
+class Submission(msgspec.Struct, array_like=True, tag="submit"):
+    """The beginning of a `Submit`, whose request may be invalid."""
+
+    number: Number
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], body: bytes | msgspec.Raw) -> Any:
+FromFront = Begin | Submit | End | Question | Drop | Subscribe | Shutdown
+FromEngine = ModelInfo | Unloadable | Replies | ScoresPiece | Outputs | Stopped | RequestFailed | EngineNews
+
+
+def _simple(value: Any) -> Any:
+    """Return what stands for a value that MessagePack does not know."""
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, "<i4").tobytes()
+    # Scores have been sent in pieces.
+    return None if isinstance(value, PromptScores) else plain(value)
+
+
+def _built(kind: type, value: Any) -> Any:
+    if kind is PromptScores and value is None:
+        return PromptScores()
+    if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_PROMPT_BYTES:
+        raise ValueError("not a list of tokens")
+    return np.frombuffer(value, "<i4").astype(np.int32)
+
+
+_read_command = reader(FromFront, build=_built)
+_read_submission = reader(Submission)
+_read_event = reader(FromEngine, build=_built)
+
+
+class EngineWriter(Writer):
+    """Writes commands and events to a peer that speaks a version of a protocol."""
+
+    def __init__(self, protocol: Protocol = FLEET, version: int | None = None) -> None:
+        super().__init__(_simple, protocol.newer(protocol.version if version is None else version))
+
+    def command(self, command: Command) -> bytes:
+        if not isinstance(command, Submit):
+            return self.frame(command)
+        prompt = command.request.prompt
+        if 4 * len(prompt) > MAX_PROMPT_BYTES:
+            raise InvalidField("prompt", f"has {len(prompt)} tokens; the limit is {MAX_PROMPT_BYTES // 4}")
+        try:
+            return self.frame(command)
+        except (OverflowError, UnicodeEncodeError, NotImplementedError) as error:
+            raise RequestError(f"the request has a value that cannot be sent: {error}") from error
+
+    def event(self, event: Event) -> bytes:
+        if isinstance(event, Outputs) and event.reports:
+            return b"".join(map(self.frame, _score_pieces(event))) + self.frame(event)
+        return self.frame(event)
+
+
+def decode_begin(body: bytes) -> Begin:
     try:
-        return decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"not a message: {error}") from error
-
-
-# commands -------------------------------------------------------------------------------------------------------------
-
-
-def encode_command(command: Command) -> bytes:
-    match command:
-        case Submit(number, request):
-            return frame(wire.SubmitMessage(number, _encode_request(request)))
-        case End(number, stopped):
-            return frame(wire.EndMessage(number, stopped))
-        case Question(number, topic, limit):
-            return frame(wire.QuestionMessage(number, topic, limit))
-        case Drop(number, tenant, prefix):
-            return frame(wire.DropMessage(number, tenant, prefix))
-        case Subscribe(wanted):
-            return frame(wire.SubscribeMessage(wanted))
-        case _:
-            return frame(wire.ShutdownMessage())
-
-
-def _encode_request(request: Request) -> msgspec.Raw:
-    prompt = np.ascontiguousarray(request.prompt, "<i4").tobytes()
-    if len(prompt) > wire.MAX_PROMPT_BYTES:
-        raise InvalidField("prompt", f"has {len(request.prompt)} tokens; the limit is {wire.MAX_PROMPT_BYTES // 4}")
-    prediction = None if request.prediction is None else np.ascontiguousarray(request.prediction, "<i4").tobytes()
-    body = wire.RequestBody(
-        prompt,
-        request.params,
-        request.stop_tokens,
-        request.salt,
-        request.priority,
-        request.snapshots,
-        request.grammar,
-        request.boundaries,
-        prediction,
-        request.send_to,
-    )
-    try:
-        return msgspec.Raw(_encode(body))
-    except (OverflowError, UnicodeEncodeError, NotImplementedError) as error:
-        raise RequestError(f"the request has a value that cannot be sent: {error}") from error
-
-
-def decode_begin(body: bytes) -> wire.Begin:
-    try:
-        message = _decode(_from_front, body)
+        message = _read_command(body)
     except WeftError as error:
         raise ProtocolError(str(error)) from error
-    if not isinstance(message, wire.Begin):
+    if not isinstance(message, Begin):
         raise ProtocolError("the first message must name the model to load")
     return message
 
 
 def decode_command(body: bytes) -> Command:
     """Return a command that the engine can execute; one with an invalid request becomes a refusal."""
-    message = _decode(_from_front, body)
-    match message:
-        case wire.SubmitMessage(number, raw):
-            try:
-                return Submit(number, _decode_request(raw))
-            except RequestError as error:
-                return Refuse(number, str(error), error.field)
-            except ProtocolError as error:
-                return Refuse(number, str(error))
-        case wire.EndMessage(number, stopped):
-            return End(number, stopped)
-        case wire.QuestionMessage(number, topic, limit):
-            return Question(number, topic, limit)
-        case wire.DropMessage(number, tenant, prefix):
-            return Drop(number, tenant, prefix)
-        case wire.SubscribeMessage(wanted):
-            return Subscribe(wanted)
-        case wire.ShutdownMessage():
-            return Shutdown()
-    raise ProtocolError("the model is already loaded")
-
-
-def _decode_request(raw: msgspec.Raw) -> Request:
-    body = _decode(_request, raw)
-    if len(body.prompt) % 4 or len(body.prediction or b"") % 4:
-        raise ProtocolError("the prompt or the prediction is not a list of tokens")
-    grammar = body.grammar
-    if grammar is not None and (length := len(grammar.text) + len(grammar.source or "")) > wire.MAX_TEXT:
-        raise InvalidField("grammar", f"has {length} characters; the limit is {wire.MAX_TEXT}")
-    prompt = np.frombuffer(body.prompt, "<i4").astype(np.int32)
-    return Request(
-        prompt,
-        body.params,
-        body.stop_tokens,
-        body.salt,
-        body.priority,
-        body.snapshots,
-        body.grammar,
-        body.boundaries,
-        None if body.prediction is None else np.frombuffer(body.prediction, "<i4").astype(np.int32),
-        body.send_to,
-    )
-
-
-# events ---------------------------------------------------------------------------------------------------------------
-
-
-def encode_event(event: Event) -> bytes:
-    match event:
-        case Outputs():
-            return _encode_scores(event) + frame(_outputs_message(event))
-        case Replies(accepted, refused, answers):
-            refusals = [_refusal(each) for each in refused]
-            return frame(wire.RepliesMessage(accepted, refusals, answers))
-        case RequestFailed(number, message):
-            return frame(wire.FailedMessage(number, message[:MAX_WORDS]))
-        case EngineNews(changes, load):
-            return frame(wire.NewsMessage(None if changes is None else _changes_body(changes), load))
-        case Stopped(message):
-            return frame(wire.StoppedMessage(message))
-
-
-def _outputs_message(event: Outputs) -> wire.OutputsMessage:
-    scores, endings = [], []
-    for row, output in enumerate(event.outputs):
-        if output.logprob is not None:
-            tops = output.top or ()
-            scores.append(wire.ScoreBody(row, output.logprob, [t for t, _ in tops], [p for _, p in tops]))
-        if output.finish is not None:
-            endings.append(_ending(row, output, event.reports[output.sequence]))
-    numbers = [output.sequence for output in event.outputs]
-    digests = {row: output.digest for row, output in enumerate(event.outputs) if output.digest is not None}
-    return wire.OutputsMessage(numbers, [output.token for output in event.outputs], scores, endings, digests)
-
-
-def _changes_body(changes: CacheChanges) -> wire.ChangesBody:
-    tokens = np.array(changes.tokens, "<i4").tobytes()
-    parts = (b"".join(changes.keys), tokens, changes.tiers, changes.held)
-    dropped = tuple(wire.DroppedBody(each.tenant, each.prefix) for each in changes.dropped)
-    return wire.ChangesBody(changes.epoch, changes.first, changes.fresh, *parts, changes.drops, dropped)
-
-
-def _changes(body: wire.ChangesBody) -> CacheChanges:
-    size = wire.KEY_BYTES
-    if len(body.keys) % size:
-        raise ProtocolError(f"keys must have {size} bytes each")
-    keys = tuple(body.keys[start : start + size] for start in range(0, len(body.keys), size))
     try:
-        tokens = tuple(np.frombuffer(body.tokens, "<i4").tolist())
-        dropped = tuple(Dropped(each.tenant, each.prefix) for each in body.dropped)
-        return CacheChanges(
-            body.epoch, body.first, body.fresh, keys, tokens, body.tiers, body.held, body.drops, dropped
+        message: FromFront = _read_command(body)
+        if isinstance(message, Submit) and (grammar := message.request.grammar) is not None:
+            length = len(grammar.text) + len(grammar.source or "")
+            if length > MAX_GRAMMAR:
+                raise InvalidField("grammar", f"has {length} characters; the limit is {MAX_GRAMMAR}")
+    except RequestError as error:
+        return Refuse(_read_submission(body).number, str(error), error.field)
+    except ProtocolError as error:
+        try:
+            number = _read_submission(body).number
+        except ProtocolError:
+            raise error from None
+        return Refuse(number, str(error))
+    if isinstance(message, Begin):
+        raise ProtocolError("the model is already loaded")
+    return message
+
+
+def _score_pieces(event: Outputs) -> list[ScoresPiece]:
+    """Return the prompt scores of requests that end with this step."""
+    return [
+        ScoresPiece(
+            number,
+            piece.top_token.shape[1],
+            piece.chosen.astype("<f4").tobytes(),
+            piece.top_token.astype("<i4").tobytes(),
+            piece.top_logprob.astype("<f4").tobytes(),
         )
-    except ValueError as error:
-        raise ProtocolError(f"changes do not match: {error}") from error
-
-
-def _refusal(refusal: Refusal) -> wire.RefusalBody:
-    field = _bounded(refusal.field)
-    return wire.RefusalBody(refusal.number, refusal.message[:MAX_WORDS], refusal.status, field)
-
-
-def _bounded(text: str | None) -> str | None:
-    return None if text is None else text[:MAX_WORDS]
-
-
-def _ending(row: int, output: Output, report: Report) -> wire.EndingBody:
-    assert output.finish is not None
-    error, field = _bounded(output.error), _bounded(output.error_field)
-    return wire.EndingBody(
-        row,
-        output.finish,
-        error,
-        field,
-        report.cached_tokens,
-        report.loaded_tokens,
-        report.disk_tokens,
-        report.remote_tokens,
-        report.miss,
-        report.preemptions,
-        report.queued_seconds,
-        report.drafts,
-    )
-
-
-def _encode_scores(event: Outputs) -> bytes:
-    """Encode the prompt scores of requests that end with this step."""
-    frames = []
-    for number, report in event.reports.items():
-        for piece in report.prompt_scores.pieces(wire.SCORES_PER_PIECE):
-            frames.append(
-                wire.ScoresMessage(
-                    number,
-                    piece.top_token.shape[1],
-                    piece.chosen.astype("<f4").tobytes(),
-                    piece.top_token.astype("<i4").tobytes(),
-                    piece.top_logprob.astype("<f4").tobytes(),
-                )
-            )
-    return b"".join(map(frame, frames))
+        for number, report in event.reports.items()
+        for piece in report.prompt_scores.pieces(SCORES_PER_PIECE)
+    ]
 
 
 class EventReader:
@@ -267,69 +171,23 @@ class EventReader:
     def __init__(self) -> None:
         self._scores: dict[int, PromptScores] = {}
 
-    def read(self, body: bytes) -> Event | ModelInfo | wire.Unloadable | None:
+    def read(self, body: bytes) -> Event | ModelInfo | Unloadable | None:
         """Return the event of a message, or None if it is only a part of one."""
-        message = _decode(_from_engine, body)
-        match message:
-            case wire.OutputsMessage():
-                return self._outputs(message)
-            case wire.ScoresMessage():
-                self._scores.setdefault(message.number, PromptScores()).add(_prompt_scores(message))
-                return None
-            case wire.RepliesMessage(accepted, refused, answers):
-                return Replies(
-                    accepted, [Refusal(each.number, each.message, each.status, each.field) for each in refused], answers
-                )
-            case wire.StoppedMessage(message=text):
-                return Stopped(text)
-            case wire.FailedMessage(number, text):
-                return RequestFailed(number, text)
-            case wire.NewsMessage(changes, load):
-                return EngineNews(None if changes is None else _changes(changes), load)
-            case wire.Ready():
-                return ModelInfo(**msgspec.structs.asdict(message))
-        assert isinstance(message, wire.Unloadable)
+        message: FromEngine = _read_event(body)
+        if isinstance(message, ScoresPiece):
+            self._scores.setdefault(message.number, PromptScores()).add(_scores(message))
+            return None
+        if isinstance(message, Outputs) and self._scores:
+            for number, report in message.reports.items():
+                report.prompt_scores = self._scores.pop(number, report.prompt_scores)
         return message
 
-    def _outputs(self, message: wire.OutputsMessage) -> Outputs:
-        if len(message.numbers) != len(message.tokens):
-            raise ProtocolError("columns have different lengths")
-        outputs = list(map(Output, message.numbers, message.tokens))
-        reports: dict[int, Report] = {}
-        try:
-            for score in message.scores:
-                output = outputs[score.row]
-                output.logprob = score.logprob
-                output.top = list(zip(score.tokens, score.logprobs, strict=True))
-            for row, digest in message.digests.items():
-                outputs[row].digest = digest
-            for ending in message.endings:
-                output = outputs[ending.row]
-                output.finish, output.error, output.error_field = ending.finish, ending.error, ending.error_field
-                reports[output.sequence] = self._report(output.sequence, ending)
-        except (IndexError, ValueError) as error:
-            raise ProtocolError(f"columns do not match: {error}") from error
-        return Outputs(outputs, reports)
 
-    def _report(self, number: int, ending: wire.EndingBody) -> Report:
-        return Report(
-            cached_tokens=ending.cached_tokens,
-            loaded_tokens=ending.loaded_tokens,
-            disk_tokens=ending.disk_tokens,
-            remote_tokens=ending.remote_tokens,
-            miss=ending.miss,
-            preemptions=ending.preemptions,
-            queued_seconds=ending.queued_seconds,
-            prompt_scores=self._scores.pop(number, PromptScores()),
-            drafts=ending.drafts,
-        )
-
-
-def _prompt_scores(message: wire.ScoresMessage) -> Scores:
+def _scores(piece: ScoresPiece) -> Scores:
     try:
-        logprobs = np.frombuffer(message.logprobs, "<f4")
-        shape = (len(logprobs), message.tops)
-        tokens = np.frombuffer(message.top_tokens, "<i4").reshape(shape)
-        return Scores(logprobs, tokens, np.frombuffer(message.top_logprobs, "<f4").reshape(shape))
+        logprobs = np.frombuffer(piece.logprobs, "<f4")
+        shape = (len(logprobs), piece.tops)
+        tokens = np.frombuffer(piece.top_tokens, "<i4").reshape(shape)
+        return Scores(logprobs, tokens, np.frombuffer(piece.top_logprobs, "<f4").reshape(shape))
     except ValueError as error:
         raise ProtocolError(f"scores do not match: {error}") from error

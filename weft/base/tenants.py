@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Annotated
+
+from msgspec import Meta
 
 TENANT_BYTES = 16
 KEY_SALT_BYTES = 32
@@ -21,5 +24,5 @@ def tenant_digest(salt: bytes) -> bytes:
 class Dropped:
     """What an operator dropped: a tenant's prefixes, by its digest; those below a key; without either, all."""
 
-    tenant: bytes | None = None
-    prefix: bytes | None = None
+    tenant: Annotated[bytes, Meta(max_length=TENANT_BYTES)] | None = None
+    prefix: Annotated[bytes, Meta(max_length=32)] | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import inf
 
 import numpy as np
@@ -29,10 +30,17 @@ NEVER = 1 << 62
 # Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
 # steps between two of them.
 FRUITLESS, RAREST_QUESTION = 2, 4
-# Rows that search texts for a guess, of those that found none the last time, for each second of a step: the host has as
-# much time as the device takes, and they need a twentieth of it at most. A few always do, or twice as many as just
-# found one.
-QUESTIONS_A_SECOND, FEW_QUESTIONS = 2500, 4
+# What rows may spend on searching texts for a guess if they found none the last time: a share of a step, or of the time
+# that the host waits for the device anyway, whichever is more. One searches now and then in any case, and twice as many
+# as just found a guess.
+SEARCHING, SEARCHING_WHILE_WAITING = 0.01, 0.5
+SEARCH_SECONDS = 60e-6
+# Steps after which it is reckoned again how many rows may search.
+RECKON_AFTER = 8
+# Weight of a new step in the mean time that the host waits, and how far a wait may exceed that mean: a pause of the
+# whole machine is none.
+NEW_WAIT, MOST_NEWS = 0.1, 2
+LEAST_WAIT_SECONDS = 20e-6
 # Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
 MOST_GUESSES = 32
@@ -84,6 +92,11 @@ class DraftRows:
         # Seats that had a guess when they were asked last, or need not search for one, and whose turn it is to search.
         self._guessing: set[int] = set()
         self._turn = 0
+        # Searches that rows may make in a step, when this is reckoned again, and how long the host waits in a step.
+        self._affordable, self._reckon_at = 0.0, 0
+        self._waits_seconds = 0.0
+        # Searches that rows may make by now, and the step up to which they are counted.
+        self._searches, self._counted_to = 0.0, 0
         # How many searched and found a guess in the last step. At first, all may.
         self._found = seats
         # The last plan with drafts, and those by seat.
@@ -118,33 +131,66 @@ class DraftRows:
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
         self._wakes[seat] = NEVER
+        self._guessing.discard(seat)
         if self.model is not None:
             self.model.leave(seat, returns)
 
     def awake(self, seats: NDArray[np.int64], number: int) -> list[int]:
         """Return those of these seats that may propose drafts after the plan of this number."""
-        drafting, wakes = self.drafting, self._wakes
+        drafting = self.drafting
         assert drafting is not None
         if number < self.first_wake:
             return []
-        found = [seat for seat in seats.tolist() if wakes[seat] <= number]
-        if not found:
-            self.first_wake = min(wakes)
-            return []
         # Without the duration of such a step without drafts, nothing tells whether they pay.
-        known = drafting.possible(len(seats)) and drafting.costs.known(len(seats))
-        return self._in_turn(found, drafting.costs.seconds(len(seats), 0)) if known else []
+        if not (drafting.possible(len(seats)) and drafting.costs.known(len(seats))):
+            return []
+        most = self._may_search(len(seats), number)
+        if not most and not self._guessing:
+            return []
+        return self._in_turn(seats.tolist(), most, number)
 
-    def _in_turn(self, seats: list[int], seconds: float) -> list[int]:
-        """Return the seats that are asked in a step of this duration: of those that must search, a few at a time."""
-        searching = [seat for seat in seats if seat not in self._guessing]
-        most = max(FEW_QUESTIONS, int(seconds * QUESTIONS_A_SECOND), 2 * self._found)
-        if len(searching) <= most:
-            return seats
-        first = self._turn % len(searching)
-        self._turn = first + most
-        asked = {*searching[first : self._turn], *searching[: max(0, self._turn - len(searching))]}
-        return [seat for seat in seats if seat in asked or seat in self._guessing]
+    def note_wait(self, seconds: float) -> None:
+        """Note how long the host waited for a landing while the next step was in flight."""
+        most = max(LEAST_WAIT_SECONDS, MOST_NEWS * self._waits_seconds)
+        self._waits_seconds += NEW_WAIT * (min(seconds, most) - self._waits_seconds)
+
+    def _may_search(self, rows: int, number: int) -> int:
+        """Return how many rows may search in a step of `rows` rows. What earlier steps left may be used too."""
+        if number >= self._reckon_at:
+            self._affordable, self._reckon_at = self._reckoned(rows), number + RECKON_AFTER
+        most = max(1.0, RAREST_QUESTION * self._affordable)
+        self._searches = min(self._searches + self._affordable * (number - self._counted_to), most)
+        self._counted_to = number
+        return max(int(self._searches), 2 * self._found)
+
+    def _reckoned(self, rows: int) -> float:
+        """Return how many rows may search in each step."""
+        assert self.drafting is not None
+        seconds = self.drafting.costs.seconds(rows, 0)
+        if not seconds:
+            return len(self._wakes)
+        share = max(SEARCHING * seconds, SEARCHING_WHILE_WAITING * self._waits_seconds)
+        return max(1 / RAREST_QUESTION, share / SEARCH_SECONDS)
+
+    def _in_turn(self, seats: list[int], most: int, number: int) -> list[int]:
+        """Return the seats that are awake: of those that must search at most this number, in turns."""
+        wakes, guessing, count = self._wakes, self._guessing, len(seats)
+        asked = (
+            [place for place, seat in enumerate(seats) if seat in guessing and wakes[seat] <= number]
+            if guessing
+            else []
+        )
+        known, first = len(asked), self._turn % max(1, count)
+        for place in chain(range(first, count), range(first)):
+            if len(asked) - known >= most:
+                break
+            if wakes[seats[place]] <= number and seats[place] not in guessing:
+                asked.append(place)
+                self._turn = place + 1
+        self._searches = max(0.0, self._searches - (len(asked) - known))
+        if not asked and most:
+            self.first_wake = min(wakes)
+        return [seats[place] for place in sorted(asked)]
 
     def _wake(self, seat: int, number: int) -> None:
         """Let a seat propose drafts from the plan of this number on."""

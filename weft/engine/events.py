@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from weft.base.plan import Scores
 from weft.memory.misses import Miss
+from weft.wire.messages import Count, MutableMessage, Number, Seconds, Text, Token
 
-Top = list[tuple[int, float]]
+MAX_TOPS = 32
+Top = list[tuple[Token, float]]
 
 
 class FinishReason(StrEnum):
@@ -21,20 +26,19 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-@dataclass(slots=True)
-class Output:
+class Output(MutableMessage):
     """Output of one step for one sequence. Without a token, the sequence only finished.
 
     `error` says why it failed; `error_field` is the field of the request at fault, if one is.
     """
 
-    sequence: int
-    token: int | None
+    sequence: Number
+    token: Token | None
     logprob: float | None = None
-    top: Top | None = None
+    top: Annotated[Top, Meta(max_length=MAX_TOPS)] | None = None
     finish: FinishReason | None = None
-    error: str | None = None
-    error_field: str | None = None
+    error: Text | None = None
+    error_field: Text | None = None
     digest: int | None = None  # of the logits, as a signed integer
 
 
@@ -103,16 +107,18 @@ class DraftReport:
         self.predicted_accepted += drafters[:accepted].count("prediction")
 
 
-@dataclass(slots=True)
-class Report:
-    """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`."""
+class Report(MutableMessage):
+    """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`.
 
-    cached_tokens: int = 0
-    loaded_tokens: int = 0  # of the cached ones, those that were copied from another tier first
-    disk_tokens: int = 0  # of the loaded ones, those from disk
-    remote_tokens: int = 0  # of the loaded ones, those from a remote store
+    Between processes, the scores travel before the rest, in pieces.
+    """
+
+    cached_tokens: Count = 0
+    loaded_tokens: Count = 0  # of the cached ones, those that were copied from another tier first
+    disk_tokens: Count = 0  # of the loaded ones, those from disk
+    remote_tokens: Count = 0  # of the loaded ones, those from a remote store
     miss: Miss | None = None
-    preemptions: int = 0
-    queued_seconds: float = 0.0  # before it first ran
-    prompt_scores: PromptScores = field(default_factory=PromptScores)
-    drafts: DraftReport = field(default_factory=DraftReport)
+    preemptions: Count = 0
+    queued_seconds: Seconds = 0.0  # before it first ran
+    prompt_scores: PromptScores = msgspec.field(default_factory=PromptScores)
+    drafts: DraftReport = msgspec.field(default_factory=DraftReport)

@@ -53,6 +53,7 @@ from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.speculate.drafting import Drafting
+from weft.wire.messages import MAX_WORDS
 
 log = logging.getLogger("weft")
 
@@ -197,8 +198,9 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
         if self.planner.drafting is not None:
-            text, reused = sequence.tokens(0, sequence.length), sequence.report.cached_tokens
-            self.planner.drafting.ended(sequence.identity.root, text, sequence.drafting, reused)
+            text, drafts = sequence.tokens(0, sequence.length), sequence.drafting
+            root = sequence.identity.root if drafts is None else drafts.salt
+            self.planner.drafting.ended(root, text, drafts, sequence.report.cached_tokens)
         if sequence.leaving:
             return  # it was about to be preempted; now it will not return
         if sequence.lease is None:
@@ -428,9 +430,13 @@ class Engine:
         self.planner.failed.clear()
 
     def _settle(self, step: PlannedStep, flight: Any) -> None:
+        began = self._now()
         if self.exchange is not None:
             self.exchange.serve_until(flight)
-        landing, step = self._device.land(flight), moved_step(step, self.ledger)
+        landing = self._device.land(flight)
+        # Only if the device has work meanwhile, the host has time.
+        self.planner.drafts.note_wait(self._now() - began if self._flights else 0.0)
+        step = moved_step(step, self.ledger)
         plan, ledger, planner = step.plan, self.ledger, self.planner
         self.clock.landed(plan)
         planner.landed = plan.number
@@ -498,7 +504,7 @@ class Engine:
         return found and constraint.ended
 
     def _fail(self, sequence: Sequence, output: Output, error: RequestError) -> None:
-        output.finish, output.error, output.error_field = FinishReason.ERROR, str(error), error.field
+        output.finish, output.error, output.error_field = FinishReason.ERROR, str(error)[:MAX_WORDS], error.field
         self._finish(sequence, FinishReason.ERROR)
 
     def _finish_silent(self, step: PlannedStep) -> None:

@@ -1,40 +1,46 @@
-"""Commands to a running engine and its events, as plain values, between threads or processes.
+"""Commands to a running engine and its events, between threads or processes: one definition of each, with its bounds.
 
 Callers number their requests and questions themselves; every event carries the number that it belongs to.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from weft.engine.events import Output, Report
+import msgspec
+from msgspec import Meta
+
+from weft.base.errors import RequestError
+from weft.base.tenants import TENANT_BYTES
+from weft.engine.events import MAX_TOPS, Output, Report
 from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
 from weft.memory.journal import CacheChanges
+from weft.memory.keys import KEY_BYTES
+from weft.wire.messages import MAX_ROWS, MAX_WORDS, Message, MutableMessage, Number, Text
+
+# Scores of a long prompt travel in pieces of this many tokens, so that reading one does not delay other streams.
+SCORES_PER_PIECE = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
-    number: int
+class Submit(Message, tag="submit"):
+    number: Number
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """A submission that could not be decoded; the reason is returned to the caller."""
+class Refuse(Message):
+    """A submission that could not be decoded; the reason is returned to the caller. It does not travel."""
 
-    number: int
+    number: Number
     message: str
     field: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Message, tag="end"):
     """End a request: as if the model had `stopped`, or because it was aborted."""
 
-    number: int
+    number: Number
     stopped: bool = False
 
 
@@ -45,31 +51,27 @@ class Topic(StrEnum):
     PULSE = "pulse"  # only a heartbeat
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Message, tag="ask"):
     """A question, answered at the next border between steps."""
 
-    number: int
+    number: Number
     topic: Topic
-    limit: int = 0
+    limit: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
+class Drop(Message, tag="drop"):
     """Drop cached prefixes from all tiers: of a tenant, by its digest; those below a key; without either, all."""
 
-    number: int
-    tenant: bytes | None = None
-    prefix: bytes | None = None
+    number: Number
+    tenant: Annotated[bytes, Meta(max_length=TENANT_BYTES)] | None = None
+    prefix: Annotated[bytes, Meta(max_length=KEY_BYTES)] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(Message, tag="shutdown"):
     """Stop stepping. Open requests get no answer: the sender has already failed them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
+class Subscribe(Message, tag="subscribe"):
     """Send `EngineNews` from now on, beginning with everything that is held, or, if not `wanted`, no longer."""
 
     wanted: bool = True
@@ -78,53 +80,61 @@ class Subscribe:
 Command = Submit | Refuse | End | Question | Drop | Subscribe | Shutdown
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message):
     """The fields of a `RequestError`."""
 
-    number: int
-    message: str
-    status: int
-    field: str | None = None
+    number: Number
+    message: Text
+    status: Annotated[int, Meta(ge=400, le=599)]
+    field: Text | None = None
+
+    @classmethod
+    def of(cls, number: int, error: RequestError) -> Refusal:
+        return cls(number, str(error)[:MAX_WORDS], error.status, error.field and error.field[:MAX_WORDS])
 
 
-@dataclass(slots=True)
-class Replies:
+class Replies(MutableMessage, tag="replies"):
     """Which requests were accepted or refused, and answers to questions, by number."""
 
-    accepted: list[int] = field(default_factory=list)
-    refused: list[Refusal] = field(default_factory=list)
-    answers: dict[int, Any] = field(default_factory=dict)
+    accepted: Annotated[list[Number], Meta(max_length=MAX_ROWS)] = msgspec.field(default_factory=list)
+    refused: Annotated[list[Refusal], Meta(max_length=MAX_ROWS)] = msgspec.field(default_factory=list)
+    answers: Annotated[dict[Number, Any], Meta(max_length=MAX_ROWS)] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.accepted or self.refused or self.answers)
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
+class ScoresPiece(Message, tag="scores"):
+    """A piece of a request's prompt scores, before its last output: float32 and int32, `tops` per token."""
+
+    number: Number
+    tops: Annotated[int, Meta(ge=0, le=MAX_TOPS)]
+    logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE)]
+    top_tokens: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
+    top_logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
+
+
+class Outputs(Message, tag="outputs"):
     """Outputs of one step; `Output.sequence` is the caller's number. A request's last output has a report."""
 
-    outputs: list[Output]
-    reports: dict[int, Report]
+    outputs: Annotated[list[Output], Meta(max_length=MAX_ROWS)]
+    reports: Annotated[dict[Number, Report], Meta(max_length=MAX_ROWS)]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Message, tag="stopped"):
     """The engine has stopped; open requests stay unanswered. The message has no internal details."""
 
-    message: str
+    message: Text
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(Message, tag="failed"):
     """One request will not be answered, because the engine behind the sender has stopped; others may be."""
 
-    number: int
-    message: str
+    number: Number
+    message: Text
 
 
-@dataclass(frozen=True, slots=True)
-class EngineNews:
+class EngineNews(Message, tag="news"):
     """What changed in the cache, if anything did, and how busy the engine is."""
 
     changes: CacheChanges | None

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
+from weft.wire.messages import Token
+
+Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, omit_defaults=True):
     """`snapshots` are positions in the prompt that the caller declares worth keeping; `boundaries` are ends of
     messages, and where a router knows that prompts part, which may be worth it; lower values of `priority` go first.
-    Bad words are token sequences here."""
+    Bad words are token sequences here. A request travels by the names of its fields, so that errors name them."""
 
     prompt: NDArray[np.int32]
     params: SamplingParams
-    stop_tokens: frozenset[int] = frozenset()
-    salt: bytes = b""
-    priority: int = 0
-    snapshots: tuple[int, ...] = ()
+    stop_tokens: Annotated[frozenset[Token], Meta(max_length=1024)] = frozenset()
+    salt: Annotated[bytes, Meta(max_length=1024)] = b""
+    priority: Priority = 0
+    snapshots: Annotated[tuple[Token, ...], Meta(max_length=4096)] = ()
     grammar: Grammar | None = None  # the form of the answer
-    boundaries: tuple[int, ...] = ()
+    boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)] = ()
     prediction: NDArray[np.int32] | None = None  # the caller's guess at the answer
     send_to: Destination | None = None  # compute the prompt, send it there, and answer nothing; set by routers only
 

@@ -11,11 +11,11 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from weft.base.errors import InvalidField, RequestError
 from weft.engine.constraint import Constraint
@@ -238,7 +238,7 @@ class Service:
 
     def _refuse(self, number: int, error: RequestError) -> None:
         self._refused += 1
-        self._replies.refused.append(Refusal(number, str(error), error.status, error.field))
+        self._replies.refused.append(Refusal.of(number, error))
 
     def _end(self, number: int, stopped: bool) -> None:
         if number in self._preparing:

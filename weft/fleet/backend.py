@@ -244,12 +244,13 @@ class FleetBackend:
 
     async def _place(self, stream: FleetStream, error: Exception) -> None:
         """Submit a request to the best member that has not had it; raises if none accepts it."""
-        available = [member for member in self._answering() if member.name not in stream.tried]
-        for member in self.chooser.rank(stream.id, stream.request, available):
-            if stream.is_closed:
-                raise error
-            if not member.takes_requests or stream.failures >= MOST_FAILURES:
-                continue
+        while not stream.is_closed and stream.failures < MOST_FAILURES:
+            # Anew each time: members come and go while one of them considers the request.
+            available = [member for member in self._answering() if member.name not in stream.tried]
+            ranked = self.chooser.rank(stream.id, stream.request, available)
+            if not ranked:
+                break
+            member = ranked[0]
             stream.tried.add(member.name)
             leg = await self._begin_leg(stream, member)
             if leg is not None and stream.is_closed:
@@ -272,9 +273,7 @@ class FleetBackend:
         try:
             inner = await member.submit(self.chooser.hinted(stream.id, stream.request, member))
         except EngineStopped as stopped:
-            self._note_failure(member)
-            stream.failures += 1
-            member.retries += 1
+            self._note_lost(stream, member)
             self.chooser.left(stream.id)
             return stopped
         except RequestError as refused:
@@ -326,16 +325,22 @@ class FleetBackend:
 
     async def _move(self, stream: FleetStream, error: EngineStopped) -> None:
         """Submit a request to another member, because the one that had it has ended or is silent."""
-        member = stream.member
+        member, may_move = stream.member, stream.may_move
         if member is not None:
-            self._note_failure(member)
-        if member is None or not stream.may_move:
+            self._note_lost(stream, member, moves=may_move)
+        if member is None or not may_move:
             raise error
         self.chooser.left(stream.id)
         stream.leave()
-        stream.failures += 1
-        member.retries += 1
         await self._place(stream, error)
+
+    def _note_lost(self, stream: FleetStream, member: Member, moves: bool = True) -> None:
+        """Note that a member does not answer a request, which `moves` to another one."""
+        member.retries += moves
+        # An operator who removes members does not make a request suspect.
+        if member.state is not MemberState.DRAINING:
+            self._note_failure(member)
+            stream.failures += moves
 
     def _note_failure(self, member: Member) -> None:
         member.failures += 1

@@ -12,17 +12,19 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
-from weft.backends import messages as wire
+from msgspec.structs import replace
+
 from weft.backends.backend import Backend
-from weft.backends.codec import decode_command, frame
+from weft.backends.codec import FLEET, EngineWriter, decode_command
 from weft.fleet.session import MAX_UNREAD_NEWS, EngineReplaced, RouterSession
 from weft.wire.frames import HEADER_BYTES, Frames, ProtocolError
 from weft.wire.handshake import MAX_BYTES, PLAIN, HandshakeError, ReplicaSide
 from weft.wire.sockets import notice_death
 from weft.wire.tls import TlsFiles, certificate_name
+from weft.wire.versions import Protocol
 
 log = logging.getLogger("weft")
 
@@ -51,6 +53,7 @@ class FleetDoor:
     tls: TlsFiles | None = None
     max_routers: int = MAX_ROUTERS
     handshake_seconds: float = HANDSHAKE_SECONDS
+    protocol: Protocol = FLEET
 
 
 class FleetListener:
@@ -152,7 +155,7 @@ class RouterLink(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = owner
-        self._handshake = ReplicaSide(owner.door.secret, owner.channel)
+        self._handshake = ReplicaSide(owner.door.secret, owner.door.protocol, owner.channel)
         self._frames = Frames(MAX_BYTES)
         self._received = 0
         self._session: RouterSession | None = None
@@ -197,11 +200,13 @@ class RouterLink(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=MAX_UNREAD_NEWS)
         self._owner.routers.add(self)
         self._frames = Frames()
-        self._session = RouterSession(self._owner.backend, self._write, self.transport.get_write_buffer_size)
+        writer = EngineWriter(self._owner.door.protocol, self._handshake.version)
+        unread = self.transport.get_write_buffer_size
+        self._session = RouterSession(self._owner.backend, self._write, unread, writer=writer)
         info = self._owner.backend.info
         # Paths of this machine concern no other.
         public = replace(info, settings={name: info.settings[name] for name in info.settings if name != "folder"})
-        self.transport.write(welcome + frame(wire.Ready(**asdict(public))))
+        self.transport.write(welcome + writer.frame(public))
         self.known.set_result(None)
         log.info("a router has connected from %s", self.transport.get_extra_info("peername"))
 

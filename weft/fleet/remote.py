@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import cast
 
-from weft.backends import messages as wire
 from weft.backends.backend import ModelInfo
-from weft.backends.codec import EventReader, encode_command
+from weft.backends.codec import FLEET, EngineWriter, EventReader, Unloadable
 from weft.backends.dispatcher import MAX_OPEN, Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.protocol import Command, Event, Stopped, Submit
@@ -19,6 +18,7 @@ from weft.wire.frames import Frames, ProtocolError
 from weft.wire.handshake import MAX_BYTES, PLAIN, HandshakeError, RouterSide
 from weft.wire.sockets import notice_death
 from weft.wire.tls import client_context
+from weft.wire.versions import Protocol
 
 log = logging.getLogger("weft")
 
@@ -67,11 +67,13 @@ class RemoteBackend(Dispatcher):
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
         first_pause_seconds: float = FIRST_PAUSE_SECONDS,
+        protocol: Protocol = FLEET,
     ) -> None:
         super().__init__(max_open, patience_seconds)
         self._closed = NOT_CONNECTED
         self._address = address
         self._secret = secret
+        self._protocol = protocol
         self._first_pause = first_pause_seconds
         self._link: ReplicaLink | None = None
         self._lost = asyncio.Event()
@@ -140,7 +142,7 @@ class RemoteBackend(Dispatcher):
         log.info("connected to %s:%d", *self._where)
 
     def handshake(self, channel: bytes) -> RouterSide:
-        return RouterSide(self._secret, channel)
+        return RouterSide(self._secret, self._protocol, channel)
 
     def lost(self, link: ReplicaLink) -> None:
         if link is self._link:
@@ -157,7 +159,7 @@ class RemoteBackend(Dispatcher):
         if isinstance(command, Submit) and self._link.unread_bytes > MAX_UNREAD_BYTES:
             # Another replica may have room.
             raise RequestError(UNREAD, 429)
-        self._link.write(encode_command(command))
+        self._link.send(command)
 
     def heard(self, link: ReplicaLink, event: Event) -> None:
         if link is self._link and not isinstance(event, Stopped):
@@ -175,6 +177,7 @@ class ReplicaLink(asyncio.Protocol):
         self._proved = self.closed = False
         self._frames = Frames(MAX_BYTES)
         self._reader: EventReader | None = None
+        self._writer: EngineWriter | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -183,9 +186,10 @@ class ReplicaLink(asyncio.Protocol):
         certificate = None if secure is None else secure.getpeercert(binary_form=True)
         self._handshake = self._owner.handshake(PLAIN if certificate is None else sha256(certificate).digest())
 
-    def write(self, data: bytes) -> None:
+    def send(self, command: Command) -> None:
         assert self._transport is not None
-        self._transport.write(data)
+        assert self._writer is not None
+        self._transport.write(self._writer.command(command))
 
     @property
     def unread_bytes(self) -> int:
@@ -221,11 +225,13 @@ class ReplicaLink(asyncio.Protocol):
     def _greet(self, body: bytes) -> None:
         assert self._handshake is not None
         if not self._proved:
-            self.write(self._handshake.proof(body))
+            assert self._transport is not None
+            self._transport.write(self._handshake.proof(body))
             self._proved = True
         else:
             self._handshake.check(body)
             self._frames, self._reader = Frames(MAX_EVENT_BYTES), EventReader()
+            self._writer = EngineWriter(self._handshake.protocol, self._handshake.version)
 
     def _take(self, body: bytes) -> None:
         assert self._reader is not None
@@ -233,7 +239,7 @@ class ReplicaLink(asyncio.Protocol):
         if isinstance(event, ModelInfo):
             if not self.ready.done():
                 self.ready.set_result(event)
-        elif isinstance(event, wire.Unloadable):
+        elif isinstance(event, Unloadable):
             raise ProtocolError("a running replica cannot fail to load")
         elif event is not None:
             self._owner.heard(self, event)

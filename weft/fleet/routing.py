@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
+
 from weft.base.grid import CELL, floor_to_grid
 from weft.base.tenants import Dropped
 from weft.engine.load import ReplicaLoad
@@ -100,7 +102,7 @@ class RoutedChoice:
         junction = self._ranked[number].choices[member.name].junction
         if junction is None or junction in request.boundaries:
             return request
-        return replace(request, boundaries=(*request.boundaries, junction))
+        return msgspec.structs.replace(request, boundaries=(*request.boundaries, junction))
 
     def started(self, number: int) -> None:
         ranked = self._ranked.get(number)

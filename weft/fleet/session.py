@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from weft.backends.backend import Backend
-from weft.backends.codec import encode_event
+from weft.backends.codec import EngineWriter
 from weft.backends.dispatcher import MAX_OPEN, UNWELL
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError, WeftError
@@ -60,7 +60,9 @@ class RouterSession:
         write: Callable[[bytes], None],
         unread: Callable[[], int] = lambda: 0,
         max_open: int = MAX_OPEN,
+        writer: EngineWriter | None = None,
     ) -> None:
+        self._writer = writer or EngineWriter()
         self._backend = backend
         self._info = backend.info
         self._write = write
@@ -95,7 +97,7 @@ class RouterSession:
             case Submit(number, request):
                 self._submit(number, request)
             case Refuse(number, message, field):
-                self._send(Replies(refused=[Refusal(number, message, 400, field)]))
+                self._send(Replies(refused=[Refusal.of(number, RequestError(message, field=field))]))
             case End(number, stopped):
                 self._end(number, stopped)
             case Question() | Drop():
@@ -140,7 +142,7 @@ class RouterSession:
             async for outputs in stream:
                 self._take(number, stream, outputs)
         except RequestError as error:
-            self._send(Replies(refused=[Refusal(number, str(error), error.status, error.field)]))
+            self._send(Replies(refused=[Refusal.of(number, error)]))
         except EngineStopped as error:
             self._flush()
             self._send(RequestFailed(number, str(error)))
@@ -234,7 +236,7 @@ class RouterSession:
             self._backend.subscribe(self._hear)
 
     def _send(self, event: Event) -> None:
-        self._write(encode_event(event))
+        self._write(self._writer.event(event))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

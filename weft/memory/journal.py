@@ -11,10 +11,13 @@ from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
+from typing import Annotated
+
+from msgspec import Meta
 
 from weft.base.tenants import Dropped
 from weft.memory.cache import Cache
-from weft.memory.keys import Key
+from weft.memory.keys import KEY_BYTES, Key
 from weft.memory.ledger import Ledger
 from weft.memory.trie import Walk
 
@@ -24,6 +27,12 @@ MOST_WAITING = 1 << 16
 MOST_IN_BATCH = 1 << 12
 # Drops that a stream repeats when it starts over.
 MOST_DROPS = 16
+
+# Bounds where a batch arrives.
+_Number = Annotated[int, Meta(ge=0, le=1 << 62)]
+_Position = Annotated[int, Meta(ge=0, lt=1 << 31)]
+_Key = Annotated[Key, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+_Codes = Annotated[bytes, Meta(max_length=MOST_IN_BATCH)]
 
 
 class Tier(IntEnum):
@@ -51,15 +60,15 @@ class CacheChanges:
     the reader of a stream without losses has not seen. A reader that misses more must assume that all was dropped.
     """
 
-    epoch: int
-    first: int
+    epoch: _Number
+    first: _Number
     fresh: bool
-    keys: tuple[Key, ...]
-    tokens: tuple[int, ...]
-    tiers: bytes
-    held: bytes
-    drops: int = 0
-    dropped: tuple[Dropped, ...] = ()
+    keys: Annotated[tuple[_Key, ...], Meta(max_length=MOST_IN_BATCH)]
+    tokens: Annotated[tuple[_Position, ...], Meta(max_length=MOST_IN_BATCH)]
+    tiers: _Codes
+    held: _Codes
+    drops: _Number = 0
+    dropped: Annotated[tuple[Dropped, ...], Meta(max_length=MOST_DROPS)] = ()
 
     def __post_init__(self) -> None:
         if not len(self.keys) == len(self.tokens) == len(self.tiers) == len(self.held):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Key = bytes
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)

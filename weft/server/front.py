@@ -234,7 +234,7 @@ class Front:
                 field=asked.field,
                 prediction=asked.prompt.prediction,
             )
-            requests = [replace(first, params=asked.params_of(place)) for place in range(asked.n)]
+            requests = [msgspec.structs.replace(first, params=asked.params_of(place)) for place in range(asked.n)]
             found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]
             for other in found[1:] if asked.scores_once else ():
                 other.scored_by = found[0]

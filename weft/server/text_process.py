@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import tokenizers
@@ -26,7 +27,6 @@ from weft.base.logs import set_up_logging
 from weft.server.apis import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.texts.grammars import prepared_grammar
 from weft.server.texts.messages import (
-    HEADER_BYTES,
     MAX_REPLY_BYTES,
     Done,
     Failed,
@@ -34,12 +34,14 @@ from weft.server.texts.messages import (
     Job,
     Refused,
     WorkerSetup,
-    decode_command,
-    frame,
+    framed,
+    read_command,
 )
 from weft.server.texts.prompt_builder import PromptBuilder, PromptFacts
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
+from weft.wire.channel import received
+from weft.wire.frames import read_frame
 
 log = logging.getLogger("weft.text")
 
@@ -98,7 +100,8 @@ def resident_bytes() -> int:
 
 def work(connection: socket.socket) -> None:
     """Process jobs until the front has ended, or until a reply announced that this worker leaves."""
-    setup = decode_command(received(connection))
+    next_body = partial(read_frame, partial(received, connection))
+    setup = read_command(next_body())
     assert isinstance(setup, WorkerSetup), "the first message must be a WorkerSetup"
     set_up_logging(setup.log_level, setup.log_format)
     builder = builder_of(setup)
@@ -106,31 +109,13 @@ def work(connection: socket.socket) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     freeze_heap()
     while True:
-        job = decode_command(received(connection))
+        job = read_command(next_body())
         assert isinstance(job, Job), "all later messages must be jobs"
         reply = reply_to(builder, job)
         del job
-        connection.sendall(frame(reply))
+        connection.sendall(framed(reply))
         if getattr(reply, "leaving", False):
             return
-
-
-def received(connection: socket.socket) -> bytearray:
-    """Return the next frame's body. Raises `EOFError` when the front has ended."""
-    size = int.from_bytes(_exactly(connection, HEADER_BYTES), "big")
-    return _exactly(connection, size)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view, got = memoryview(data), 0
-    while got < size:
-        count = connection.recv_into(view[got:])
-        if not count:
-            raise EOFError
-        got += count
-    view.release()
-    return data
 
 
 def _end_with_front(connection: socket.socket) -> None:

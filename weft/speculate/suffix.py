@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from zlib import crc32
 
 import numpy as np
@@ -29,6 +30,8 @@ ROOM = 1 << 8
 # Tokens of finished sequences that are kept for later ones, of all salts together, and of one sequence.
 MOST_SHARED = 1 << 17
 MOST_OF_ONE = 1 << 13
+# Tokens of finished sequences that are entered together at the latest, which takes less than a millisecond.
+MOST_WAITING = 1 << 15
 # Bits of a position in such a text, whose end is one.
 _PLACE_BITS = 14
 _FACTOR = 0x9E3779B97F4A7C15
@@ -146,8 +149,8 @@ class SharedTexts:
     """The ends of finished sequences, for later sequences with the same salt only. Bounded, oldest out first.
 
     A table of fixed size says where each run came last. Runs with the same hash overwrite each other, and nothing is
-    taken out with a text: an entry counts only if its text is still there and has the right salt. So a finished
-    sequence costs a few operations on arrays, however long it is.
+    taken out with a text: an entry counts only if its text is still there and has the right salt. Texts are entered
+    when the table is asked, all that ended since then together: a few operations on arrays, however many they are.
     """
 
     def __init__(self, most: int = MOST_SHARED) -> None:
@@ -162,6 +165,9 @@ class SharedTexts:
         self._entries = self._table.data
         self._number = 0
         self.tokens = 0
+        # Texts that the table does not have yet, and their tokens.
+        self._waiting: list[int] = []
+        self._waiting_tokens = 0
 
     def add(self, salt: bytes, tokens: NDArray[np.int32]) -> None:
         tokens = tokens[-MOST_OF_ONE:].copy()
@@ -170,11 +176,29 @@ class SharedTexts:
         self._number += 1
         self._texts[self._number] = salt, tokens
         self.tokens += len(tokens)
-        # Of equal runs, the last one is assigned last. Nothing follows the last run of a text.
-        places = (keys_of(tokens)[:-1] >> self._shift) ^ self._mark(salt)
-        self._table[places] = (self._number << _PLACE_BITS) + np.arange(KEY, len(tokens), dtype=np.int64)
         while self.tokens > self._most:
             self.tokens -= len(self._texts.popitem(last=False)[1][1])
+        self._waiting.append(self._number)
+        self._waiting_tokens += len(tokens)
+        if self._waiting_tokens >= MOST_WAITING:
+            self._enter()
+
+    def _enter(self) -> None:
+        """Enter the texts that wait into the table."""
+        waiting = [(number, *self._texts[number]) for number in self._waiting if number in self._texts]
+        self._waiting, self._waiting_tokens = [], 0
+        if not waiting:
+            return
+        lengths = [len(tokens) for _, _, tokens in waiting]
+        firsts = [0, *accumulate(lengths[:-1])]
+        # The place in its text of every token that follows a run. Those of a text's first tokens follow none.
+        place = np.arange(sum(lengths)) - np.repeat(firsts, lengths)
+        follows = place >= KEY
+        keys = keys_of(np.concatenate([tokens for _, _, tokens in waiting]))[:-1][follows[KEY:]] >> self._shift
+        entries = np.repeat([number << _PLACE_BITS for number, _, _ in waiting], lengths) + place
+        marks = np.repeat([self._mark(salt) for _, salt, _ in waiting], lengths)
+        # Of equal runs, the last one is assigned last.
+        self._table[keys ^ marks[follows]] = entries[follows]
 
     def _mark(self, salt: bytes) -> int:
         """Return a number below the size of the table that salts differ in."""
@@ -182,6 +206,8 @@ class SharedTexts:
 
     def place(self, salt: bytes, key: int) -> tuple[int, int] | None:
         """Return the latest occurrence of a key, or of one with the same hash, in the texts of this salt."""
+        if self._waiting:
+            self._enter()
         number, end = divmod(self._entries[key >> self._shift ^ self._mark(salt)], 1 << _PLACE_BITS)
         text = self._texts.get(number)
         return None if text is None or text[0] != salt else (number, end)
@@ -200,8 +226,9 @@ class SharedTexts:
 
     def clear(self) -> None:
         self._texts.clear()
+        self._waiting.clear()
         self._table[:] = 0
-        self.tokens = 0
+        self.tokens = self._waiting_tokens = 0
 
 
 class Prediction:

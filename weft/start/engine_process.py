@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import builtin
-from weft.backends import messages as wire
 from weft.backends.backend import ModelInfo
-from weft.backends.codec import decode_begin, decode_command, encode_event, frame
+from weft.backends.codec import Begin, EngineWriter, Unloadable, decode_begin, decode_command
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.logs import set_up_logging
@@ -73,7 +72,7 @@ class SocketInbox:
         self._own.append(command)
         self._ringer.send(b"!")
 
-    def first(self) -> wire.Begin:
+    def first(self) -> Begin:
         while not self._bodies:
             if not self._read():
                 raise ProtocolError("the front closed the connection without a message")
@@ -123,7 +122,7 @@ class SocketInbox:
 def run_engine(connection: socket.socket, load: Load) -> int:
     """Serve the front at the other end; return the exit code of the process."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    inbox = SocketInbox(connection)
+    inbox, writer = SocketInbox(connection), EngineWriter()
     begin = inbox.first()
     set_up_logging(begin.log_level, begin.log_format)
     if begin.cores and hasattr(os, "sched_setaffinity"):
@@ -133,13 +132,13 @@ def run_engine(connection: socket.socket, load: Load) -> int:
     try:
         engine, info = load(begin.options, begin.progress, *([] if begin.transfer is None else [begin.transfer]))
     except (OptionError, ModelError) as error:
-        connection.sendall(frame(wire.Unloadable(str(error), isinstance(error, OptionError))))
+        connection.sendall(writer.frame(Unloadable(str(error), isinstance(error, OptionError))))
         return 1
     freeze_heap()
-    connection.sendall(frame(wire.Ready(**asdict(info))))
+    connection.sendall(writer.frame(info))
 
     def deliver(event: Event) -> None:
-        connection.sendall(encode_event(event))
+        connection.sendall(writer.event(event))
 
     return 0 if Service(engine, deliver, info.vocab_size).run(inbox) else 1
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import cast
 
-from weft.backends import messages as wire
 from weft.backends.backend import ModelInfo
-from weft.backends.codec import EventReader, encode_command, frame
+from weft.backends.codec import Begin, EngineWriter, EventReader, Unloadable
 from weft.backends.dispatcher import MAX_OPEN, Dispatcher
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
@@ -36,7 +35,7 @@ GOODBYE_SECONDS = 10.0
 MAX_RESTARTS = 5
 RESTARTS_WITHIN_SECONDS = 600.0
 
-Heard = Event | ModelInfo | wire.Unloadable
+Heard = Event | ModelInfo | Unloadable
 
 
 class Link(asyncio.Protocol):
@@ -102,6 +101,7 @@ class ProcessBackend(Dispatcher):
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.start.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
+        self._writer = EngineWriter()
         self._ready: asyncio.Future[ModelInfo] | None = None
         self._stopping = False
         self._restarting: asyncio.Task[None] | None = None
@@ -152,7 +152,7 @@ class ProcessBackend(Dispatcher):
             await loop.create_unix_connection(lambda: link, sock=ours)
             level = logging.getLogger("weft").getEffectiveLevel()
             own = (self._log_format, self._cores, self._transfer)
-            self._write(frame(wire.Begin(self._options, self._progress, level, *own)))
+            self._write(self._writer.frame(Begin(self._options, self._progress, level, *own)))
             return await self._ready
         except BaseException:
             await self._bury(0)
@@ -178,7 +178,7 @@ class ProcessBackend(Dispatcher):
     # messages -------------------------------------------------------------------------------------------------------
 
     def _send(self, command: Command) -> None:
-        self._write(encode_command(command))
+        self._write(self._writer.command(command))
 
     def _write(self, data: bytes) -> None:
         if self._link is None or self._link.transport is None:
@@ -190,7 +190,7 @@ class ProcessBackend(Dispatcher):
             return
         if isinstance(event, ModelInfo):
             self._loaded(event)
-        elif isinstance(event, wire.Unloadable):
+        elif isinstance(event, Unloadable):
             self._loaded((OptionError if event.option else ModelError)(event.message))
         elif isinstance(event, Stopped):
             # The process is about to end; the rest happens when it has.

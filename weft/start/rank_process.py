@@ -20,8 +20,6 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.transfers import TransferSettings
 from weft.runner.ranks.channel import (
     BeginPart,
-    Channel,
-    ChannelClosed,
     CopyUnits,
     Join,
     JoinTransfers,
@@ -35,7 +33,10 @@ from weft.runner.ranks.channel import (
     TransferCall,
     decode_array,
     decode_plan,
+    rank_channel,
 )
+from weft.wire.channel import Channel, ChannelClosed
+from weft.wire.versions import VersionError
 
 if TYPE_CHECKING:
     from weft.runner.ranks.part import LoadedPart
@@ -133,9 +134,13 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    channel, lifeline = Channel(connection), Lifeline(connection)
+    channel, lifeline = rank_channel(connection), Lifeline(connection)
     try:
         code = run_rank(channel, lifeline)
+    except VersionError as error:
+        log.error("%s", error)
+        lifeline.wait()
+        code = 1
     except ChannelClosed:
         channel.shut_down()
         lifeline.wait()

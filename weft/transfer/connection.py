@@ -18,8 +18,9 @@ from time import monotonic
 from typing import Any, Protocol
 
 from weft.base.transfers import TransferEvent
-from weft.transfer.messages import HEADER_BYTES, Contract, PeerGone, TransferError
+from weft.transfer.messages import Contract, PeerGone, TransferError
 from weft.transfer.pulling import Carriage
+from weft.wire.frames import read_frame
 from weft.wire.handshake import PLAIN
 
 # A peer that neither sends nor takes a byte for this long has gone.
@@ -175,10 +176,7 @@ class TransferConnection:
 
     def read_message(self, limit: int) -> bytes:
         """Return the body of the next message. One beyond the limit is refused before it has arrived."""
-        size = int.from_bytes(self._read(HEADER_BYTES), "big")
-        if size > limit:
-            raise TransferError(f"a message has {size} bytes; the limit is {limit}")
-        return self._read(size)
+        return read_frame(self._read, limit)
 
     def _read(self, size: int) -> bytes:
         data = bytearray(size)

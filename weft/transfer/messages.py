@@ -1,8 +1,7 @@
-"""The messages of a transfer: typed, tagged, every field bounded. Decoding runs no code.
+"""The messages of a transfer.
 
-A frame is a length of four bytes and one MessagePack message, as everywhere in the fleet. A unit, or a piece of one, is
-a message with its header, followed by its bytes; the receiver has checked the header, and so the size, before it reads
-them. If units are pulled, the message has the address of the bytes instead.
+A unit, or a piece of one, is a message with its header, followed by its bytes; the receiver has checked the header, and
+so the size, before it reads them. If units are pulled, the message has the address of the bytes instead.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from weft.base.errors import WeftError
 from weft.base.transfers import Offer
+from weft.memory.keys import KEY_BYTES
 from weft.memory.kinds import Kind
+from weft.wire.messages import Message, Writer, reader
 
-VERSION = 3
-HEADER_BYTES = 4
-KEY_BYTES = 32
 GROUP_BYTES = 16
 # A prefix of four million tokens.
 MAX_CELLS = 1 << 16
@@ -43,11 +40,7 @@ class PeerGone(TransferError):
     """The peer has closed the connection, or cannot be reached any more."""
 
 
-class TransferMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: the fields in order, after the tag."""
-
-
-class Introduction(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class Introduction(Message):
     """Where a receiver can read staged units: the sender's agent, and its description for the receiver's carrier.
 
     A name stands for one registration of memory; it is never used again.
@@ -57,10 +50,9 @@ class Introduction(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
     metadata: Annotated[bytes, Meta(max_length=MAX_METADATA_BYTES)]
 
 
-class OfferMessage(TransferMessage, tag="offer"):
+class OfferMessage(Message, tag="offer"):
     """The first message of a sender: what its units are made of, and the keys of the prefix, one after the other."""
 
-    version: int
     fingerprint: Annotated[bytes, Meta(max_length=32)]
     form: Annotated[str, Meta(max_length=4000)]
     rank: Annotated[int, Meta(ge=0, le=1 << 16)]
@@ -72,12 +64,12 @@ class OfferMessage(TransferMessage, tag="offer"):
     introduction: Introduction | None = None
 
 
-class UnitMessage(TransferMessage, tag="unit"):
+class UnitMessage(Message, tag="unit"):
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
     start: Start
 
 
-class ReadyMessage(TransferMessage, tag="ready"):
+class ReadyMessage(Message, tag="ready"):
     """A piece may be read at this address, until it was taken or the connection has ended."""
 
     header: Annotated[bytes, Meta(min_length=256, max_length=256)]
@@ -85,67 +77,47 @@ class ReadyMessage(TransferMessage, tag="ready"):
     address: Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
-class FinishMessage(TransferMessage, tag="finish"):
+class FinishMessage(Message, tag="finish"):
     """Everything that was granted has been sent."""
 
 
-class PulseMessage(TransferMessage, tag="pulse"):
+class PulseMessage(Message, tag="pulse"):
     """The sender is alive, and computes."""
 
 
-class WayMessage(TransferMessage, tag="way"):
+class WayMessage(Message, tag="way"):
     """The answer to an offer that comes before the first grant: units are pulled, or a reason why they are not."""
 
     pulls: bool
     reason: Annotated[str, Meta(max_length=MAX_REASON)] = ""
 
 
-class GrantMessage(TransferMessage, tag="grant"):
+class GrantMessage(Message, tag="grant"):
     first: Cells
     end: Cells
     point: bool
 
 
-class TakenMessage(TransferMessage, tag="taken"):
+class TakenMessage(Message, tag="taken"):
     """A piece was read: its memory at the sender may be used again."""
 
     place: Annotated[int, Meta(ge=0, le=2 * MAX_CELLS)]
     start: Start
 
 
-class ConfirmMessage(TransferMessage, tag="confirm"):
+class ConfirmMessage(Message, tag="confirm"):
     """All of the prefix is published."""
 
 
-class RefuseMessage(TransferMessage, tag="refuse"):
+class RefuseMessage(Message, tag="refuse"):
     reason: Annotated[str, Meta(max_length=MAX_REASON)]
 
 
 FromSender = OfferMessage | UnitMessage | ReadyMessage | FinishMessage | PulseMessage
 FromReceiver = WayMessage | GrantMessage | TakenMessage | ConfirmMessage | RefuseMessage
-_from_sender = msgspec.msgpack.Decoder(FromSender)
-_from_receiver = msgspec.msgpack.Decoder(FromReceiver)
-
-
-def framed(message: TransferMessage) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-def read_from_sender(body: bytes) -> FromSender:
-    try:
-        message: FromSender = _from_sender.decode(body)
-        return message
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise TransferError(f"not a message of a sender: {error}") from None
-
-
-def read_from_receiver(body: bytes) -> FromReceiver:
-    try:
-        message: FromReceiver = _from_receiver.decode(body)
-        return message
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise TransferError(f"not a message of a receiver: {error}") from None
+framed = Writer().frame
+read_from_sender = reader(FromSender, "message of a sender")
+read_from_receiver = reader(FromReceiver, "message of a receiver")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +135,13 @@ class Contract:
 
     def offer(self, offer: Offer, introduction: Introduction | None = None) -> OfferMessage:
         sizes = {kind.value: size for kind, size in self.unit_bytes.items()}
-        own = (VERSION, self.fingerprint, self.form, self.rank, self.ranks, sizes)
+        own = (self.fingerprint, self.form, self.rank, self.ranks, sizes)
         return OfferMessage(*own, b"".join(offer.keys), offer.tenant, offer.group, introduction)
 
     def accept(self, message: OfferMessage) -> Offer:
         """Return the offer of a message. Raises, with the name of what differs, if its units mean something else."""
         sizes = {kind.value: size for kind, size in self.unit_bytes.items()}
         compared = {
-            "version of the transfer protocol": (message.version, VERSION),
             "number of tensor-parallel ranks": (message.ranks, self.ranks),
             "rank": (message.rank, self.rank),
             "size of units": (message.unit_bytes, sizes),

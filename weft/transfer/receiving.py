@@ -37,6 +37,7 @@ from weft.transfer.messages import (
 )
 from weft.transfer.pulling import NotPulled, Readings
 from weft.wire.handshake import MAX_BYTES, ReplicaSide
+from weft.wire.versions import TRANSFER
 
 log = logging.getLogger("weft")
 
@@ -133,7 +134,7 @@ class Incomer:
         connection.hurry(self._handshake_seconds)
         if self._tls is not None:
             connection.secure(self._tls)
-        side = ReplicaSide(self._owner.secret, self._channel)
+        side = ReplicaSide(self._owner.secret, TRANSFER, self._channel)
         connection.write(side.hello())
         welcome = side.welcome(connection.read_message(MAX_BYTES))
         if not self._owner.admit(self.number):

@@ -45,6 +45,7 @@ from weft.transfer.pulling import Carrier, NotPulled, address_of
 from weft.wire.handshake import MAX_BYTES, RouterSide
 from weft.wire.sockets import notice_death
 from weft.wire.tls import client_context
+from weft.wire.versions import TRANSFER
 
 log = logging.getLogger("weft")
 
@@ -239,7 +240,7 @@ class Outgoer:
         if self._destination.secure:
             found = connection.stream.getpeercert(binary_form=True)  # type: ignore[attr-defined]
             certificate = sha256(found).digest()
-        side = RouterSide(self._owner.secret, channel_of(certificate))
+        side = RouterSide(self._owner.secret, TRANSFER, channel_of(certificate))
         connection.write(side.proof(connection.read_message(MAX_BYTES)))
         side.check(connection.read_message(MAX_BYTES))
 

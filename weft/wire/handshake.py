@@ -1,9 +1,10 @@
 """How a router and a replica prove to each other that they know the same secret, before anything else is read.
 
-The replica sends a nonce; the router answers with its own nonce and a MAC over both; the replica checks it and answers
-with a MAC of its own. A MAC also covers the role of its sender and the channel, so that none can be sent back or used
-on another channel. On TLS the channel is the replica's certificate: the secret vouches for it, and a party in the
-middle, which has another certificate, is noticed. The secret itself is never sent.
+The replica sends its version and a nonce; the router answers with the version that both will speak, its own nonce and a
+MAC over all of that; the replica checks it and answers with a MAC of its own. A MAC also covers the protocol, the role
+of its sender and the channel, so that none can be sent back or used on another channel. On TLS the channel is the
+replica's certificate: the secret vouches for it, and a party in the middle, which has another certificate, is noticed.
+The secret itself is never sent.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-import msgspec
 from msgspec import Meta
 
 from weft.base.errors import OptionError, WeftError
 from weft.base.guarded_files import others_can_read, read_guarded
-from weft.wire.frames import HEADER_BYTES
+from weft.wire.frames import ProtocolError
+from weft.wire.messages import Message, Writer, reader
+from weft.wire.versions import Protocol
 
-VERSION = 3
 NONCE_BYTES = MAC_BYTES = 32
 # A handshake message, with room to spare; a larger one is refused before it has arrived.
 MAX_BYTES = 256
@@ -31,78 +32,91 @@ PLAIN = b"plain"
 
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
-T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+Version = Annotated[int, Meta(ge=0, le=1 << 16)]
 
 
 class HandshakeError(WeftError):
     """The peer does not know the secret, or does not speak the protocol."""
 
 
-class Hello(msgspec.Struct, array_like=True, tag="hello", forbid_unknown_fields=True):
-    """The replica's first message."""
+# No version may change these messages: they are read before the version is known.
 
-    version: int
+
+class Hello(Message, tag="hello"):
+    """The replica's first message, with the newest version that it speaks."""
+
+    version: Version
     nonce: Nonce
 
 
-class Proof(msgspec.Struct, array_like=True, tag="proof", forbid_unknown_fields=True):
-    """The router's answer."""
+class Proof(Message, tag="proof"):
+    """The router's answer, with the version that both speak from now on."""
 
+    version: Version
     nonce: Nonce
     mac: Mac
 
 
-class Welcome(msgspec.Struct, array_like=True, tag="welcome", forbid_unknown_fields=True):
-    """The replica's answer; frames of the engine protocol follow."""
+class Welcome(Message, tag="welcome"):
+    """The replica's answer; frames of the protocol follow."""
 
     mac: Mac
 
 
-class ReplicaSide:
-    """A replica's half. `channel` names the connection's certificate."""
+_frame = Writer().frame
+_read = reader(Hello | Proof | Welcome, "handshake")
 
-    def __init__(self, secret: bytes, channel: bytes = PLAIN) -> None:
+
+class _Side:
+    """One party. `channel` names the connection's certificate; `version` is the common one, once it is known."""
+
+    def __init__(self, secret: bytes, protocol: Protocol, channel: bytes = PLAIN) -> None:
+        self.protocol = protocol
+        self.version = 0
         self._secret, self._channel = secret, channel
         self._nonce = secrets.token_bytes(NONCE_BYTES)
+
+    def _mac(self, role: bytes, newest: int, replica_nonce: bytes, router_nonce: bytes) -> bytes:
+        # Every part has a fixed length, so no two lists of parts read the same.
+        spoken = b"weft %s %d of %d" % (self.protocol.name.encode(), self.version, newest)
+        digests = b"".join(sha256(part).digest() for part in (spoken, role, self._channel))
+        return hmac.digest(self._secret, digests + replica_nonce + router_nonce, "sha256")
+
+
+class ReplicaSide(_Side):
+    """A replica's half."""
 
     def hello(self) -> bytes:
-        return _framed(Hello(VERSION, self._nonce))
+        return _frame(Hello(self.protocol.version, self._nonce))
 
     def welcome(self, body: bytes) -> bytes:
-        """Check a router's proof, and return the last message. Raises `HandshakeError`."""
-        proof = _read(body, Proof)
-        _compare(proof.mac, _mac(self._secret, b"router", self._channel, self._nonce, proof.nonce))
-        return _framed(Welcome(_mac(self._secret, b"replica", self._channel, self._nonce, proof.nonce)))
+        """Check a router's proof, and return the last message. Raises `HandshakeError` or `VersionError`."""
+        proof = _expect(body, Proof)
+        if not self.protocol.oldest <= proof.version <= self.protocol.version:
+            self.protocol.refuse(proof.version)
+        self.version, newest = proof.version, self.protocol.version
+        _compare(proof.mac, self._mac(b"router", newest, self._nonce, proof.nonce))
+        return _frame(Welcome(self._mac(b"replica", newest, self._nonce, proof.nonce)))
 
 
-class RouterSide:
+class RouterSide(_Side):
     """A router's half."""
 
-    def __init__(self, secret: bytes, channel: bytes = PLAIN) -> None:
-        self._secret, self._channel = secret, channel
-        self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._theirs = b""
+    _hello: Hello
 
     def proof(self, body: bytes) -> bytes:
-        """Return the answer to a replica's first message. Raises `HandshakeError`."""
-        hello = _read(body, Hello)
-        if hello.version != VERSION:
-            raise HandshakeError(f"the replica speaks version {hello.version} of the fleet protocol, not {VERSION}")
-        self._theirs = hello.nonce
-        return _framed(Proof(self._nonce, _mac(self._secret, b"router", self._channel, self._theirs, self._nonce)))
+        """Return the answer to a replica's first message. Raises `HandshakeError` or `VersionError`."""
+        hello = self._hello = _expect(body, Hello)
+        self.version = self.protocol.common(hello.version)
+        mac = self._mac(b"router", hello.version, hello.nonce, self._nonce)
+        return _frame(Proof(self.version, self._nonce, mac))
 
     def check(self, body: bytes) -> None:
         """Check that the replica knows the secret. Raises `HandshakeError`."""
-        welcome = _read(body, Welcome)
-        _compare(welcome.mac, _mac(self._secret, b"replica", self._channel, self._theirs, self._nonce))
-
-
-def _mac(secret: bytes, role: bytes, channel: bytes, replica_nonce: bytes, router_nonce: bytes) -> bytes:
-    # Every part has a fixed length, so no two lists of parts read the same.
-    parts = (b"weft fleet %d" % VERSION, role, channel)
-    return hmac.digest(
-        secret, b"".join(sha256(part).digest() for part in parts) + replica_nonce + router_nonce, "sha256"
-    )
+        hello = self._hello
+        expected = self._mac(b"replica", hello.version, hello.nonce, self._nonce)
+        _compare(_expect(body, Welcome).mac, expected)
 
 
 def _compare(given: bytes, expected: bytes) -> None:
@@ -110,16 +124,14 @@ def _compare(given: bytes, expected: bytes) -> None:
         raise HandshakeError("the peer does not know the secret of this fleet, or is not at the end of this channel")
 
 
-def _framed(message: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-def _read(body: bytes, kind: type[T]) -> T:
+def _expect(body: bytes, kind: type[M]) -> M:
     try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise HandshakeError(f"not a handshake: {error}") from None
+        message = _read(body)
+    except ProtocolError as error:
+        raise HandshakeError(str(error)) from None
+    if not isinstance(message, kind):
+        raise HandshakeError(f"not a handshake: expected a {kind.__name__}")
+    return message
 
 
 def read_secret(option: str, path: str) -> bytes:

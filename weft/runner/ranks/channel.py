@@ -1,23 +1,16 @@
-"""Messages between the first rank and the others: frames of MessagePack on a private socket pair.
-
-Decoding runs no code and is bounded in size. A plan travels as its numbers; the other end rebuilds the same value.
-"""
+"""Messages between the first rank and the others. A plan travels as its numbers; the other end rebuilds it."""
 
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan
-from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.plan import Captures, Plan, Sampling, StepDrafts
 from weft.base.transfers import (
@@ -36,29 +29,22 @@ from weft.base.transfers import (
     UnitsSent,
 )
 from weft.runner.ranks.meeting import Meeting
+from weft.wire.channel import Channel, ChannelClosed
+from weft.wire.messages import Message
+from weft.wire.versions import RANKS
 
-HEADER_BYTES = 4
 # A plan has the page tables of all rows and, with grammars, a mask over the vocabulary for each.
 MAX_FRAME_BYTES = 1 << 28
-READ_BYTES = 1 << 20
 KINDS = ("<i4", "<i8", "<f4")
 NESTED: dict[str, type[Any]] = {"captures": Captures, "sampling": Sampling, "drafts": StepDrafts}
 
 T = TypeVar("T")
 
 
-class ChannelClosed(WeftError):
-    """The process at the other end has ended, or sent what is no message."""
-
-
-class RankMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: the fields in order, after the tag."""
-
-
 # To a rank -----------------------------------------------------------------------------------------------------------
 
 
-class LoadPart(RankMessage, tag="load"):
+class LoadPart(Message, tag="load"):
     """The first message to a rank: what to load, and where to meet the others.
 
     `identify`: compute the identity of the part even without a file.
@@ -72,7 +58,7 @@ class LoadPart(RankMessage, tag="load"):
     identify: bool
 
 
-class Join(RankMessage, tag="join"):
+class Join(Message, tag="join"):
     """Create the memory and join the group. `draft_room` is that of the memory's specification."""
 
     config: EngineConfig
@@ -80,36 +66,36 @@ class Join(RankMessage, tag="join"):
     threads: int
 
 
-class BeginPart(RankMessage, tag="begin"):
+class BeginPart(Message, tag="begin"):
     """All ranks have joined, and have opened their files."""
 
 
-class Launch(RankMessage, tag="launch"):
+class Launch(Message, tag="launch"):
     """Execute a plan, encoded by `encode_plan`."""
 
     plan: list[Any]
 
 
-class SupplyMasks(RankMessage, tag="masks"):
+class SupplyMasks(Message, tag="masks"):
     """Sample the last plan, whose late samples have these masks, encoded by `encode_array`."""
 
     masks: dict[str, Any]
 
 
-class CopyUnits(RankMessage, tag="copy"):
+class CopyUnits(Message, tag="copy"):
     """Copy this rank's part of units between tiers; `ticket` is the number to report it with."""
 
     ticket: int
     plan: CopyPlan
 
 
-class JoinTransfers(RankMessage, tag="transfers"):
+class JoinTransfers(Message, tag="transfers"):
     """Send or receive this rank's part of prefixes."""
 
     settings: TransferSettings
 
 
-class TransferCall(RankMessage):
+class TransferCall(Message):
     """Base of the calls to a rank's transport."""
 
     def apply(self, transport: Transport) -> None:
@@ -183,24 +169,24 @@ ToRank = LoadPart | Join | BeginPart | Launch | SupplyMasks | CopyUnits | JoinTr
 # From a rank ---------------------------------------------------------------------------------------------------------
 
 
-class PartLoaded(RankMessage, tag="loaded"):
+class PartLoaded(Message, tag="loaded"):
     """A rank has loaded its part."""
 
 
-class PartUnloadable(RankMessage, tag="unloadable"):
+class PartUnloadable(Message, tag="unloadable"):
     """A rank cannot load its part, or give it memory. `option`: because of an option, not of the model."""
 
     message: str
     option: bool
 
 
-class PartJoined(RankMessage, tag="joined"):
+class PartJoined(Message, tag="joined"):
     """A rank has joined the group, has begun, or has joined its transfers; `port` is where it receives prefixes."""
 
     port: int | None = None
 
 
-class CopyEnded(RankMessage, tag="copied"):
+class CopyEnded(Message, tag="copied"):
     """The copies of a ticket have taken this long, or failed."""
 
     ticket: int
@@ -208,7 +194,7 @@ class CopyEnded(RankMessage, tag="copied"):
     error: str | None = None
 
 
-class Happened(RankMessage, tag="happened"):
+class Happened(Message, tag="happened"):
     """One event of a rank's transport. MessagePack's decoder needs a field for each kind."""
 
     granted: Granted | None = None
@@ -244,52 +230,8 @@ Answer = PartLoaded | PartUnloadable | PartJoined
 FromRank = Answer | CopyEnded | Happened
 
 
-class Channel:
-    """One end of a socket pair."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self._sending = threading.Lock()
-
-    def send(self, message: RankMessage) -> None:
-        """Send a message. Any thread may call it."""
-        body = msgspec.msgpack.encode(message)
-        assert len(body) <= MAX_FRAME_BYTES, f"message has {len(body)} bytes"
-        try:
-            with self._sending:
-                self.connection.sendall(len(body).to_bytes(HEADER_BYTES, "big") + body)
-        except OSError as error:
-            raise ChannelClosed(f"the process at the other end has ended: {error}") from error
-
-    def receive(self, kind: Any) -> Any:
-        """Return the next message of a kind; wait for it."""
-        size = int.from_bytes(self._read(HEADER_BYTES), "big")
-        if size > MAX_FRAME_BYTES:
-            raise ChannelClosed(f"a frame must have at most {MAX_FRAME_BYTES} bytes, got {size}")
-        try:
-            return msgspec.msgpack.decode(self._read(size), type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ChannelClosed(f"not a message: {error}") from error
-
-    def _read(self, count: int) -> bytes:
-        found = bytearray()
-        while len(found) < count:
-            try:
-                piece = self.connection.recv(min(READ_BYTES, count - len(found)))
-            except OSError as error:
-                raise ChannelClosed(f"the process at the other end has ended: {error}") from error
-            if not piece:
-                raise ChannelClosed("the process at the other end has ended")
-            found += piece
-        return bytes(found)
-
-    def shut_down(self) -> None:
-        """End the connection; the other end sees it."""
-        with suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.connection.close()
+def rank_channel(connection: socket.socket) -> Channel:
+    return Channel(connection, RANKS, MAX_FRAME_BYTES)
 
 
 def encode_plan(value: Any) -> list[Any]:

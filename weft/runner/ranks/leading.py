@@ -17,7 +17,6 @@ from weft.base.transfers import Destination, Offer, ReservedUnit, StagedUnit, Tr
 from weft.engine.device import Capabilities
 from weft.runner.ranks.channel import (
     AbandonTransfer,
-    ChannelClosed,
     CloseTransfers,
     CopyUnits,
     EndTransfer,
@@ -33,6 +32,7 @@ from weft.runner.ranks.channel import (
 )
 from weft.runner.ranks.processes import RankProcesses
 from weft.runner.runner import Runner
+from weft.wire.channel import ChannelClosed
 
 if TYPE_CHECKING:
     from weft.memory.tiers.disk.file import DiskFile

@@ -25,8 +25,6 @@ from weft.base.transfers import TransferEvent, TransferSettings
 from weft.runner.ranks.channel import (
     Answer,
     BeginPart,
-    Channel,
-    ChannelClosed,
     CopyEnded,
     FromRank,
     Happened,
@@ -36,9 +34,12 @@ from weft.runner.ranks.channel import (
     PartJoined,
     PartLoaded,
     PartUnloadable,
-    RankMessage,
+    rank_channel,
 )
 from weft.runner.ranks.meeting import new_meeting
+from weft.wire.channel import Channel, ChannelClosed
+from weft.wire.messages import Message
+from weft.wire.versions import VersionError
 
 log = logging.getLogger("weft")
 
@@ -87,7 +88,7 @@ class RankProcesses:
                 process_group=0,
             )
         self.processes.append(process)
-        self.channels.append(Channel(ours))
+        self.channels.append(rank_channel(ours))
 
     def load(self, options: Options, identify: bool = False) -> None:
         """Let all ranks load their parts, and with `identify` compute their identities even without a file."""
@@ -103,6 +104,8 @@ class RankProcesses:
         for rank, channel in enumerate(self.channels, 1):
             try:
                 found: FromRank = channel.receive(FromRank)
+            except VersionError as error:
+                raise ModelError(f"rank {rank}: {error}") from error
             except ChannelClosed as error:
                 raise ModelError(f"{self._described(rank)} while it loaded the model; see its log") from error
             _check(rank, found)
@@ -131,11 +134,11 @@ class RankProcesses:
             _check(rank, found)
         return [found for found in answers if isinstance(found, PartJoined)]
 
-    def send(self, message: RankMessage) -> None:
+    def send(self, message: Message) -> None:
         for rank in range(1, self.ranks):
             self.send_to(rank, message)
 
-    def send_to(self, rank: int, message: RankMessage) -> None:
+    def send_to(self, rank: int, message: Message) -> None:
         try:
             self.channels[rank - 1].send(message)
         except ChannelClosed as error:

@@ -14,8 +14,9 @@ from typing import Any
 
 from weft.base.errors import CopyFailed
 from weft.base.transfers import Transport
-from weft.runner.ranks.channel import Channel, ChannelClosed, CopyEnded, CopyUnits, Happened
+from weft.runner.ranks.channel import CopyEnded, CopyUnits, Happened
 from weft.runner.runner import Runner
+from weft.wire.channel import Channel, ChannelClosed
 
 log = logging.getLogger("weft")
 

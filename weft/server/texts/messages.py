@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta
 
 from weft.base.logs import LogFormat
@@ -12,18 +11,15 @@ from weft.server.settings import Limits
 from weft.server.texts.prompt_builder import PromptFacts
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
+from weft.wire.frames import MAX_FRAME_BYTES
+from weft.wire.messages import Message, Writer, reader
 
-HEADER_BYTES = 4
 # Bound of a worker's reply. Token ids of the longest prompt that an engine accepts fit.
-MAX_REPLY_BYTES = 1 << 27
+MAX_REPLY_BYTES = MAX_FRAME_BYTES
 Line = Annotated[str, Meta(max_length=4000)]
 
 
-class WorkerMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Base of all messages: the fields in order, after the tag."""
-
-
-class WorkerSetup(WorkerMessage, tag="setup"):
+class WorkerSetup(Message, tag="setup"):
     """The first message: everything that a worker needs to know about texts. A tokenizer travels as its own JSON."""
 
     tokenizer: str | None
@@ -37,20 +33,20 @@ class WorkerSetup(WorkerMessage, tag="setup"):
     log_format: LogFormat
 
 
-class Job(WorkerMessage, tag="job"):
+class Job(Message, tag="job"):
     name: str
     facts: PromptFacts
     body: bytes
 
 
-class Done(WorkerMessage, tag="done"):
+class Done(Message, tag="done"):
     """`leaving`: the worker ends now, and the next job needs another one."""
 
     body: bytes
     leaving: bool
 
 
-class Refused(WorkerMessage, tag="refused"):
+class Refused(Message, tag="refused"):
     """The fields of a `RequestError`."""
 
     message: Line
@@ -60,31 +56,16 @@ class Refused(WorkerMessage, tag="refused"):
     leaving: bool
 
 
-class Failed(WorkerMessage, tag="failed"):
+class Failed(Message, tag="failed"):
     """An error of the worker itself; its log has the details."""
 
 
 FromFront = WorkerSetup | Job
 FromWorker = Done | Refused | Failed
 
-encode = msgspec.msgpack.Encoder().encode
-_from_front = msgspec.msgpack.Decoder(FromFront)
-_from_worker = msgspec.msgpack.Decoder(FromWorker)
-
-
-def frame(message: WorkerMessage) -> bytes:
-    body = encode(message)
-    return len(body).to_bytes(HEADER_BYTES, "big") + body
-
-
-def decode_command(body: bytes | bytearray) -> FromFront:
-    found: FromFront = _from_front.decode(body)
-    return found
-
-
-def decode_reply(body: bytes) -> FromWorker:
-    found: FromWorker = _from_worker.decode(body)
-    return found
+framed = Writer().frame
+read_command = reader(FromFront)
+read_reply = reader(FromWorker)
 
 
 def setup_of(

@@ -15,13 +15,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
-import msgspec
-
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, RequestError
 from weft.server.settings import Limits
 from weft.server.texts.messages import (
-    HEADER_BYTES,
     MAX_REPLY_BYTES,
     Done,
     Failed,
@@ -29,10 +26,11 @@ from weft.server.texts.messages import (
     Job,
     Refused,
     WorkerSetup,
-    decode_reply,
-    frame,
+    framed,
+    read_reply,
 )
 from weft.server.texts.prompt_builder import PromptFacts
+from weft.wire.frames import HEADER_BYTES, ProtocolError, body_bytes
 
 log = logging.getLogger("weft")
 
@@ -88,10 +86,9 @@ class TextWorker:
     async def ask(self, job: bytes) -> FromWorker:
         self._writer.write(job)
         await self._writer.drain()
-        size = int.from_bytes(await self._reader.readexactly(HEADER_BYTES), "big")
-        if size > MAX_REPLY_BYTES:
-            raise ConnectionError(f"reply has {size} bytes")
-        return decode_reply(await self._reader.readexactly(size))
+        size = body_bytes(await self._reader.readexactly(HEADER_BYTES), MAX_REPLY_BYTES)
+        reply: FromWorker = read_reply(await self._reader.readexactly(size))
+        return reply
 
     @property
     def alive(self) -> bool:
@@ -154,7 +151,7 @@ class TextPool:
         self.held_bytes += len(body)
         try:
             async with self._seats:
-                reply = await self._reply(frame(Job(name, facts, body)))
+                reply = await self._reply(framed(Job(name, facts, body)))
         finally:
             self.held_bytes -= len(body)
         match reply:
@@ -179,7 +176,7 @@ class TextPool:
             seconds = self._limits.text_seconds
             log.warning("killed a text worker: one body took more than %g seconds", seconds)
             raise RequestError(f"reading the body took more than {seconds:g} seconds", 503) from None
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
+        except (asyncio.IncompleteReadError, ConnectionError, ProtocolError) as error:
             log.error("a text worker ended with exit code %s: %r", worker.process.poll(), error)
             raise RequestError(ENDED, 503) from None
         finally:
@@ -200,5 +197,5 @@ class TextPool:
     async def _launch(self) -> TextWorker:
         if self._first is None:
             # A large vocabulary takes a while to serialise.
-            self._first = await asyncio.to_thread(lambda: frame(self._setup()))
+            self._first = await asyncio.to_thread(lambda: framed(self._setup()))
         return await TextWorker.launch(self._first, self._program)

@@ -1,0 +1,46 @@
+"""The host's work per request does not grow with what is cached: counted in calls of functions, never by a clock."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.host import AMPLE, ANSWER, SYSTEM, SYSTEMS, engine_with, fill, play, questions
+from benchmarks.planner import SPEC, prompt
+
+
+def calls_per_request(column: str, points: int, full: bool) -> float:
+    """Return the calls of a request behind a shared prompt, with this number of resume points in the cache."""
+    random = np.random.default_rng(points)
+    engine = engine_with(column, points * (SPEC.state_bytes + 3 * SPEC.page_bytes) if full else AMPLE)
+    fill(engine, sys.maxsize if full else points, random)
+    systems = [prompt(random, SYSTEM) for _ in range(SYSTEMS)]
+    play(engine, questions(random, systems), ANSWER)
+    asked, calls = questions(random, systems), 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        play(engine, asked, ANSWER)
+    finally:
+        sys.setprofile(None)
+    return calls / len(asked)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("column", ["default", "draft=off"])
+def test_a_request_takes_as_many_calls_however_much_is_cached(column: str, full: bool) -> None:
+    few, many = (calls_per_request(column, points, full) for points in (300, 3000))
+    # Where memory is full, what is evicted depends on what there is.
+    assert many < 1.1 * few
+
+
+def test_drafts_that_find_nothing_add_few_calls_to_a_request() -> None:
+    assert calls_per_request("default", 300, False) < 1.1 * calls_per_request("draft=off", 300, False)
