@@ -130,7 +130,6 @@ NO_QUESTIONS = {
     ("weft.start.rank_loading", "asks options.device"): "the name of a device, which is handed on",
     ("weft.models.dummy", "asks next(iter(own.values())).device"): "random weights are drawn where they lie",
     ("weft.runner.runner", "asks self.device"): "where a step is uploaded to",
-    ("weft.runner.runner", "asks self.placed.device"): "where a step is uploaded to",
     ("weft.runner.eager", "asks placed.device"): "where a step is uploaded to",
     ("weft.runner.eager", "asks self.placed.device"): "where a step is uploaded to",
     ("weft.runner.ranks.part", "asks self.device"): "the name of a device, which is handed on",
