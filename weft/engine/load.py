@@ -107,9 +107,9 @@ class StepClock:
         self._computed = computed
         self._observe = observe
         self._since: float | None = None
-        # When the last flight landed, and the drafts that it carried; when the engine last had nothing to do.
+        # When the last flight landed, and whether it carried drafts; when the engine last had nothing to do.
         self._landed_at = self._resumed_at = 0.0
-        self._landed_drafts = 0
+        self._landed_drafts = False
 
     def resumed(self, now: float) -> None:
         """Take note that nothing was in flight or running at this time."""
@@ -151,8 +151,8 @@ class StepClock:
         At depth 1, a step with drafts may be planned after the landing before it: then this includes what the device
         waits for the host. The step after it may wait too: without drafts of its own, it does not count.
         """
-        seconds, after_drafts = now - max(self._resumed_at, self._landed_at), self._landed_drafts > 0
-        self._landed_at, self._landed_drafts = now, int(plan.drafts.counts.sum())
+        seconds, after_drafts = now - max(self._resumed_at, self._landed_at), self._landed_drafts
+        self._landed_at, self._landed_drafts = now, bool(len(plan.drafts.counts) and plan.drafts.counts.any())
         if self._landed_drafts or not after_drafts:
             observe(plan, seconds)
 

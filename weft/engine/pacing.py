@@ -51,11 +51,12 @@ class Pacing:
 
     def observe(self, plan: Plan, seconds: float) -> None:
         """Learn from a landed step."""
-        drafts, tokens = plan.draft_counts, len(plan.tokens)
-        count = int(drafts.sum())
+        tokens, counts = len(plan.tokens), plan.drafts.counts
+        count = int(counts.sum()) if len(counts) else 0
         if tokens == plan.rows + count:
             self.costs.observe(tokens, count, seconds)
             return
+        drafts = plan.draft_counts
         lengths = plan.end - plan.start
         prompts = lengths > 1 + drafts
         # A step without decodes has the cost of the smallest one as well, such as reading all weights.
