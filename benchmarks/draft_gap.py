@@ -32,6 +32,8 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.device.store import Store
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import NEEDED
 from weft.engine.assembly import PlannedStep
 from weft.engine.device import Capabilities, Device
 from weft.engine.loop import Engine
@@ -40,8 +42,6 @@ from weft.kernels.choosing import everywhere
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import StepInputs
 from weft.runner.cuda.recorded import buckets, step_sizes
-from weft.speculate.costs import NEEDED
-from weft.speculate.drafting import Drafting
 
 ROWS = (1, 8, 32, 128)
 DRAFTS = len(STEADY)
@@ -115,7 +115,7 @@ class EveryRow(Drafting):
 
     following = False
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.following
 
     def choose(self, proposals: Any, rows: int, most: int) -> list[int]:

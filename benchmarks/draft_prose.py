@@ -28,9 +28,9 @@ from benchmarks.draft_texts import STORIES, STORY
 from weft import SamplingParams
 from weft.base.config import MOST_DRAFTS
 from weft.base.options import Options
+from weft.drafting.policy.counts import DraftCounts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.counts import DraftCounts
 from weft.start.loading import Loaded, load
 
 WAYS = {"off": "off", "off again": "off", "suffix": "suffix"}

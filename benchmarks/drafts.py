@@ -51,15 +51,15 @@ from benchmarks.gpu import (
 )
 from weft import LLM
 from weft.base.plan import Landing
+from weft.drafting.policy.acceptance import Acceptance
+from weft.drafting.policy.choosing import Drafting, RowDrafts, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.kernels.following import DraftSamples
 from weft.runner.cuda import recorded
 from weft.runner.runner import Runner
-from weft.speculate.acceptance import Acceptance
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
 
 MODELS = ("nemotron-nano-9b-v2", "qwen3.5-9b")
 BATCHES = (1, 8, 32, 128)
@@ -221,17 +221,17 @@ class ScriptedDrafts(SequenceDrafts):
     def pause(self) -> int:
         return 0 if self.fixed else super().pause()
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
         count = min(most, len(self.chances))
         if count < 1:
             return None
-        found = self._proposal("grammar", "forced", Match(0, tuple(range(1000, 1000 + count))))
+        found = self._drafts_of("grammar", "forced", Match(0, tuple(range(1000, 1000 + count))))
         if not ahead:
             return found
         # Those before it are of no interest: a drafter on the device knows what it continues.
         return replace(found, tokens=(1000,) * ahead + found.tokens, worth=(1.0,) * ahead + found.worth)
 
-    def outlook(self, proposal: Proposal) -> tuple[float, float]:
+    def outlook(self, proposal: RowDrafts) -> tuple[float, float]:
         known, _ = super().outlook(proposal)
         return known, known
 
@@ -248,7 +248,7 @@ class ScriptedDrafting(Drafting):
         self.fixed = fixed
         self.following = following
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.following
 
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> SequenceDrafts:

@@ -25,11 +25,11 @@ import torch
 from benchmarks.drafts import STEADY, Script, ScriptedDrafting, ScriptedDrafts, ScriptedEngine, tokens_per_second
 from benchmarks.gpu import Attempts, arguments_of, fresh, keep, run, start, warm_up
 from weft import LLM
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.policy.choosing import RowDrafts
+from weft.drafting.policy.suffix import SharedTexts
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Proposal
-from weft.speculate.suffix import SharedTexts
 
 MODELS = {"qwen3.5-9b": (1, 8, 32), "qwen3.5-35b-a3b": (1, 128, 256)}
 # By name: whether the head computes the drafts, and whether steps follow each other without a wait.
@@ -75,9 +75,9 @@ class HeadDrafts(ScriptedDrafts):
         super().__init__(*args)
         self.model = DraftHead.name
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
         count = min(most, len(self.chances))
-        return Proposal(DraftHead.name, DraftHead.name, (), self.chances[:count]) if count > 0 else None
+        return RowDrafts(DraftHead.name, DraftHead.name, (), self.chances[:count]) if count > 0 else None
 
 
 class HeadDrafting(ScriptedDrafting):
@@ -90,7 +90,7 @@ class HeadDrafting(ScriptedDrafting):
     def begin(self, prompt: Any, salt: bytes, most: int | None, prediction: Any, grammar: Any) -> ScriptedDrafts:
         return HeadDrafts(prompt, self.chances, self.overall, self.fixed)
 
-    def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
+    def choose(self, proposals: Sequence[RowDrafts], rows: int, most: int) -> list[int]:
         return [len(proposal.worth) for proposal in proposals]
 
 

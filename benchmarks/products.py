@@ -137,7 +137,7 @@ def torch_matmul(matrix: Tensor) -> Matmul:
 
 
 def our_matmul(matrix: Tensor) -> Matmul:
-    weight = prepare(Weight(matrix), twice=True)
+    weight = prepare(Weight.of(matrix), twice=True)
     return lambda x: linear(x, weight)
 
 

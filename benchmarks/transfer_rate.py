@@ -1,4 +1,4 @@
-"""The rate of transfers between two processes without engines: `python -m benchmarks.apart --only rate`.
+"""The rate of transfers between two processes without engines: `python -m benchmarks.disaggregated --only rate`.
 
 Memory of one process arrives in that of the other, over TCP or read by NIXL, through the transports that engines use:
 with headers, checksums on both sides and confirmations.

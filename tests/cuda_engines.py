@@ -28,10 +28,10 @@ from tests.oracle import config_of
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.options import memory_bytes as bytes_of
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.models import configurations
 from weft.models.config import read_config
-from weft.speculate.drafting import Drafting
 
 MEMORY_BYTES = 64 << 20
 SETTINGS = {"max_sequences": 8, "max_tokens_per_step": 512, "max_length": 640}

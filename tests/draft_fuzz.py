@@ -29,8 +29,10 @@ from tests.tiny_model import no_time
 from weft.base.config import EngineConfig
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -45,8 +47,6 @@ from weft.runner.exact import ExactCells
 from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 from weft.text.grammar import Grammars
 
 ROOM = 5
@@ -243,7 +243,7 @@ def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told
         return found
     found = Drafting(ROOM, costs=FreeDrafts())
     follows = Random(random.random())
-    found.follows = lambda known, unknown, lost: follows.random() < 0.8
+    found.plans_ahead = lambda known, unknown, lost: follows.random() < 0.8
     for each, answer in zip(asked, answers, strict=True):
         # The same tenant asked before, and got a part of the answer.
         found.ended(each.salt, np.array(each.prompt + answer.tokens[: random.randint(0, 40)], np.int32))

@@ -18,6 +18,7 @@ from tests.plain_models import ODD_PLAIN, PLAIN
 from weft.base.config import EngineConfig
 from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import FinishReason, Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -27,7 +28,6 @@ from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.models.weights import load_model
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 
 FAMILIES: dict[str, Tiny] = {**HYBRIDS, **PLAIN}
 TINY: dict[str, Tiny] = {**FAMILIES, **ODD_HYBRIDS, **ODD_PLAIN}

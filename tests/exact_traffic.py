@@ -15,13 +15,13 @@ from tests.test_drafts import ScriptedDrafting
 from tests.test_sameness import admit_everything
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 from weft.start.assembling import numerics_of
 
 ROOM = 64 << 20

@@ -127,7 +127,7 @@ class CountedChoice(LeastOpen):
         super().__init__()
         self.placed_now: list[int] = []
 
-    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
+    def placed(self, number: int, request: Request, member: Member, disaggregated: bool = False) -> None:
         assert number not in self.placed_now
         self.placed_now.append(number)
 

@@ -19,18 +19,25 @@ SKIPPED = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pyca
 # beside it. So two packages never import each other.
 ORDER = (
     ("base", "builtin"),
-    ("memory", "speculate", "text", "wire"),
-    ("device", "engine", "transfer"),
-    ("kernels", "answers", "backends"),
-    ("models", "fleet", "server"),
-    ("runner", "simulate"),
-    ("start",),
+    ("memory", "text", "wire"),
+    ("device", "drafting", "transfer"),
+    ("kernels", "engine"),
+    ("models", "answers", "backends"),
+    ("runner", "fleet", "server"),
+    ("start", "simulate"),
     ("offline",),
     ("cli",),
     ("ray", "__main__"),
 )
 # All that these packages may know of another one.
 NARROW = {
+    ("engine", "device"): (),
+    ("engine", "transfer"): (),
+    ("fleet", "models"): (),
+    ("kernels", "drafting"): (),
+    ("server", "models"): (),
+    ("simulate", "runner"): (),
+    ("simulate", "server"): (),
     ("device", "memory"): ("kinds", "spec"),
     ("kernels", "memory"): ("spec",),
     ("models", "memory"): ("identity", "spec"),
@@ -338,7 +345,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 # The only modules that make one plan of another: one completes it before the launch, one cuts it into parts.
 PLANS_OF_PLANS = ("weft.base.moving", "weft.base.parts")
 # The only ones that build plans: from the memory of sequences, and trials on scratch memory.
-PLAN_BUILDERS = ("weft.base.plan", "weft.engine.assembly", "weft.runner.cuda.padding")
+PLAN_BUILDERS = ("weft.base.plan", "weft.memory.plans", "weft.runner.cuda.padding")
 
 
 def plan_signatures(modules: dict[str, str]) -> dict[str, set[str]]:

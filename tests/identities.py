@@ -163,7 +163,7 @@ def exported() -> Path:
 
 
 def contract(folder: Path, **options: Any) -> Contract:
-    return contract_of(load(Options(model=str(folder), **OPTIONS | options), progress=False, apart=True))
+    return contract_of(load(Options(model=str(folder), **OPTIONS | options), progress=False, disaggregated=True))
 
 
 @cache

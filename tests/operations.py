@@ -9,10 +9,12 @@ from torch import Tensor
 
 from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.activations import Function
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.choosing import DECODES, GROUPS, assemble, everywhere
 from weft.kernels.experts import Activation, ExpertWeights, SharedExpert
+from weft.kernels.formats.stored import Stored
 from weft.kernels.interface import Batch
+from weft.kernels.native.layouts import DENSE_AND_PANELS
 from weft.kernels.recurrent import UNLIMITED, ConvolutionWeights, DeltaInputs, DeltaShape, SsdInputs, SsdShape
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
@@ -115,7 +117,7 @@ def attention(
     form = AttentionForm(heads, k.shape[1], head_dim, scale, view.window, softcap)
     flat = None if out is None else out.flatten(1)
     projected = torch.cat((q, k, v), 1).flatten(1)
-    mixed = batch.operations.attend(projected, form, None, sinks, None, batch, view, flat)
+    mixed = batch.operations.attend(AttentionInputs(projected, form, sinks=sinks), batch, view, flat)
     return mixed.unflatten(1, (heads, head_dim))
 
 
@@ -145,11 +147,18 @@ def projected_short_conv(
     view: RecurrentView,
 ) -> Tensor:
     weights = ConvolutionWeights(weight, bias)
-    return batch.operations.short_conv(x, Weight(projection, projection_bias, stored), weights, batch, view)
+    return batch.operations.short_conv(x, weight_of(projection, projection_bias, stored), weights, batch, view)
+
+
+def weight_of(matrix: Tensor, bias: Tensor | None, panels: Tensor | None) -> Weight:
+    """Return a weight of plain numbers, beside panels of them if there are any."""
+    if panels is None:
+        return Weight.of(matrix, bias)
+    return Weight((Stored(DENSE_AND_PANELS, (matrix, panels), *matrix.shape),), bias)
 
 
 def linear(x: Normed, weight: Tensor, bias: Tensor | None = None, stored: Tensor | None = None, by=CPU) -> Tensor:
-    return by.linear(x, Weight(weight, bias, stored))
+    return by.linear(x, weight_of(weight, bias, stored))
 
 
 def activated_linear(
@@ -161,7 +170,7 @@ def activated_linear(
     stored: Tensor | None = None,
     by=CPU,
 ) -> Tensor:
-    return by.activated_linear(x, Weight(weight, bias, stored), activation, parts)
+    return by.activated_linear(x, weight_of(weight, bias, stored), activation, parts)
 
 
 def experts(
@@ -176,5 +185,5 @@ def experts(
     shared: SharedExpert | None = None,
     by=CPU,
 ) -> Tensor:
-    layer = ExpertWeights(first, second, activation, first_bias, second_bias)
+    layer = ExpertWeights.of(first, second, activation, first_bias, second_bias)
     return by.experts(x, (weights, chosen), layer, shared)

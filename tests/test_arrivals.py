@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from tests.apart import make_pair, offer_of
 from tests.bad_wire import ReceivingEnd
+from tests.disaggregated import make_pair, offer_of
 from tests.drops import drop
 from tests.workloads import request_of
 from weft.base.transfers import Offer, Offered, ReceivingEnded, ReservedUnit, TransferEvent, UnitReceived

@@ -29,9 +29,11 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Plan, StepDrafts
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind
@@ -47,8 +49,6 @@ from weft.runner.eager import EagerSteps
 from weft.runner.hidden_states import GuessBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Flight, Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 MEMORY = 8 << 20
 SEATS = 2

@@ -171,7 +171,7 @@ class Followed(ScriptedDrafting):
         script.wrong = 0.25
         return script
 
-    def follows(self, known, unknown, lost):
+    def plans_ahead(self, known, unknown, lost):
         return True
 
 

@@ -435,7 +435,7 @@ def test_a_number_of_outputs_that_the_library_is_slow_with_is_multiplied_in_tile
     x, weight = (torch.randn(n, 64, generator=generator).to(device, torch.float16) for n in (rows, 49))
     called = []
     monkeypatch.setattr(linear_module, "tiled", lambda *inputs: (called.append(1), tiled(*inputs))[1])
-    found = linear_module.linear(x, Weight(weight))
+    found = linear_module.linear(x, Weight.of(weight))
     torch.testing.assert_close(found.float(), x.float() @ weight.float().T, atol=0.1, rtol=0.02)
     assert called
     assert not linear_module.is_uneven(x, weight[:48])

@@ -64,7 +64,9 @@ def shared_expert(tokens, hidden, inner, opened, dtype=torch.float32):
     """Its first product is part of a wider one, so that rows are not contiguous."""
     wide = random(tokens, 2 * inner + 1, seed=7, dtype=dtype)
     second = random(hidden, inner, seed=8, dtype=dtype) / inner**0.5
-    return SharedExpert(wide[:, 1 : inner + 1], wide[:, inner + 1 :], Weight(second), wide[:, :1] if opened else None)
+    return SharedExpert(
+        wide[:, 1 : inner + 1], wide[:, inner + 1 :], Weight.of(second), wide[:, :1] if opened else None
+    )
 
 
 def expected(x, weights, chosen, first, second, activation, first_bias, second_bias, shared):

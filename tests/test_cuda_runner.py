@@ -16,6 +16,7 @@ from tests.plans import Capture, Row, make_plan
 from tests.test_late_masks import HashedConstraint
 from weft.base.config import EngineConfig
 from weft.device.store import Store
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.recurrent import short_conv_memory
@@ -27,7 +28,6 @@ from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs, trial
 from weft.runner.cuda.recorded import RecordedSteps, StepRecording, buckets, prompt_sizes
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 
 MEMORIES = (
     AttentionMemory(1, 8, "float32"),

@@ -13,10 +13,10 @@ from tests.mtp_oracle import checkpoint
 from weft import LLM, SamplingParams
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.kernels import choosing
 from weft.memory.capacity import least_bytes, longest_alone
-from weft.speculate import drafting
-from weft.speculate.costs import FreeDrafts
 from weft.start import exact_costs, loading
 from weft.start.exact_costs import Cost
 
@@ -160,7 +160,7 @@ def test_engines_with_roles_have_no_head_by_default(gpu: None) -> None:
     """A decode engine has no hidden states of prompts that another engine computed; the form of both is the same."""
     folder = checkpoint("qwen3_5").folder
     options = Options(model=str(folder), exact=False)
-    assert loading.decided(options, folder, "cuda", torch.bfloat16, apart=True).draft == "suffix"
+    assert loading.decided(options, folder, "cuda", torch.bfloat16, disaggregated=True).draft == "suffix"
     assert loading.decided(options, folder, "cuda", torch.bfloat16).draft == "mtp"
 
 

@@ -17,11 +17,11 @@ from tests.test_mtp import Eager
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting, RowDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal
 
 # The chance of each token after each token.
 CHAIN = np.array([[0.5, 0.2, 0.3], [0.1, 0.6, 0.3], [0.25, 0.25, 0.5]])
@@ -46,9 +46,9 @@ class ChainDevice(RollingDevice):
 class Favourite(Eager):
     """Drafts the same token again and again. A biased verification would prefer or avoid it."""
 
-    def propose(self, answer, most, shared, ahead=0):
+    def find_drafts(self, answer, most, shared, ahead=0):
         tokens = (1,) * (min(most, self.most) + ahead)
-        return Proposal("suffix", "suffix", tokens, (0.9,) * len(tokens)) if tokens else None
+        return RowDrafts("suffix", "suffix", tokens, (0.9,) * len(tokens)) if tokens else None
 
 
 class Favourites(Drafting):

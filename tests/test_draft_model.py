@@ -22,13 +22,13 @@ from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, check_answers, run_workload, tight_memory
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_model import DraftModel
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 EXAMPLES = 25
 

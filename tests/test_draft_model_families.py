@@ -14,14 +14,14 @@ from tests.engines import FAMILIES, Ask, greedy, model_of, seeded, serve, spec_o
 from weft import LLM, SamplingParams
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
-from weft.engine.draft_model import DraftModel
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.capacity import draft_share, least_bytes
 from weft.memory.ledger import Ledger
 from weft.runner.exact import ExactCells
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 ROOM = 4
 MEMORY = 32 << 20

@@ -17,11 +17,11 @@ from tests.test_draft_lengths import EXPERTS, ROOM, SPEC, ScriptedDevice, expect
 from tests.test_suffixes import LinearCosts
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import spread
+from weft.drafting.policy.choosing import Drafting, RowDrafts
+from weft.drafting.rows import spread
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.cuda.recorded import draft_counts, draft_sizes
-from weft.speculate.drafting import Drafting, Proposal
 
 ROWS = 256
 
@@ -72,7 +72,7 @@ def test_chosen_drafts_have_a_recorded_step(rows: int, seats: int, cost: float, 
     offers = [tuple(chance ** (place + random.random()) for place in range(1, ROOM + 1)) for _ in range(rows)]
     offers = [tuple(sorted(worth[: random.randint(0, ROOM)], reverse=True)) for worth in offers]
     offers = [worth for worth in offers if worth]
-    lengths = drafting.choose([Proposal("a", "a", (1,) * len(worth), worth) for worth in offers], rows, 1 << 20)
+    lengths = drafting.choose([RowDrafts("a", "a", (1,) * len(worth), worth) for worth in offers], rows, 1 << 20)
     tokens = rows + sum(lengths)
     if any(lengths):
         assert any(size.holds(0, rows, tokens, tokens, 1 + max(lengths)) for size in sizes)
@@ -85,14 +85,14 @@ def test_chosen_drafts_have_a_recorded_step(rows: int, seats: int, cost: float, 
 
 def test_rows_that_follow_others_take_drafts_from_rows_with_several() -> None:
     worth = [(0.5, 0.4, 0.3), (0.4, 0.35, 0.1), (0.2,), (0.3,), (0.1,)]
-    proposals = [Proposal("a", "a", (1,) * len(each), each) for each in worth]
+    proposals = [RowDrafts("a", "a", (1,) * len(each), each) for each in worth]
     lengths = [3, 2, 0, 0, 0]
     spread(lengths, proposals, [True, True, True, False, True])
     assert lengths == [2, 1, 1, 0, 1], "the least likely drafts go first, and a row that decodes needs none"
     lengths = [1, 0, 0, 0, 0]
     spread(lengths, proposals, [False, True, False, False, False])
     assert lengths == [1, 0, 0, 0, 0], "no row has one to spare"
-    proposals = [Proposal("a", "a", (1,) * len(each), each) for each in [(0.9, 0.8, 0.8), (0.05,), (0.3,)]]
+    proposals = [RowDrafts("a", "a", (1,) * len(each), each) for each in [(0.9, 0.8, 0.8), (0.05,), (0.3,)]]
     lengths = [3, 0, 0]
     spread(lengths, proposals, [True, True, True])
     assert lengths == [2, 0, 1], "a row whose guess is hopeless decodes alone, and then without drafts"

@@ -23,12 +23,12 @@ from tests.workloads import Workload, check_answers, random_workload, run_worklo
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import MOST_HISTORY
+from weft.drafting.policy.choosing import Drafting, RowDrafts, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.policy.suffix import SharedTexts
+from weft.drafting.rows import MOST_HISTORY
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import SharedTexts
 
 EXAMPLES = 240
 
@@ -46,11 +46,11 @@ class Script(SequenceDrafts):
         """Never pause, so that drafts are refused in every step."""
         return 0
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
         count = self.random.randint(0, min(most, self.most)) + ahead if most > 0 else 0
         tokens = (self.answer[len(answer) :] + [0] * count)[:count]
         tokens = [(t + 1) % VOCABULARY if self.random.random() < self.wrong else t for t in tokens]
-        return Proposal("scripted", "scripted", tuple(tokens), (0.99,) * len(tokens)) if tokens else None
+        return RowDrafts("scripted", "scripted", tuple(tokens), (0.99,) * len(tokens)) if tokens else None
 
 
 class ScriptedDrafting(Drafting):
@@ -64,7 +64,7 @@ class ScriptedDrafting(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
         return Script(self.random, prompt, self.answers[tuple(prompt.tolist())], self.most)
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         return self.random.random() < 0.8
 
 

@@ -16,13 +16,13 @@ from tests.tiny_model import no_time
 from weft import builtin
 from weft.base.grammar import Grammar
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.masks import MaskFinder
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 from weft.text import grammar as grammar_module
 from weft.text.grammar import Grammars, Guide
 from weft.text.tokenizer import load_tokenizer

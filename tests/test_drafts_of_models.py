@@ -24,14 +24,14 @@ from tests.operations import CPU
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.kernels.native import library, replay
 from weft.kernels.native.replay import Replays
 from weft.memory.spec import MemorySpec
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 COUNT = 40
 # One family of each kind of layers; the others meet the same plans in the slow tests.

@@ -23,6 +23,7 @@ from weft.base.copies import Direction
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -33,7 +34,6 @@ from weft.memory.tiers.disk.file import DiskFile, open_existing
 from weft.memory.tiers.disk.tier import DiskCopies
 from weft.memory.trie import Node
 from weft.server.settings import ServerSettings
-from weft.speculate.drafting import Drafting
 
 ONE, TWO = b"1" * 32, b"2" * 32
 

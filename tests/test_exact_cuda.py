@@ -137,9 +137,9 @@ def test_every_way_to_multiply_gives_the_plain_product(device, rows, outputs, in
     weight = random(outputs, inputs, dtype=torch.float16, device=device, seed=1) / inputs**0.5
     bias = random(outputs, dtype=torch.float16, device=device, seed=2)
     wanted = F.linear(x.float(), weight.float(), bias.float())
-    torch.testing.assert_close(EXACT.linear(x, Weight(weight, bias)).float(), wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(EXACT.linear(x, Weight.of(weight, bias)).float(), wanted, rtol=1e-2, atol=1e-2)
     gate, up = wanted.chunk(2, -1)
-    found = EXACT.activated_linear(x, Weight(weight, bias), F.silu, 2)
+    found = EXACT.activated_linear(x, Weight.of(weight, bias), F.silu, 2)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
     # One line more than rows: nothing may be written behind them.
     for by in (Tile(16, 32, 64, 4, 2), Tile(32, 16, 32, 4, 1)):
@@ -157,11 +157,11 @@ def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
     weight[:, 512] = weight[:, 1024] = weight[:, 2047] = 1
     # ((2^24 + 1) + 1) + (3 - 2^24) is 3 in float32.
     for rows in (1, 16, 20, 70):
-        assert EXACT.linear(x[:rows], Weight(weight)).eq(3).all(), rows
+        assert EXACT.linear(x[:rows], Weight.of(weight)).eq(3).all(), rows
         stream = EXACT.residual(torch.zeros(rows, outputs, dtype=torch.float16))
-        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight.of(weight)))
         assert stream.total().eq(3).all()
-        stream.add(EXACT.linear_into_stream(x[:rows], Weight(weight)))
+        stream.add(EXACT.linear_into_stream(x[:rows], Weight.of(weight)))
         stream.finish(SimpleNamespace(weight=torch.ones(outputs, dtype=torch.float16), eps=0.0))
         assert stream.x.eq(6).all()
     assert few_rows(x[:1], weight, by=Cut(64, 2, 128, 4, 2)).ne(3).all(), "another split would be seen"
@@ -191,7 +191,7 @@ def test_an_unordered_merge_would_be_seen():
     parts = few_rows(x, weight, summed=False, by=cut(1, 64, 2048))
     sums = {order: sum(parts[list(order)], torch.zeros(1, 64)) for order in permutations(range(4))}
     assert any(not torch.equal(found, sums[0, 1, 2, 3]) for found in sums.values())
-    assert torch.equal(EXACT.linear(x, Weight(weight)), sums[0, 1, 2, 3].half())
+    assert torch.equal(EXACT.linear(x, Weight.of(weight)), sums[0, 1, 2, 3].half())
 
 
 def test_scores_of_experts_are_float32_products():
@@ -225,11 +225,11 @@ def test_a_row_of_a_matmul_has_the_same_bits_for_any_number_of_rows(outputs, inp
     x = random(max(ROWS), inputs, dtype=dtype, device="cuda")
     weight = random(outputs, inputs, dtype=dtype, device="cuda", seed=1) / inputs**0.5
     for bias in (None, random(outputs, dtype=dtype, device="cuda", seed=2)):
-        wanted = EXACT.linear(x, Weight(weight, bias))
+        wanted = EXACT.linear(x, Weight.of(weight, bias))
         for rows in ROWS:
-            found = EXACT.linear(x[:rows], Weight(weight, bias))
+            found = EXACT.linear(x[:rows], Weight.of(weight, bias))
             assert torch.equal(found, wanted[:rows]), f"{rows} rows, {'no ' if bias is None else ''}bias"
-        last = EXACT.linear(x[-3:], Weight(weight, bias))
+        last = EXACT.linear(x[-3:], Weight.of(weight, bias))
         assert torch.equal(last, wanted[-3:])
 
 
@@ -239,9 +239,9 @@ def test_a_row_of_a_matmul_has_the_same_bits_for_any_number_of_rows(outputs, inp
 def test_an_activation_after_a_matmul_has_the_same_bits_for_any_number_of_rows(outputs, inputs, function, parts):
     x = random(700, inputs, dtype=torch.bfloat16, device="cuda")
     weight = random(outputs, inputs, dtype=torch.bfloat16, device="cuda", seed=1) / inputs**0.5
-    wanted = EXACT.activated_linear(x, Weight(weight), function, parts)
+    wanted = EXACT.activated_linear(x, Weight.of(weight), function, parts)
     for rows in ROWS[:-1]:
-        assert torch.equal(EXACT.activated_linear(x[:rows], Weight(weight), function, parts), wanted[:rows]), rows
+        assert torch.equal(EXACT.activated_linear(x[:rows], Weight.of(weight), function, parts), wanted[:rows]), rows
 
 
 @gpu
@@ -254,7 +254,7 @@ def test_activations_inside_and_outside_a_matmul_agree_for_every_number(function
     weight[:, 0] = every
     x = torch.zeros(300, 64, device="cuda", dtype=torch.bfloat16)
     x[:, 0] = 1
-    few, many = (EXACT.activated_linear(x[:rows], Weight(weight), function, 1) for rows in (1, 300))
+    few, many = (EXACT.activated_linear(x[:rows], Weight.of(weight), function, 1) for rows in (1, 300))
     assert torch.equal(few[0].view(torch.int16), many[0].view(torch.int16))
 
 
@@ -263,7 +263,7 @@ def test_a_split_chosen_by_rows_would_be_seen():
     x = random(64, 8192, dtype=torch.bfloat16, device="cuda")
     weight = random(2048, 8192, dtype=torch.bfloat16, device="cuda", seed=1) / 90
     split = few_rows(x[:8], weight, by=Cut(64, 2, 128, 4, 4))
-    assert not torch.equal(split, EXACT.linear(x, Weight(weight))[:8])
+    assert not torch.equal(split, EXACT.linear(x, Weight.of(weight))[:8])
 
 
 # Experts -------------------------------------------------------------------------------------------------------------
@@ -276,13 +276,13 @@ def layer_of(count: int, hidden: int, inner: int, biased: bool, dtype: torch.dty
     biases = [
         random(count, size, dtype=dtype, device=device, seed=3) if biased else None for size in (2 * inner, hidden)
     ]
-    return ExpertWeights(first, second, activation, *biases)
+    return ExpertWeights.of(first, second, activation, *biases)
 
 
 def shared_of(tokens: int, hidden: int, inner: int, dtype: torch.dtype, device: str) -> SharedExpert:
     wide = random(tokens, 2 * inner + 1, dtype=dtype, device=device, seed=7)
     opening, gate, up = wide.split([1, inner, inner], 1)
-    return SharedExpert(gate, up, Weight(random(hidden, inner, dtype=dtype, device=device, seed=8) / 8), opening)
+    return SharedExpert(gate, up, Weight.of(random(hidden, inner, dtype=dtype, device=device, seed=8) / 8), opening)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])
@@ -352,10 +352,10 @@ def test_a_token_of_a_mixture_has_the_same_bits_for_any_number_of_tokens(count, 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_scores_of_experts_have_the_same_bits_for_any_number_of_tokens(dtype):
     x, weight = random(3000, 2688, dtype=dtype, device="cuda"), random(128, 2688, dtype=torch.float32, device="cuda")
-    wanted = EXACT.score_experts(x, Weight(weight / 50))
+    wanted = EXACT.score_experts(x, Weight.of(weight / 50))
     torch.testing.assert_close(wanted, (x.double() @ (weight / 50).double().T).float(), rtol=1e-4, atol=1e-4)
     for tokens in (1, 15, 16, 17, 200, 1025):
-        assert torch.equal(EXACT.score_experts(x[:tokens], Weight(weight / 50)), wanted[:tokens])
+        assert torch.equal(EXACT.score_experts(x[:tokens], Weight.of(weight / 50)), wanted[:tokens])
 
 
 # Attention -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from tests.test_cuda_runner import FEW_LAYERS
 from tests.test_drafts import ScriptedDrafting
 from weft.base.config import EngineConfig
 from weft.base.plan import StepDrafts
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.kernels.cuda import exact_turns
 from weft.memory.spec import MemorySpec
@@ -24,7 +25,6 @@ from weft.models.model import CausalModel
 from weft.runner.cuda import recorded
 from weft.runner.cuda.exact import ExactTurns, by_form, has_drafts, places_of, turns_of
 from weft.runner.runner import Runner
-from weft.speculate.drafting import Drafting
 
 CELL, ROOM, MEMORY = 8, 3, 1 << 22
 ASKS = [Ask(tokens(5, seed=1), digesting(5, 1)), Ask(tokens(3, seed=3), digesting(4, 7), step=1)]

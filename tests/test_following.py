@@ -22,10 +22,10 @@ from tests.test_drafts import ScriptedDrafting, plans_of
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, check_answers, drive, random_workload, tight_memory
 from weft.base.plan import Plan
+from weft.drafting.policy.choosing import Drafting, RowDrafts, SequenceDrafts
 from weft.engine.loop import Engine
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.kinds import Kind
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
 
 EXAMPLES = 24
 
@@ -155,11 +155,11 @@ def test_rows_with_drafts_are_in_every_plan_if_the_device_follows_them() -> None
 
 def test_steps_wait_where_what_is_lost_is_less_than_what_is_known() -> None:
     drafts = SequenceDrafts(np.zeros(0, np.int32), b"", 3)
-    proposal = Proposal("grammar", "forced", (1, 2, 3), (0.9, 0.8, 0.7))
+    proposal = RowDrafts("grammar", "forced", (1, 2, 3), (0.9, 0.8, 0.7))
     known, unknown = drafts.outlook(proposal)
     # Three drafts of 0.99: the guesses after them are right if those and one more are.
     assert known == pytest.approx(0.99 + 0.99**2 + 0.99**3)
     assert unknown == pytest.approx(known / (1 + (1 - 0.99**4) / 0.99))
     drafting = Drafting(3)
-    assert not drafting.follows(3.0, 2.0, lost=0.4)
-    assert drafting.follows(3.0, 2.0, lost=0.6)
+    assert not drafting.plans_ahead(3.0, 2.0, lost=0.4)
+    assert drafting.plans_ahead(3.0, 2.0, lost=0.6)

@@ -20,6 +20,9 @@ from tests.held_memory import held
 from weft import LLM, SamplingParams
 from weft.base.grammar import Grammar
 from weft.base.tenants import tenant_digest
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.habits import SharedHabits
+from weft.drafting.policy.suffix import SharedTexts
 from weft.engine.loop import Engine
 from weft.engine.preparation import OwnCommand
 from weft.engine.protocol import Command, Drop, End, Event, Outputs, Question, Shutdown, Submit, Subscribe, Topic
@@ -28,9 +31,6 @@ from weft.engine.service import Service, ThreadInbox
 from weft.memory import cache, tenancy
 from weft.memory.misses import Ghosts, Tenants
 from weft.memory.tiers import demotion
-from weft.speculate import drafting
-from weft.speculate.habits import SharedHabits
-from weft.speculate.suffix import SharedTexts
 from weft.text import grammar
 
 VOCABULARY = 259

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from weft.base.grammar import Grammar
-from weft.speculate.drafting import Drafting
-from weft.speculate.habits import MOST_NOTED, MOST_OF_ONE, Habits, SharedHabits, key_of
-from weft.speculate.spelling import SOURCES, Guess, spelled
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.habits import MOST_NOTED, MOST_OF_ONE, Habits, SharedHabits, key_of
+from weft.drafting.policy.spelling import SOURCES, Guess, spelled
 
 GRAMMAR = Grammar("regex", "[a-h]*")
 # The sources of habits in the order in which they are asked: whose, and how many tokens agree.

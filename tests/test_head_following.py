@@ -25,15 +25,15 @@ from tests.workloads import Arrival, Run, check_answers, drive, tight_memory
 from weft.base.config import EngineConfig
 from weft.base.plan import NO_DRAFTS, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.runner.hidden_states import HiddenStates
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, SequenceDrafts
 
 EXAMPLES = 20
 HEAD = rolling_spec(recurrent=False)
@@ -169,26 +169,26 @@ class CheckedHead(DraftHead):
 
     def has_drafts_in_flight(self, seat, sequence):
         planner = self.engine.planner
-        return planner.in_flight(sequence) and bool(planner.drafts.off_board[seat])
+        return planner.in_flight(sequence) and bool(planner.drafts.host_has_token[seat])
 
-    def begin(self, asked, flying=None):
+    def begin(self, asked, unverified=None):
         target = self.executor.target
         target.execute_all()
         texts = {}
         for seat, (sequence, count) in asked.items():
             texts[seat] = sequence.tokens(0, sequence.length).tolist()
-            if flying is None and count:
+            if unverified is None and count:
                 assert not self.has_drafts_in_flight(seat, sequence), "a guess replaces what drafts in flight choose"
-            if flying is not None:
-                texts[seat] += target.chosen[seat][: flying[seat] + 1 - target.refused[seat]]
-        found = super().begin(asked, flying)
+            if unverified is not None:
+                texts[seat] += target.chosen[seat][: unverified[seat] + 1 - target.refused[seat]]
+        found = super().begin(asked, unverified)
         if found is None:
             return None
         guesses = dict(found.tokens())
         for seat, tokens in guesses.items():
             assert list(tokens) == head_oracle(texts[seat], len(tokens)), f"after {len(texts[seat])} tokens"
             self.checked["guesses"] += 1
-            self.checked["after drafts"] += flying is not None
+            self.checked["after drafts"] += unverified is not None
             prompt = asked[seat][0].request.prompt.tolist()
             known = self.answers[tuple(prompt)][len(texts[seat]) - len(prompt) :]
             right = [*known, *tokens][: len(tokens)]
@@ -214,7 +214,7 @@ class Lengths(Drafting):
     def choose(self, proposals, rows, most):
         return [self.random.randint(self.random.random() > 0.1, len(p.worth)) if p.worth else 0 for p in proposals]
 
-    def follows(self, known, unknown, lost):
+    def plans_ahead(self, known, unknown, lost):
         return True
 
 

@@ -19,7 +19,7 @@ SEATS, MOST = 3, 5 * BLOCK
 
 def keeping(dtype: torch.dtype) -> HiddenStates:
     states = HiddenStates(SEATS, MOST, 1, dtype)
-    states.keeps[:] = True
+    states.kept_for[:] = True
     return states
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.http_server import Served, serving
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.server.settings import ServerSettings
-from weft.speculate import drafting
-from weft.speculate.costs import FreeDrafts
 
 LETTERS = list(range(ord("a"), ord("z") + 1))
 

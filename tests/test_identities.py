@@ -31,8 +31,8 @@ from tests.identities import (
     other_engine,
 )
 from tests.remote import FakeStore
-from tests.test_apart_engines import plain_pair
 from tests.test_backends import in_loop
+from tests.test_disaggregated_engines import plain_pair
 from tests.test_disk_tier import DISK_BYTES, disk_engine
 from tests.test_disk_tier import save_all as save_to_disk
 from tests.test_remote_tier import PROMPT as HASHED_PROMPT

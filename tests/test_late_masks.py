@@ -22,15 +22,15 @@ from tests.test_drafts import drafted_workload
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, run_workload
 from weft.base.config import EngineConfig
+from weft.base.constraint import Constraint
 from weft.base.plan import Ints, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.constraint import Constraint
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.runner import Runner, WaitingFlight
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 
 class HashedConstraint:

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.operations import CPU, PLAIN
 from tests.plans import Row, make_plan
 from weft.device.store import AttentionView, Store
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs, LatentWeights
 from weft.kernels.cpu import attention
 from weft.kernels.cpu.paged_reads import SharedRead
 from weft.kernels.interface import Batch, Operations
@@ -90,9 +90,8 @@ class Scene:
 
     def paged(self, out: Tensor | None = None) -> Tensor:
         latents, shared = self.new.split([self.latent, self.shared_dim], 1)
-        return self.operations.attend_latents(
-            self.queries, latents, shared, self.weights, SCALE, self.batch(), self.view, out
-        )
+        inputs = LatentInputs(self.queries, latents, shared, self.weights, SCALE)
+        return self.operations.attend_latents(inputs, self.batch(), self.view, out)
 
     def dense(self) -> Tensor:
         """Query by query, with the keys and values of every head, in float64."""

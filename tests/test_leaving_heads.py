@@ -26,16 +26,16 @@ from tests.test_turning_down import Dear
 from tests.workloads import Arrival, Run, Workload, check_answers, drive, tight_memory
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.choosing import PRIORS, Drafting, RowDrafts, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.runner.hidden_states import HiddenStates
-from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import PRIORS, Drafting, Proposal, SequenceDrafts
 
 PRIOR = PRIORS[DraftHead.name]
 # Tokens that wait to be read, and those of an answer.
@@ -87,8 +87,8 @@ class WatchedHead(CheckedHead):
                 assert self.hidden.end[seat] == 0, "states of a row without the head are kept"
         assert set(self.ledger.leases) == set(self._open)
 
-    def begin(self, asked, flying=None):
-        found = super().begin(asked, flying)
+    def begin(self, asked, unverified=None):
+        found = super().begin(asked, unverified)
         if found is None:
             return None
         return Guesses(found.counts, lambda: self.landed(found))
@@ -136,7 +136,7 @@ def drive_and_check(workload: Workload, run: Run, head: WatchedHead) -> None:
     assert not head.ledger.leases
     head.flush()
     assert head.ledger.arena.used_slabs == 0, "something of the head is still owned"
-    assert not head.hidden.keeps.any()
+    assert not head.hidden.kept_for.any()
     assert not head.hidden.end.any()
 
 
@@ -286,7 +286,7 @@ def test_bad_luck_does_not_turn_a_head_off() -> None:
 def test_a_row_in_which_the_head_is_right_asks_it_though_no_other_does() -> None:
     drafting = Drafting(3, model=DraftHead.name)
     good, bad = (drafting.begin(np.ones(4, np.int32), b"", None, None) for _ in range(2))
-    guess = Proposal(DraftHead.name, DraftHead.name, (5,), (0.5,))
+    guess = RowDrafts(DraftHead.name, DraftHead.name, (5,), (0.5,))
     for number in range(200):
         if number % 20 == 0:
             drafting.learn(good, guess, 1)
@@ -297,7 +297,7 @@ def test_a_row_in_which_the_head_is_right_asks_it_though_no_other_does() -> None
         drafting.learn(bad, guess, 0)
     assert drafting.overall[DraftHead.name].rate(0) < LEAST_RATE
     new = drafting.begin(np.ones(4, np.int32), b"", None, None)
-    asked = [each.propose([1, 2, 3], 3, drafting.shared) for each in (good, bad, new)]
+    asked = [each.find_drafts([1, 2, 3], 3, drafting.shared) for each in (good, bad, new)]
     assert asked[0].drafter == DraftHead.name
     assert asked[1:] == [None, None]
     assert all(each.model for each in (good, bad, new)), "all are read"

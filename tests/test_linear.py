@@ -8,7 +8,9 @@ import torch.nn.functional as F
 
 from tests.operations import CPU, ON_CPU
 from weft.kernels.cpu.linear import FEW_ROWS, HAS_BFLOAT16, WEIGHTS_FIRST_ROWS, prepare
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library
+from weft.kernels.native.layouts import BLOCKS_AND_PANELS, DENSE_AND_PANELS
 from weft.kernels.weight import Weight
 from weft.models.dummy import fill_randomly
 from weft.models.layers.embedding import Embedding
@@ -39,7 +41,7 @@ def product_error(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bi
 def test_any_number_of_rows_gives_the_product_with_plain_and_with_prepared_weights(dtype, biased):
     weight = (torch.randn(72, 40) / 40**0.5).to(dtype)
     bias = torch.randn(72).to(dtype) if biased else None
-    plain = Weight(weight, bias)
+    plain = Weight.of(weight, bias)
     for rows in ROWS:
         x = torch.randn(rows, 40).to(dtype)
         for form in (plain, prepare(plain, twice=False), prepare(plain, twice=True)):
@@ -54,9 +56,10 @@ def test_weights_are_kept_twice_only_where_it_helps_and_only_if_asked_to(dtype):
     before = layer.weight
     helps = {torch.float32: True, torch.bfloat16: HAS_BFLOAT16, torch.float16: False}
     for twice in (False, True):
-        layer.weight = before
+        layer.store("weight", (Stored.of(before),))
         layer.prepare(CPU, twice)
-        assert (layer.prepared.few is not None) == (twice and helps[dtype])
+        kept_twice = layer.prepared.parts[0].format in (BLOCKS_AND_PANELS, DENSE_AND_PANELS)
+        assert kept_twice == (twice and helps[dtype])
         x = torch.randn(2, 32).to(dtype)
         assert product_error(layer(x, ON_CPU), x, before, None) < 16 * TOLERANCE[dtype]
 
@@ -65,7 +68,7 @@ def test_inputs_may_be_parts_of_wider_tensors():
     weight = torch.randn(24, 16) / 4
     for rows in ROWS:
         x = torch.randn(rows, 48)[:, 16:32]
-        for form in (Weight(weight), prepare(Weight(weight), twice=False)):
+        for form in (Weight.of(weight), prepare(Weight.of(weight), twice=False)):
             assert product_error(CPU.linear(x, form), x, weight, None) < 1e-5
 
 

@@ -8,8 +8,8 @@ from tests import tiny_model
 from weft import LLM, SamplingParams
 from weft.base.errors import OptionError
 from weft.base.options import Options
-from weft.speculate import drafting
-from weft.speculate.costs import FreeDrafts
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
 
 LETTERS = tuple(range(ord("a"), ord("z") + 1))
 

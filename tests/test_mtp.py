@@ -25,9 +25,11 @@ from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options
-from weft.engine import draft_head
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import Guesses
+from weft.drafting import head as draft_head
+from weft.drafting.head import DraftHead
+from weft.drafting.model import Guesses
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
@@ -37,8 +39,6 @@ from weft.models.weights import build, has_head, load_head, load_model
 from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting, SequenceDrafts
 from weft.start.loading import chosen_draft
 
 FAMILIES = ("qwen3_5", "qwen3_next", "nemotron_h", "qwen3_5, yarn beside sections")
@@ -58,16 +58,16 @@ class Recording(DraftHead):
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.random = Random(1)
 
-    def begin(self, asked, flying=None):
-        texts = {seat: self.text(seat, sequence, flying) for seat, (sequence, _) in asked.items()}
-        found = super().begin(asked, flying)
+    def begin(self, asked, unverified=None):
+        texts = {seat: self.text(seat, sequence, unverified) for seat, (sequence, _) in asked.items()}
+        found = super().begin(asked, unverified)
         if found is None:
             return None
         guesses, board = dict(found.tokens()), self.hidden.board.tokens
         for seat, drafts in guesses.items():
             text, prompt = texts[seat], asked[seat][0].request.prompt.tolist()
             self.seen.append((text, list(drafts), self.frequent_tokens if self.frequent else self.vocab_size))
-            self.followed += flying is not None
+            self.followed += unverified is not None
             answer = self.answers.get(tuple(prompt))
             if answer is not None:
                 known = answer[len(text) - len(prompt) :][: len(drafts)]
@@ -76,13 +76,13 @@ class Recording(DraftHead):
                 board[seat, : len(drafts)] = torch.tensor(guesses[seat], dtype=board.dtype)
         return Guesses(found.counts, lambda: guesses)
 
-    def text(self, seat, sequence, flying):
+    def text(self, seat, sequence, unverified):
         """What the guesses follow: what the host knows, and with drafts in flight what only the device knows."""
         text = sequence.tokens(0, sequence.length).tolist()
-        if flying is None:
+        if unverified is None:
             return text
         board = self.hidden.board
-        return text + board.tokens[seat, : flying[seat] + 1 - int(board.refused[seat])].tolist()
+        return text + board.tokens[seat, : unverified[seat] + 1 - int(board.refused[seat])].tolist()
 
 
 class Eager(SequenceDrafts):
@@ -101,7 +101,7 @@ class Drafts(Drafting):
     def choose(self, proposals, rows, most):
         return [len(proposal.worth) for proposal in proposals]
 
-    def follows(self, known, unknown, lost):
+    def plans_ahead(self, known, unknown, lost):
         return True
 
 

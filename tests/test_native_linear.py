@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from weft.kernels.activations import NAMES
 from weft.kernels.cpu import linear as products
 from weft.kernels.cpu.linear import FEW_ROWS, activated_linear, linear, prepare
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library
+from weft.kernels.native.layouts import DENSE_AND_PANELS, PANELS, as_panels, panels_of
 from weft.kernels.native.linear import PANEL, pack, product
 from weft.kernels.weight import Weight
 
@@ -36,7 +38,7 @@ def exact(x, weight, bias=None):
 
 
 def in_panels(weight, bias=None):
-    return Weight(pack(weight), bias, size=len(weight))
+    return Weight((as_panels(Stored.of(weight), pack(weight)),), bias)
 
 
 def assert_close(found, expected, dtype):
@@ -163,7 +165,7 @@ def test_operands_that_the_kernel_would_misread_are_refused():
 def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
     weight = random(24, 16, dtype=torch.bfloat16) / 4
     wrong = torch.full_like(weight, torch.nan)
-    both = Weight(weight, None, pack(wrong), 24)
+    both = Weight((Stored(DENSE_AND_PANELS, (weight, pack(wrong)), 24, 16),))
     most = FEW_ROWS[torch.bfloat16]
     few, many = (random(rows, 16, dtype=torch.bfloat16) for rows in (most, most + 1))
     assert linear(few, both).isnan().all()
@@ -174,9 +176,10 @@ def test_with_16_bit_units_few_rows_read_panels_and_many_rows_blocks():
 def test_float32_weights_take_half_the_bytes_if_they_are_16_bit_numbers(kept_short):
     weight = random(40, 16, dtype=torch.bfloat16).float() + (0 if kept_short else 1e-6)
     for twice in (False, True):
-        prepared = prepare(Weight(weight), twice)
-        assert prepared.for_few.dtype == (torch.bfloat16 if kept_short else torch.float32)
-        assert (prepared.few is None) == (kept_short or not twice)
+        prepared = prepare(Weight.of(weight), twice)
+        [part] = prepared.parts
+        assert panels_of(part).dtype == (torch.bfloat16 if kept_short else torch.float32)
+        assert (part.format is PANELS) == (kept_short or not twice)
         for rows in (7, FEW_ROWS[torch.float32] + 1):
             x = random(rows, 16)
             assert_close(linear(x, prepared), exact(x, weight), torch.float32)
@@ -187,6 +190,6 @@ def test_without_a_compiler_weights_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(products.native, "available", lambda: False)
     for dtype in DTYPES:
         weight, x = random(24, 16, dtype=dtype) / 4, random(9, 16, dtype=dtype)
-        prepared = prepare(Weight(weight), twice=True)
+        prepared = prepare(Weight.of(weight), twice=True)
         assert prepared.matrix is weight
         assert_close(linear(x, prepared), exact(x, weight), dtype)

@@ -17,7 +17,9 @@ from weft.kernels.cpu import linear as products
 from weft.kernels.cpu.linear import prepare
 from weft.kernels.cpu.moe import FEW_EACH, prepare_experts
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated, plain
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import calls, library, moe
+from weft.kernels.native.layouts import DENSE_AND_PANELS, as_panels, panels_of
 from weft.kernels.native.linear import pack
 from weft.kernels.native.moe import EXPERT_ACTIVATIONS, mix, route
 from weft.kernels.weight import Weight
@@ -43,16 +45,17 @@ def make_layer(count, hidden, inner, activation, biased, dtype=torch.float32):
         random(count, hidden, inner, seed=2) / inner**0.5,
     )
     biases = (random(count, outer, dtype=dtype, seed=3), random(count, hidden, dtype=dtype, seed=4))
-    return ExpertWeights(first.to(dtype), second.to(dtype), activation, *(biases if biased else (None, None)))
+    return ExpertWeights.of(first.to(dtype), second.to(dtype), activation, *(biases if biased else (None, None)))
 
 
 def in_panels(layer):
-    return replace(layer, first=pack(layer.first), second=pack(layer.second))
+    first, second = (as_panels(each, pack(each.dense)) for each in (layer.first, layer.second))
+    return replace(layer, first=first, second=second)
 
 
 def widened(layer):
     biases = (None if bias is None else bias.float() for bias in (layer.first_bias, layer.second_bias))
-    return ExpertWeights(layer.first.float(), layer.second.float(), layer.activation, *biases)
+    return ExpertWeights.of(layer.first.decode(), layer.second.decode(), layer.activation, *biases)
 
 
 def assert_close(found, expected, dtype):
@@ -113,8 +116,10 @@ def test_a_shared_expert_is_added_as_far_as_it_is_opened(dtype, opened):
         x, routing = random(rows, 40, dtype=dtype, seed=6), choices(rows, 4, 2)
         # As columns of a wider matrix, where layers have them.
         opening, gate, up = random(rows, 67, dtype=dtype, seed=8).split_with_sizes([1, 33, 33], 1)
-        shared = SharedExpert(gate, up, Weight(pack(second), size=40), opening if opened else None)
-        wide = SharedExpert(gate.float(), up.float(), Weight(second.float()), opening.float() if opened else None)
+        shared = SharedExpert(
+            gate, up, Weight((as_panels(Stored.of(second), pack(second)),)), opening if opened else None
+        )
+        wide = SharedExpert(gate.float(), up.float(), Weight.of(second.float()), opening.float() if opened else None)
         found = CPU.experts(x, routing, in_panels(layer), shared)
         assert_close(found, PLAIN.experts(x.float(), routing, widened(layer), wide), dtype)
 
@@ -157,7 +162,7 @@ def test_experts_that_no_row_has_chosen_are_not_read(rows):
     chosen = torch.tensor([0, 2, 3])[chosen]
     x, expected = random(rows, 40, seed=6), mix(random(rows, 40, seed=6), (weights, chosen), in_panels(layer))
     for unused in (1, 4):
-        for values in (layer.first, layer.second, layer.first_bias, layer.second_bias):
+        for values in (layer.first.dense, layer.second.dense, layer.first_bias, layer.second_bias):
             values[unused] = torch.nan
     assert torch.equal(mix(x, (weights, chosen), in_panels(layer)), expected)
 
@@ -186,10 +191,10 @@ def test_a_row_may_choose_an_expert_twice():
 @pytest.mark.parametrize("short", ["first", "second"])
 def test_one_matrix_may_have_16_bits_and_the_other_32(short):
     layer, x, routing = make_layer(3, 40, 24, gated(F.silu), True), random(9, 40, seed=6), choices(9, 3, 2)
-    rounded = replace(layer, **{short: getattr(layer, short).bfloat16().float()})
+    rounded = replace(layer, **{short: Stored.of(getattr(layer, short).dense.bfloat16().float())})
     prepared = prepare_experts(rounded, twice=True)
-    assert getattr(prepared, short).dtype == torch.bfloat16
-    assert {prepared.first.dtype, prepared.second.dtype} == set(DTYPES)
+    assert getattr(prepared, short).tensors[0].dtype == torch.bfloat16
+    assert {prepared.first.tensors[0].dtype, prepared.second.tensors[0].dtype} == set(DTYPES)
     assert_close(mix(x, routing, prepared), PLAIN.experts(x, routing, rounded), torch.float32)
 
 
@@ -211,11 +216,12 @@ def test_with_16_bit_units_panels_are_for_few_rows_of_each_expert(monkeypatch):
     monkeypatch.setattr(products, "HAS_BFLOAT16", True)
     layer = make_layer(4, 32, 16, gated(F.silu), False, torch.bfloat16)
     once, twice = prepare_experts(layer, twice=False), prepare_experts(layer, twice=True)
-    assert once.few is None
-    assert twice.first is layer.first
-    assert torch.equal(twice.few[0], pack(layer.first))
-    assert torch.equal(twice.few[1], pack(layer.second))
-    wrong = replace(twice, few=(pack(layer.first * torch.nan), twice.few[1]))
+    assert once.first is layer.first
+    assert twice.first.tensors[0] is layer.first.dense
+    assert torch.equal(panels_of(twice.first), pack(layer.first.dense))
+    assert torch.equal(panels_of(twice.second), pack(layer.second.dense))
+    broken = (layer.first.dense, pack(layer.first.dense * torch.nan))
+    wrong = replace(twice, first=replace(twice.first, tensors=broken))
     most = FEW_EACH[torch.bfloat16] * 4 // 2
     few, many = most, most + 1
     assert CPU.experts(random(few, 32, dtype=torch.bfloat16), choices(few, 4, 2), wrong).isnan().all()
@@ -227,7 +233,7 @@ def test_with_16_bit_units_panels_are_kept_where_memory_is_ample(monkeypatch, sp
     monkeypatch.setattr(products, "HAS_BFLOAT16", True)
     layer = Experts(3, 32, 16).bfloat16()
     prepare_model(layer, CPU, spare_bytes)
-    assert (layer.weights.few is not None) == kept
+    assert (layer.weights.first.format is DENSE_AND_PANELS) == kept
 
 
 def test_more_rows_than_the_kernels_serve_are_left_to_torch():
@@ -313,7 +319,7 @@ def test_16_bit_rows_are_scored_in_float32():
         expected = (x.double() @ matrix.double().T).float()
         assert (expected.bfloat16() - expected).abs().max() > 1e-3, "16 bits would not do"
         for rows in (1, 7):
-            found = CPU.score_experts(x[:rows], prepare(Weight(matrix), twice=True))
+            found = CPU.score_experts(x[:rows], prepare(Weight.of(matrix), twice=True))
             assert_close(found, expected[:rows], torch.float32)
 
 
@@ -346,6 +352,6 @@ def test_kernels_stay_within_the_memory_that_they_are_given(data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moe, "scratch", guarded)
         routing = route(random(rows, count * groups), k, data.draw(st.booleans()), groups=groups)
-        mix(random(rows, layer.first.shape[2]), routing, layer)
+        mix(random(rows, layer.first.inputs), routing, layer)
     assert len(given_out) == 2
     assert all((each[-64:] == 7.5).all() for each in given_out)

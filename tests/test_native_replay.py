@@ -19,8 +19,10 @@ from weft.engine.loop import Engine
 from weft.kernels.choosing import choose
 from weft.kernels.cpu import linear as linears
 from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import RecordedMemory, record
+from weft.kernels.native.layouts import DENSE_AND_PANELS
 from weft.kernels.native.linear import pack, product
 from weft.kernels.weight import Weight
 from weft.memory.spec import MemorySpec
@@ -197,7 +199,8 @@ def test_drafts_of_16_bits_are_recorded_also_where_units_of_the_cpu_multiply_as_
 
     def prepare(weight, twice):
         matrix = weight.matrix.detach()
-        return Weight(matrix, weight.bias, pack(matrix), weight.outputs) if matrix.numel() else weight
+        both = Stored(DENSE_AND_PANELS, (matrix, pack(matrix)), weight.outputs, weight.inputs)
+        return Weight((both,), weight.bias) if matrix.numel() else weight
 
     monkeypatch.setattr(linears, "prepare", prepare)
     monkeypatch.setitem(linears.FEW_ROWS, torch.bfloat16, 4)

@@ -20,11 +20,11 @@ from weft.base.errors import InvalidOption
 from weft.base.options import Options
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.costs import ChunkCosts, LearnedCosts
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.pacing import Pacing
 from weft.engine.request import Request
-from weft.speculate.costs import ChunkCosts, LearnedCosts
 
 CELL = 4
 # Milliseconds of a step on the scripted device: for itself, for each decode, for a chunk, for each of its tokens.

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.apart import make_pair
+from tests.disaggregated import make_pair
 from tests.disk_blocks import IDENTITY
 from tests.fake_engines import answer, fake_info
 from tests.fake_members import Clock, CountedChoice, FakeMember, turns
@@ -61,7 +61,7 @@ def finish_prefills(member: FakeMember, finish: FinishReason = FinishReason.LENG
         member._receive(Outputs([Output(number, None, finish=finish)], {number: Report()}))
 
 
-class Apart:
+class Disaggregated:
     def __init__(self, prefillers: int = 1, decoders: int = 1, chooser=None, roles=None) -> None:
         members = [member_of(role) for role in roles or [PREFILL] * prefillers + [DECODE] * decoders]
         self.prefillers, self.decoders = members[:prefillers], members[prefillers:]
@@ -96,8 +96,8 @@ class Apart:
 
 
 @asynccontextmanager
-async def apart(**more):
-    found = Apart(**more)
+async def disaggregated(**more):
+    found = Disaggregated(**more)
     await found.fleet.start()
     try:
         yield found
@@ -107,7 +107,7 @@ async def apart(**more):
 
 @in_loop
 async def test_a_long_prompt_is_computed_by_the_prefill_engine_and_answered_by_the_decode_engine():
-    async with apart() as both:
+    async with disaggregated() as both:
         request = long_request()
         reading = await both.submit(request)
         [prefiller], [decoder] = both.prefillers, both.decoders
@@ -128,7 +128,7 @@ async def test_a_long_prompt_is_computed_by_the_prefill_engine_and_answered_by_t
 
 @in_loop
 async def test_short_prompts_and_scored_ones_stay_on_the_decode_engine():
-    async with apart() as both:
+    async with disaggregated() as both:
         scored = Request(long_request().prompt, SamplingParams(max_tokens=1, prompt_logprobs=1))
         tasks = [await both.submit(each) for each in (short_request(), scored)]
         for _ in range(4):
@@ -141,7 +141,7 @@ async def test_short_prompts_and_scored_ones_stay_on_the_decode_engine():
 @pytest.mark.parametrize("how", ["dies", "is full", "hangs", "fails to send"])
 @in_loop
 async def test_without_its_prefill_engine_a_request_tries_another_one_once_then_computes_it_all(how):
-    async with apart(prefillers=3) as both:
+    async with disaggregated(prefillers=3) as both:
         request = long_request()
         reading = await both.submit(request)
         for _ in range(2):
@@ -176,7 +176,7 @@ async def test_without_its_prefill_engine_a_request_tries_another_one_once_then_
 
 @in_loop
 async def test_a_decode_engine_lost_before_the_first_token_is_replaced_by_way_of_the_prefill_engine():
-    async with apart(decoders=2) as both:
+    async with disaggregated(decoders=2) as both:
         request = long_request()
         reading = await both.submit(request)
         [prefiller] = both.prefillers
@@ -198,7 +198,7 @@ async def test_a_decode_engine_lost_before_the_first_token_is_replaced_by_way_of
 @pytest.mark.parametrize("how", ["hangs", "is removed", "ends for good"])
 @in_loop
 async def test_a_prompt_on_its_way_to_a_decode_engine_that_is_given_up_goes_to_another_one_at_once(how):
-    async with apart(decoders=2) as both:
+    async with disaggregated(decoders=2) as both:
         request = long_request()
         reading = await both.submit(request)
         [prefiller] = both.prefillers
@@ -227,7 +227,7 @@ async def test_a_prompt_on_its_way_to_a_decode_engine_that_is_given_up_goes_to_a
 
 @in_loop
 async def test_a_decode_engine_ejected_while_the_prefill_engine_accepts_a_prompt_is_given_up():
-    async with apart() as both:
+    async with disaggregated() as both:
         reading = await both.submit(long_request())
         [prefiller], [decoder] = both.prefillers, both.decoders
         assert len(prefiller.sent) == 1
@@ -244,7 +244,7 @@ async def test_a_decode_engine_ejected_while_the_prefill_engine_accepts_a_prompt
 @in_loop
 async def test_reports_name_the_role_of_each_member_and_none_of_the_fleet(caplog):
     with caplog.at_level("INFO"):
-        async with apart() as both:
+        async with disaggregated() as both:
             asked = asyncio.ensure_future(both.fleet.stats())
             await turns()
             await both.step()
@@ -258,7 +258,7 @@ async def test_reports_name_the_role_of_each_member_and_none_of_the_fleet(caplog
 @pytest.mark.parametrize("stage", ["offered", "prefilling", "decoding"])
 @in_loop
 async def test_an_abort_at_any_stage_frees_both(stage):
-    async with apart() as both:
+    async with disaggregated() as both:
         request = long_request()
         [prefiller], [decoder] = both.prefillers, both.decoders
         reading = await both.submit(request)
@@ -283,7 +283,7 @@ async def test_an_abort_at_any_stage_frees_both(stage):
 
 @in_loop
 async def test_a_fleet_of_prefill_engines_alone_answers_nothing():
-    async with apart() as both:
+    async with disaggregated() as both:
         both.decoders[0].die()
         both.fleet.check()
         assert not both.fleet.healthy
@@ -294,7 +294,7 @@ async def test_a_fleet_of_prefill_engines_alone_answers_nothing():
 
 @in_loop
 async def test_a_fleet_whose_decode_engines_have_ended_for_good_has_failed():
-    async with apart() as both:
+    async with disaggregated() as both:
         waiting = asyncio.ensure_future(both.fleet.wait_failed())
         both.decoders[0].die(for_good=True)
         assert "all replicas have ended" in await waiting
@@ -303,7 +303,7 @@ async def test_a_fleet_whose_decode_engines_have_ended_for_good_has_failed():
 @pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.ERROR])
 @in_loop
 async def test_a_prompt_that_was_not_sent_counts_as_work_of_the_decode_engine(finish):
-    async with apart(chooser=RoutedChoice()) as both:
+    async with disaggregated(chooser=RoutedChoice()) as both:
         [prefiller], [decoder], view = both.prefillers, both.decoders, both.choice.router.replicas["d0"]
         for member, running in ((prefiller, 0), (decoder, 5)):
             member._receive(EngineNews(None, ReplicaLoad(token_seconds=0.001, running=running)))
@@ -324,7 +324,7 @@ async def test_the_router_sends_a_prompt_over_a_prefill_engine_if_that_is_estima
     def load(rate: float, running: int) -> EngineNews:
         return EngineNews(None, ReplicaLoad(token_seconds=1 / rate, running=running))
 
-    async with apart(chooser=RoutedChoice()) as both:
+    async with disaggregated(chooser=RoutedChoice()) as both:
         [prefiller], [decoder] = both.prefillers, both.decoders
         # As fast, and answers run on the decode engine: they would wait.
         for member, running in ((prefiller, 0), (decoder, 5)):
@@ -348,7 +348,7 @@ async def test_the_router_sends_a_prompt_over_a_prefill_engine_if_that_is_estima
 async def random_journeys(seed: int, requests: int, chooser=None) -> dict[str, int]:
     """Random requests over members that fail at random: each is answered or refused once, and nothing is left."""
     choose = Random(seed)
-    both = Apart(prefillers=2, decoders=2, chooser=chooser)
+    both = Disaggregated(prefillers=2, decoders=2, chooser=chooser)
     fleet, members = both.fleet, [*both.prefillers, *both.decoders]
     await fleet.start()
     tasks: list[asyncio.Task[list[int]]] = []
@@ -423,7 +423,7 @@ async def test_ten_thousand_requests_over_dying_members_of_both_roles():
 
 @in_loop
 async def test_decode_engines_drop_after_the_prefill_engines_that_could_send_it_again():
-    async with apart(prefillers=2, decoders=2) as found:
+    async with disaggregated(prefillers=2, decoders=2) as found:
         dropping = asyncio.ensure_future(found.fleet.drop(b"t" * 16, None))
         await turns()
         assert [len(each.inbox) for each in found.prefillers] == [1, 1]
@@ -438,7 +438,7 @@ async def test_decode_engines_drop_after_the_prefill_engines_that_could_send_it_
 @in_loop
 async def test_prompts_go_to_prefill_engines_of_the_same_shape_and_a_mismatch_is_logged_once_by_name(caplog):
     roles = [shaped(PREFILL, 1), shaped(PREFILL, 2), shaped(DECODE, 2)]
-    async with apart(prefillers=2, roles=roles) as found:
+    async with disaggregated(prefillers=2, roles=roles) as found:
         (other, same), [decoder] = found.prefillers, found.decoders
         for seed in range(2):
             reading = await found.submit(long_request(seed))

@@ -17,12 +17,13 @@ from tests.rolling import RollingDevice
 from tests.test_properties import record_plans, same_plan
 from tests.workloads import random_workload, run_and_check
 from weft.base.plan import Captures
-from weft.engine import assembly, loop, planner
+from weft.engine import loop, planner
 from weft.engine.bad_words import BadWords
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
 from weft.engine.waiting_queue import WaitingQueue
 from weft.memory import ledger as ledger_module
+from weft.memory import plans
 from weft.memory import spec as spec_module
 from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
@@ -258,14 +259,14 @@ def a_state_is_published_before_the_step_that_writes_it(patch: Patch) -> None:
 
 @plant
 def captures_are_numbered_by_order_instead_of_row(patch: Patch) -> None:
-    original = assembly.planned_captures
+    original = plans.planned_captures
 
     def confused(grants):
         captures = original(grants)
         order = np.unique(captures.row, return_inverse=True)[1].astype(np.int32)
         return Captures(order, captures.position, captures.slot)
 
-    patch.setattr(assembly, "planned_captures", confused)
+    patch.setattr(plans, "planned_captures", confused)
 
 
 @plant

@@ -27,17 +27,19 @@ from tests import (
     test_suffixes,
     test_turning_down,
 )
-from weft.engine import draft_head, draft_rows, loop, planner
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting import head as draft_head
+from weft.drafting import rows as draft_rows
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.choosing import SequenceDrafts
+from weft.drafting.policy.habits import key_of
+from weft.drafting.policy.suffix import OwnText, SharedTexts
+from weft.engine import loop, planner
 from weft.engine.seat_sampling import SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
 from weft.runner.hidden_states import BLOCK, HiddenStates
-from weft.speculate import drafting
-from weft.speculate.drafting import SequenceDrafts
-from weft.speculate.habits import key_of
-from weft.speculate.suffix import OwnText, SharedTexts
 from weft.text.grammar import Guide
 
 SEEDS = 100
@@ -340,12 +342,12 @@ def guesses_land_while_prompts_wait(patch: Patch) -> None:
 
 @plant(leaving_workloads)
 def a_row_that_left_the_head_keeps_its_lease(patch: Patch) -> None:
-    def keeps(self, seat, sequence):
+    def kept_for(self, seat, sequence):
         sequence.drafting.leave_model()
         self.hidden.forget(seat)
-        self.hidden.keeps[seat] = False
+        self.hidden.kept_for[seat] = False
 
-    patch.setattr(DraftModel, "abandon", keeps)
+    patch.setattr(DraftModel, "abandon", kept_for)
 
 
 @plant(leaving_workloads)
@@ -358,9 +360,9 @@ def hidden_states_of_a_row_that_left_the_head_are_kept(patch: Patch) -> None:
     original = DraftHead.leave
 
     def kept(self, seat, returns):
-        keeps = bool(self.hidden.keeps[seat])
+        kept_for = bool(self.hidden.kept_for[seat])
         original(self, seat, returns)
-        self.hidden.keeps[seat] = keeps
+        self.hidden.kept_for[seat] = kept_for
 
     patch.setattr(DraftHead, "leave", kept)
 

@@ -14,7 +14,7 @@ import pytest
 from tests import test_drafts, test_drafts_at_stops, test_drafts_of_models, test_sampling_after_drafts, test_slow_masks
 from weft.engine import loop
 from weft.engine.masks import LateMask, MaskFinder
-from weft.engine.seat_sampling import DraftsAhead, SeatSampling
+from weft.engine.seat_sampling import DraftsBefore, SeatSampling
 
 SEEDS = 100
 Patch = pytest.MonkeyPatch
@@ -44,10 +44,10 @@ def slow_workloads() -> None:
         test_slow_masks.compare(seed)
 
 
-class Unseen(DraftsAhead):
+class Unseen(DraftsBefore):
     """Drafts that are counted, and whose tokens are not seen."""
 
-    def __init__(self, ahead: DraftsAhead) -> None:
+    def __init__(self, ahead: DraftsBefore) -> None:
         super().__init__(ahead.before, ahead.before, {})
 
     def __bool__(self) -> bool:

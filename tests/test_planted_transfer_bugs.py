@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests import apart as tests_apart
 from tests import bad_wire
-from tests.apart import run_pair
+from tests import disaggregated as tests_disaggregated
+from tests.disaggregated import run_pair
 from tests.planted_keys import plant_identity
 from weft.base.copies import UnitPiece
 from weft.engine import exchange
@@ -136,12 +136,12 @@ def a_pulled_transfer_ends_before_its_reads(patch: Patch) -> None:
 
 @plant
 def a_piece_leaves_before_its_layer_is_computed(patch: Patch) -> None:
-    original = tests_apart.sections
+    original = tests_disaggregated.sections
 
     def sections(spec, least_bytes):
         return tuple(replace(each, layer=max(0, each.layer - 1)) for each in original(spec, least_bytes))
 
-    patch.setattr(tests_apart, "sections", sections)
+    patch.setattr(tests_disaggregated, "sections", sections)
 
 
 @plant

@@ -16,9 +16,9 @@ from tests import tiny_model
 from tests.engines import TINY, Ask
 from tests.held_steps import SECONDS
 from tests.oracle import Oracle
-from tests.test_apart_engines import EnginePair
-from tests.test_apart_processes import SECRET, transfers_when_all_have_ended
 from tests.test_backends import collect, started
+from tests.test_disaggregated_engines import EnginePair
+from tests.test_disaggregated_processes import SECRET, transfers_when_all_have_ended
 from weft import LLM
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams

@@ -182,10 +182,10 @@ def test_prefill_engines_on_ray_compute_prompts_for_the_others(deploy, tmp_path)
     secret.chmod(0o600)
     options = {**SETTINGS["options"], "arrivals": "64MiB"}
     settings = {"options": options, "prefill": {"replicas": 1, "secret_file": str(secret)}, "replicas": 1}
-    asyncio.run(send_prompts_apart(deploy({**settings, "cpus": 0.25, "ingress": {"cpus": 0.25}})))
+    asyncio.run(send_prompts_disaggregated(deploy({**settings, "cpus": 0.25, "ingress": {"cpus": 0.25}})))
 
 
-async def send_prompts_apart(url: str) -> None:
+async def send_prompts_disaggregated(url: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(WAIT)) as client:
         assert await Reader(client, "one", tokens=8).whole() == (8, "done")
         await until(lambda: are_up(client, 2))

@@ -16,7 +16,7 @@ from tests.drops import drop
 from tests.engines import Ask, model_of, serve, spec_of, tokens
 from tests.held_steps import SECONDS, wait_until
 from tests.remote import FakeStore, RemoteDevice
-from tests.test_apart_engines import engine_pair
+from tests.test_disaggregated_engines import engine_pair
 from tests.test_tiers import two_prompts
 from tests.tiered import tiered_workload
 from tests.workloads import Run, Workload, check_answers, drive

@@ -58,7 +58,7 @@ def streamed(served: Served, body: dict[str, object]) -> str:
 
 @contextmanager
 def answering(served: Served) -> Iterator[None]:
-    """Keep an answer running, which a prompt beside it would delay: that is when the router sends prompts apart."""
+    """Keep an answer running, which a prompt beside it would delay: that is when prefill engines get prompts."""
     body = {"prompt": "Hello", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=SECONDS) as answer:
         lines = answer.iter_lines()
@@ -85,7 +85,7 @@ def test_a_chat_through_a_router_is_prefilled_by_one_engine_and_answered_by_anot
     with serving_role("prefill", secret) as (prefill, first), serving_role("decode", secret) as (decode, second):
         with routing([first, second], secret, tmp_path) as router:
             deadline, number = time.monotonic() + SECONDS, 0
-            # The router learns from the engine's next report that an answer runs, so the first chats may not go apart.
+            # The router learns from the engine's next report that an answer runs, so the first chats may stay together.
             while not received_prefixes(router):
                 assert time.monotonic() < deadline
                 number += 1

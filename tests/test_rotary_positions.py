@@ -12,7 +12,7 @@ from tests.native_rows import needs_compiler
 from tests.operations import CPU, GPU, GPU_ROWS, NATIVE, PLAIN
 from tests.plans import Row, make_plan
 from weft.device.store import AttentionView, Store
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native.replay import Replays
 from weft.kernels.rotary import RotaryKind
@@ -56,7 +56,7 @@ def projected_of(batch: Batch) -> Tensor:
 
 
 def attend(batch: Batch, view: AttentionView, projected: Tensor) -> Tensor:
-    return batch.operations.attend(projected, FORM, None, None, LAYER(batch), batch, view)
+    return batch.operations.attend(AttentionInputs(projected, FORM, rotation=LAYER(batch)), batch, view)
 
 
 def turned(x: Tensor, positions: Tensor) -> Tensor:

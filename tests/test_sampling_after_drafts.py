@@ -12,11 +12,11 @@ from tests.rolling import VOCABULARY
 from tests.test_late_masks import HashedConstraint
 from weft.base.plan import Sampling
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import RowDrafts
 from weft.engine.request import Request
-from weft.engine.seat_sampling import DraftsAhead, SeatSampling
+from weft.engine.seat_sampling import DraftsBefore, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.keys import PrefixIdentity
-from weft.speculate.drafting import Proposal
 
 CASES = 300
 
@@ -67,10 +67,10 @@ def sampled(sequence: Sequence, drafts: list[int]) -> Sampling:
     sampling = SeatSampling(1)
     sampling.sit(sequence)
     count = len(drafts) + 1
-    ahead = DraftsAhead(
+    ahead = DraftsBefore(
         np.zeros(count, np.int64),
         np.arange(count),
-        {0: Proposal("test", "test", tuple(drafts), (1.0,) * len(drafts))} if drafts else {},
+        {0: RowDrafts("test", "test", tuple(drafts), (1.0,) * len(drafts))} if drafts else {},
     )
     starts = np.full(count, sequence.length - 1)
     return sampling.gather(np.zeros(count, np.int64), [sequence] * count, starts, np.zeros(count, np.bool_), ahead)

@@ -19,16 +19,16 @@ from tests.test_late_masks import EarlyDevice, HashedConstraint
 from tests.test_properties import parts, thorough
 from tests.workloads import Run, Workload, run_workload
 from weft.base.config import EngineConfig
+from weft.base.constraint import Constraint
 from weft.base.errors import InvalidField
 from weft.base.plan import Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.constraint import Constraint
+from weft.drafting.policy.choosing import Drafting
+from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.masks import STEP_SECONDS, MaskFinder
 from weft.engine.request import Request
-from weft.speculate.costs import FreeDrafts
-from weft.speculate.drafting import Drafting
 
 ANSWER = 12
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from weft.base.grammar import Grammar
-from weft.speculate import suffix
-from weft.speculate.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
-from weft.speculate.drafting import LEAST_SHARED, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import (
+from weft.drafting.policy import suffix
+from weft.drafting.policy.choosing import LEAST_SHARED, Drafting, RowDrafts, SequenceDrafts
+from weft.drafting.policy.costs import FORGET_AFTER, KEPT, MEASURED_OF, NEEDED, LearnedCosts
+from weft.drafting.policy.suffix import (
     KEY,
     LONGEST_COMPARED,
     MOST_OF_ONE,
@@ -102,7 +102,7 @@ def test_what_has_a_guess_is_asked_for_it() -> None:
         for _ in range(40):
             answer += random.choice(texts)[:7] if random.random() < 0.05 else [random.randrange(words)]
             may_guess = quick.may_guess(answer, drafting.shared)
-            assert may_guess or thorough.propose(answer, 4, drafting.shared) is None
+            assert may_guess or thorough.find_drafts(answer, 4, drafting.shared) is None
             asked[may_guess] += 1
     assert min(asked.values()) > 500
 
@@ -146,7 +146,7 @@ def test_texts_of_another_salt_are_never_drafted() -> None:
     drafting.ended(b"one", ints(list(range(1, 11))))
     for salt, expected in ((b"one", (7, 8, 9, 10)), (b"other", None), (b"", None)):
         drafts = drafting.begin(ints([99, *range(1, 7)]), salt, None, None)
-        proposal = drafts.propose([], 4, drafting.shared)
+        proposal = drafts.find_drafts([], 4, drafting.shared)
         assert (proposal and proposal.tokens) == expected
 
 
@@ -155,7 +155,7 @@ def test_short_phrases_of_other_texts_are_not_drafted() -> None:
     drafting.ended(b"", ints(list(range(1, 11))))
     for length in range(1, 8):
         drafts = drafting.begin(ints([99, 98, 97, *range(1, 1 + length)]), b"", None, None)
-        assert (drafts.propose([], 4, drafting.shared) is not None) == (length >= LEAST_SHARED)
+        assert (drafts.find_drafts([], 4, drafting.shared) is not None) == (length >= LEAST_SHARED)
 
 
 def test_shared_texts_are_bounded_and_the_oldest_go_first() -> None:
@@ -194,7 +194,7 @@ def test_what_was_reused_is_kept_once() -> None:
     drafting.ended(b"", ints([*prompt, 4, 5, 6]), reused=64)
     assert drafting.shared.tokens - kept == 103 - 64 + LONGEST_COMPARED
     drafts = drafting.begin(ints([7, *prompt[:10]]), b"", None, None)
-    assert drafts.propose([], 4, drafting.shared).tokens == (110, 111, 112, 113)
+    assert drafts.find_drafts([], 4, drafting.shared).tokens == (110, 111, 112, 113)
 
 
 def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> None:
@@ -202,7 +202,7 @@ def test_a_draft_that_is_refused_at_once_is_not_tried_again_in_every_step() -> N
     step = 0
     while step < 200:
         tried += 1
-        step += 1 + drafts.verified(drafts.propose([], 4, shared), 0)
+        step += 1 + drafts.verified(drafts.find_drafts([], 4, shared), 0)
     assert tried < 12
 
 
@@ -212,12 +212,12 @@ def falling(rate: float) -> tuple[float, ...]:
 
 def test_acceptance_is_learned_by_place() -> None:
     drafts, shared = SequenceDrafts(ints([1, 2, 3] * 9), b"", 4), SharedTexts()
-    before = drafts.propose([], 4, shared)
+    before = drafts.find_drafts([], 4, shared)
     assert before.worth == pytest.approx(falling(before.worth[0]))
     for _ in range(30):
         # The first two are always right, and the third never is.
         drafts.learn(before, 2)
-    after = drafts.propose([], 4, shared)
+    after = drafts.find_drafts([], 4, shared)
     assert after.worth[1] > 0.9
     assert after.worth[2] < 0.1
     assert after.worth[3] < after.worth[2]
@@ -253,12 +253,12 @@ class LinearCosts:
 )
 def test_drafts_are_chosen_by_tokens_per_time(each: float, rates: list[float], expected: list[int]) -> None:
     drafting = Drafting(4, costs=LinearCosts(each))
-    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), falling(rate)) for rate in rates]
+    proposals = [RowDrafts("suffix", "suffix", (1, 2, 3, 4), falling(rate)) for rate in rates]
     assert drafting.choose(proposals, rows=2, most=100) == expected
 
 
 def test_a_step_has_no_more_drafts_than_room() -> None:
-    proposals = [Proposal("suffix", "suffix", (1, 2, 3, 4), falling(0.9))] * 3
+    proposals = [RowDrafts("suffix", "suffix", (1, 2, 3, 4), falling(0.9))] * 3
     assert sum(Drafting(4, costs=LinearCosts(0)).choose(proposals, rows=3, most=5)) == 5
 
 
@@ -391,9 +391,9 @@ def test_an_engine_without_a_cache_keeps_no_text() -> None:
 
 def test_a_row_that_its_model_has_lost_continues_with_short_matches():
     drafts, shared = SequenceDrafts(ints([1, 2, 3, 4, 9, 8, 1]), b"", 4, model="mtp"), SharedTexts()
-    assert drafts.propose([2, 3], 4, shared).drafter == "mtp"
+    assert drafts.find_drafts([2, 3], 4, shared).drafter == "mtp"
     drafts.leave_model()
-    assert drafts.propose([2, 3], 4, shared).tokens[:2] == (4, 9)
+    assert drafts.find_drafts([2, 3], 4, shared).tokens[:2] == (4, 9)
 
 
 def test_steps_whose_durations_vary_are_not_flattered_by_the_fastest() -> None:

@@ -21,15 +21,14 @@ from tests.test_late_masks import HashedConstraint
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.models import configurations, weights
-from weft.models.config import Config, read_config, text_part
-from weft.models.gpt_oss import ClampedExperts
-from weft.models.sharding import Shard, building_for
+from weft.models.config import read_config, text_part
+from weft.models.sharding import Shard
 from weft.models.weights import build, load_model
-from weft.speculate.drafting import Drafting
 from weft.start.loading import check_shapes
 
 TOLERANCE = 1e-4
@@ -220,14 +219,6 @@ def test_a_shape_that_cannot_be_cut_is_refused_by_name(family, ranks, what, fold
         load_model(folder_of(family), torch.float32, progress=False, shard=Shard(0, ranks))
 
 
-def test_quantised_experts_are_cut_at_their_blocks_only():
-    config = text_part(read_config(configurations.find("gpt-oss-20b")))
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    build(config, torch.bfloat16, "meta", shard=Shard(0, 2))
-    with pytest.raises(ModelError, match="channels of a quantised expert at multiples of 32"):
-        build(config | {"intermediate_size": 2880 + 32}, torch.bfloat16, "meta", shard=Shard(0, 2))
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -263,28 +254,6 @@ def test_a_rank_that_fails_wakes_the_others():
         meeting.broken = ValueError("planted")
         with pytest.raises(RuntimeError, match="another rank failed"):
             ThreadGroup(meeting, 0).sum(torch.zeros(1))
-
-
-def test_quantised_experts_are_read_in_parts():
-    """Both ranks' parts of random MXFP4 blocks are those of the whole."""
-    tiny = TINY["gpt_oss"].variant(intermediate_size=64)
-    config = Config(tiny.settings)
-    generator = torch.Generator().manual_seed(0)
-
-    def experts(shard: Shard) -> dict[str, torch.Tensor]:
-        with building_for(shard):
-            layer = ClampedExperts(config, 4)
-        generator.manual_seed(0)
-        for source in layer.checkpoint_sources(""):
-            if source.name.endswith("_blocks"):
-                blocks = torch.randint(0, 256, source.stored_shape, generator=generator).byte()
-                scales = torch.randint(120, 130, source.stored_shape[:-1], generator=generator).byte()
-                weights.copy(source, [weights.read_part(each, source.cut, source.dim) for each in (blocks, scales)])
-        return {"first": layer.first.unflatten(1, (2, -1)), "second": layer.second}
-
-    whole, parts = experts(Shard()), [experts(Shard(rank, 2)) for rank in (0, 1)]
-    for name, dim in {"first": 2, "second": 2}.items():
-        assert torch.equal(torch.cat([part[name] for part in parts], dim), whole[name])
 
 
 def test_a_check_of_shapes_imports_no_compiler():

@@ -14,10 +14,10 @@ from tests.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
+from weft.drafting.policy.choosing import Drafting, SequenceDrafts
+from weft.drafting.policy.suffix import Match, SharedTexts
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.drafting import Drafting, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=64, room=15)
 
@@ -113,9 +113,9 @@ def test_a_look_before_a_question_changes_no_step(depth: int, monkeypatch: pytes
 class WrongDrafts(SequenceDrafts):
     """Proposes drafts in every step, none of which is right."""
 
-    def propose(self, answer, most, shared, ahead=0):
+    def find_drafts(self, answer, most, shared, ahead=0):
         count = min(most, self.most) + ahead
-        return self._proposal("suffix", "suffix", Match(3, (99,) * count)) if most > 0 else None
+        return self._drafts_of("suffix", "suffix", Match(3, (99,) * count)) if most > 0 else None
 
 
 class WrongDrafting(Drafting):
@@ -164,7 +164,7 @@ def test_trials_begin_with_one_draft_and_double_while_all_are_right() -> None:
     text = [*range(50, 70), 1, 2, 3, *range(10, 40), 9, 1, 2, 3]
     drafts, sizes = SequenceDrafts(np.array(text, np.int32), b"", 15), []
     for accepted in (True, True, True, False, True):
-        proposal = drafts.propose([], 15, SharedTexts())
+        proposal = drafts.find_drafts([], 15, SharedTexts())
         tried = drafts.bound(proposal)
         assert tried.tokens == proposal.tokens[: len(tried.tokens)]
         sizes.append(len(tried.tokens))

@@ -15,13 +15,13 @@ from tests.rolling import VOCABULARY, RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
-from weft.engine.draft_rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
+from weft.drafting.policy.acceptance import MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, RowDrafts, SequenceDrafts
+from weft.drafting.policy.costs import NEEDED, FreeDrafts, LearnedCosts
+from weft.drafting.policy.suffix import Match, SharedTexts
+from weft.drafting.rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.speculate.acceptance import MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import NEEDED, FreeDrafts, LearnedCosts
-from weft.speculate.drafting import LONGEST_PAUSE, RAREST_PROBE, Drafting, Proposal, SequenceDrafts
-from weft.speculate.suffix import Match, SharedTexts
 
 SPEC = rolling_spec(cell=4, room=6)
 ROWS = 4
@@ -36,11 +36,11 @@ class Guesses(SequenceDrafts):
         super().__init__(np.zeros(0, np.int32), b"", most, overall=overall, suffixes=False)
         self.right_from, self.asked = right_from, 0
 
-    def propose(self, answer, most, shared, ahead=0):
+    def find_drafts(self, answer, most, shared, ahead=0):
         self.asked += 1
         first, count = len(answer), min(min(most, self.most) + ahead, len(ANSWER) - len(answer))
         tokens = [(ANSWER[i] + (i < self.right_from)) % VOCABULARY for i in range(first, first + count)]
-        return self._proposal("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
+        return self._drafts_of("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
 
 
 class Guessing(Drafting):
@@ -133,8 +133,8 @@ def test_rows_whose_drafts_do_not_pay_are_hardly_asked_for_any() -> None:
 class Silent(Guesses):
     """Has no guess at all up to a length of the answer."""
 
-    def propose(self, answer, most, shared, ahead=0):
-        found = super().propose(answer, most, shared, ahead)
+    def find_drafts(self, answer, most, shared, ahead=0):
+        found = super().find_drafts(answer, most, shared, ahead)
         return None if len(answer) < self.right_from else found
 
 
@@ -205,10 +205,10 @@ def test_rows_that_began_at_different_times_draft_together_once_that_pays() -> N
 def test_a_new_sequence_begins_with_what_others_learned() -> None:
     drafting = Drafting(4)
     prompt = np.array([1, 2, 3] * 9, np.int32)
-    first = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
+    first = drafting.begin(prompt, b"", None, None).find_drafts([], 4, drafting.shared)
     for _ in range(40):
         drafting.learn(drafting.begin(prompt, b"", None, None), first, 0)
-    later = drafting.begin(prompt, b"", None, None).propose([], 4, drafting.shared)
+    later = drafting.begin(prompt, b"", None, None).find_drafts([], 4, drafting.shared)
     assert later.worth[0] < 0.05 < first.worth[0]
 
 
@@ -227,7 +227,7 @@ class Paused(Guesses):
 
     pauses = 0
 
-    def verified(self, proposal: Proposal, accepted: int) -> int:
+    def verified(self, proposal: RowDrafts, accepted: int) -> int:
         return self.pauses
 
 
@@ -235,7 +235,7 @@ def test_every_row_wakes_when_its_time_has_come() -> None:
     """Random rows sit down, sleep and leave; all that are awake are found, and no other."""
     random, seats = Random(5), 6
     drafting = Drafting(4, costs=FreeDrafts())
-    proposal = Proposal("a", "a", (1,), (0.5,))
+    proposal = RowDrafts("a", "a", (1,), (0.5,))
     woken = slept = 0
     for _ in range(20):
         rows = DraftRows(drafting, SimpleNamespace(), seats)
@@ -341,7 +341,7 @@ def test_a_batch_that_shrinks_at_once_learns_what_its_steps_take(before: int, af
     worth = tuple(0.35**place for place in range(1, 8))
     drafted = 0
     for _ in range(200):
-        lengths = drafting.choose([Proposal("a", "a", (1,) * 7, worth)] * after, after, 1000)
+        lengths = drafting.choose([RowDrafts("a", "a", (1,) * 7, worth)] * after, after, 1000)
         drafts = sum(lengths)
         costs.observe(after + drafts, drafts, 0.2 + after + drafts)
         drafted += drafts > 0
@@ -353,9 +353,9 @@ class HeadGuesses(SequenceDrafts):
 
     asked = 0
 
-    def propose(self, *_: Any, **__: Any) -> Proposal:
+    def find_drafts(self, *_: Any, **__: Any) -> RowDrafts:
         self.asked += 1
-        return Proposal("mtp", "mtp", (), (0.8, 0.6, 0.4))
+        return RowDrafts("mtp", "mtp", (), (0.8, 0.6, 0.4))
 
 
 def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others() -> None:
@@ -363,9 +363,9 @@ def test_rows_that_come_too_late_for_their_drafts_sleep_and_leave_them_to_others
     drafting = Drafting(3, costs=FreeDrafts(), model="mtp")
     sampling: Any = SimpleNamespace(looks_back=np.arange(8) < 4, penalised=np.zeros(8, bool))
     head: Any = SimpleNamespace(
-        stays=True,
+        drafts_stay_on_device=True,
         expect=lambda seat, guesses: None,
-        begin=lambda rows, flying=None: SimpleNamespace(
+        begin=lambda rows, unverified=None: SimpleNamespace(
             counts={seat: number for seat, (_, number) in rows.items()}, tokens=dict
         ),
         draft=lambda rows: {},

@@ -16,7 +16,6 @@ from tests.operations import PLAIN
 from tests.oracle import DirectRunner, Oracle, random_tokens
 from tests.plain_models import GEMMA3, GPT_OSS, LLAMA, QWEN3_MOE
 from weft.base.errors import ModelError
-from weft.models import mxfp4
 from weft.models.config import Config
 from weft.models.model import CausalModel
 from weft.models.registry import FAMILIES, family_of
@@ -236,61 +235,6 @@ def test_experts_that_are_missing_altogether_are_named_as_a_whole(saved, tmp_pat
     expected = r"missing: model\.layers\.0\.mlp\.experts\.gate_up_proj, model\.layers\.0\.mlp\.experts\.down_proj$"
     with pytest.raises(ModelError, match=expected):
         load(copy_with(saved["qwen3_moe"], tmp_path, change))
-
-
-def pack(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """[..., inputs] in MXFP4: the nearest that four bits and a shared power of two can say."""
-    blocks = values.unflatten(-1, (-1, 32))
-    exponent = (blocks.abs().amax(-1).clamp(min=1e-9) / 6).log2().ceil()
-    scaled = blocks / exponent.exp2().unsqueeze(-1)
-    table = torch.tensor([*mxfp4.MAGNITUDES, *(-m for m in mxfp4.MAGNITUDES)])
-    codes = (scaled.unsqueeze(-1) - table).abs().argmin(-1).to(torch.uint8)
-    return codes[..., ::2] | (codes[..., 1::2] << 4), (exponent + 127).to(torch.uint8)
-
-
-def test_four_bit_floats_are_decoded_exactly():
-    codes = torch.arange(16, dtype=torch.uint8)
-    pairs = (codes | (codes.flip(0) << 4)).view(1, 1, 16)
-    decoded = mxfp4.decode(pairs, torch.tensor([[130]], dtype=torch.uint8))
-    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]) * 8
-    values = torch.cat((magnitudes, -magnitudes))
-    assert torch.equal(decoded[0, ::2].float(), values)
-    assert torch.equal(decoded[0, 1::2].float(), values.flip(0))
-
-
-def test_packing_and_unpacking_gives_the_same_values():
-    values = torch.randn(2, 6, 64, generator=torch.Generator().manual_seed(0))
-    decoded = mxfp4.decode(*pack(values))
-    assert float((decoded.float() - values).abs().max()) < 0.7
-    assert torch.equal(mxfp4.decode(*pack(decoded.float())), decoded)
-
-
-def test_published_four_bit_experts_equal_the_same_in_full_precision(saved, tmp_path):
-    """Both forms of a gpt-oss checkpoint, with weights that four bits can say."""
-    rounded: dict[str, torch.Tensor] = {}
-
-    def encode(tensors):
-        for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
-            # In full precision experts are [inputs, outputs], in four bits [outputs, inputs].
-            tensors[name + "_blocks"], tensors[name + "_scales"] = pack(tensors.pop(name).transpose(1, 2))
-            decoded = mxfp4.decode(tensors[name + "_blocks"], tensors[name + "_scales"])
-            rounded[name] = decoded.transpose(1, 2).float()
-
-    (tmp_path / "four").mkdir()
-    (tmp_path / "full").mkdir()
-    four = copy_with(saved["gpt_oss"], tmp_path / "four", encode)
-    config = json.loads((four / "config.json").read_text())
-    (four / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
-    full = copy_with(saved["gpt_oss"], tmp_path / "full", lambda t: t.update(rounded))
-    assert_same(load(four), load(full))
-
-
-def test_other_quantisations_are_refused(saved, tmp_path):
-    folder = copy_with(saved["llama"], tmp_path, lambda t: None)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(ModelError, match="fp8"):
-        load(folder)
 
 
 def test_pickled_weights_are_never_read(tmp_path, saved):

@@ -6,7 +6,6 @@ The thread backend and the process backend implement the transport of commands a
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.backends.backend import ModelInfo
+from weft.backends.life import MAX_OPEN, SHUTTING_DOWN, BackendLife
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.engine.protocol import (
@@ -35,8 +35,6 @@ from weft.engine.request import Request
 
 log = logging.getLogger("weft")
 
-# Open requests, running or waiting, before further ones are refused.
-MAX_OPEN = 1024
 # Maximum interval between heartbeat requests; the timeout is a multiple of it.
 PULSE_SECONDS = 2.0
 # Extra time for a heartbeat that had already arrived at the timeout: the front may have been suspended itself.
@@ -44,12 +42,10 @@ GRACE_SECONDS = 0.1
 # The heartbeat of a replica whose engine has ended or does not respond.
 UNWELL = False
 SILENT = "the engine does not respond"
-NOT_STARTED = "the engine is not ready"
-SHUTTING_DOWN = "the server is shutting down"
 
 
-class Dispatcher(ABC):
-    """Base of both backends. Everything here runs in the event loop's thread.
+class Dispatcher(BackendLife[OutputStream], ABC):
+    """Base of the backends of one engine. Everything here runs in the event loop's thread.
 
     An engine that has not responded for `patience_seconds` counts as unhealthy until it does; None: no timeout.
     """
@@ -57,21 +53,13 @@ class Dispatcher(ABC):
     info: ModelInfo
 
     def __init__(self, max_open: int = MAX_OPEN, patience_seconds: float | None = None) -> None:
-        self._max_open = max_open
+        super().__init__(max_open)
         self._patience = patience_seconds
         self._silent = False
         self._watching: asyncio.Task[None] | None = None
-        # Why requests are refused now; None: the engine runs.
-        self._closed: str | None = NOT_STARTED
-        self._draining = False
-        self._streams: dict[int, OutputStream] = {}
         self._submitting: dict[int, asyncio.Future[None]] = {}
         self._asking: dict[int, asyncio.Future[Any]] = {}
         self._subscribers: list[Callable[[EngineNews], None]] = []
-        self._numbers = itertools.count()
-        self._emptied = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._failure = ""
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -81,20 +69,12 @@ class Dispatcher(ABC):
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine runs and accepts requests."""
-        return self._closed is None and not self._draining and not self._silent
-
-    @property
-    def open(self) -> int:
-        """Number of open requests."""
-        return len(self._streams)
+        return super().healthy and not self._silent
 
     async def submit(self, request: Request) -> OutputStream:
-        self._check_open()
-        if self._draining or self._silent:
-            raise EngineStopped(SHUTTING_DOWN if self._draining else SILENT)
-        if len(self._streams) >= self._max_open:
-            raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
+        self._check_room()
+        if self._silent:
+            raise EngineStopped(SILENT)
         loop = asyncio.get_running_loop()
         stream = OutputStream(next(self._numbers), loop)
         taken = loop.create_future()
@@ -156,7 +136,7 @@ class Dispatcher(ABC):
         return await self._answer_to(lambda number: Question(number, topic, limit))
 
     async def _answer_to(self, question: Callable[[int], Command]) -> Any:
-        self._check_open()
+        self._check_running()
         number = next(self._numbers)
         answer = self._asking[number] = asyncio.get_running_loop().create_future()
         try:
@@ -164,15 +144,6 @@ class Dispatcher(ABC):
             return await answer
         finally:
             self._asking.pop(number, None)
-
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise EngineStopped(self._closed)
-
-    async def wait_failed(self) -> str:
-        """Wait until the engine has ended for good on its own; return why."""
-        await self._failed.wait()
-        return self._failure
 
     # heartbeats -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +176,7 @@ class Dispatcher(ABC):
                 log.warning("the engine responds again, or has ended")
             self._silent = _is_unwell(asked)
 
-    def _fell_silent(self) -> None:  # noqa: B027  most backends need nothing
+    def _fell_silent(self) -> None:
         """React to a missed heartbeat."""
 
     # events ---------------------------------------------------------------------------------------------------------
@@ -255,19 +226,14 @@ class Dispatcher(ABC):
     def _stopped(self, message: str) -> None:
         """Handle the end of the engine."""
         self._close(message)
-        self._failure = message
-        self._failed.set()
+        self._fail_for_good(message)
 
     # ending ---------------------------------------------------------------------------------------------------------
 
     async def _drain(self, seconds: float) -> None:
         """Accept nothing more, let running requests finish for this long, and fail the rest."""
-        self._draining = True
         self._watch_no_more()
-        if self._streams and seconds > 0:
-            self._emptied.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), seconds)
+        await self._let_finish(seconds)
         self._close(self._closed or SHUTTING_DOWN)
 
     def _close(self, message: str) -> None:
@@ -281,11 +247,6 @@ class Dispatcher(ABC):
         for waiter in (*self._submitting.values(), *self._asking.values()):
             if not waiter.done():
                 waiter.set_exception(EngineStopped(message))
-
-    def _forget(self, number: int) -> None:
-        self._streams.pop(number, None)
-        if not self._streams:
-            self._emptied.set()
 
 
 def _is_unwell(asked: asyncio.Future[Any]) -> bool:

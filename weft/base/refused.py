@@ -11,7 +11,7 @@ CPU, GPU = "on a CPU", "on a GPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Exclusion:
+class RefusedFeatures:
     """Features that exclude each other. `option` is the one that must change, and `demand` says how."""
 
     features: tuple[str, ...]
@@ -23,29 +23,33 @@ class Exclusion:
 NOT_OVER_RANKS = "it is not supported for a model cut over ranks"
 NEEDS_CACHE = "it keeps what the cache evicts"
 REFUSED = (
-    Exclusion(("ranks", "exact"), "tensor_parallel", "must be 1 with exact", "sums over ranks have no canonical form"),
-    Exclusion(("ranks", "MTP head"), "tensor_parallel", "must be 1 with draft mtp", NOT_OVER_RANKS),
-    Exclusion(("ranks", "draft model"), "tensor_parallel", "must be 1 with draft MODEL", NOT_OVER_RANKS),
-    Exclusion(
+    RefusedFeatures(
+        ("ranks", "exact"), "tensor_parallel", "must be 1 with exact", "sums over ranks have no canonical form"
+    ),
+    RefusedFeatures(("ranks", "MTP head"), "tensor_parallel", "must be 1 with draft mtp", NOT_OVER_RANKS),
+    RefusedFeatures(("ranks", "draft model"), "tensor_parallel", "must be 1 with draft MODEL", NOT_OVER_RANKS),
+    RefusedFeatures(
         ("ranks", "remote store"), "tensor_parallel", "must be 1 with remote", "an object is a unit of all ranks"
     ),
-    Exclusion(
+    RefusedFeatures(
         ("exact", "MTP head", GPU),
         "draft",
         "must be suffix or off with exact on a GPU",
         "exact steps with drafts are not recorded, and do not read guesses on the device",
     ),
-    Exclusion(
+    RefusedFeatures(
         ("exact", "draft model", GPU),
         "draft",
         "must be suffix or off with exact on a GPU",
         "exact steps with drafts are not recorded",
     ),
-    Exclusion(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
-    Exclusion(("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"),
-    Exclusion(("host memory", "no cache"), "host_memory", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
-    Exclusion(("file", "no cache"), "disk", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
-    Exclusion(("remote store", "no cache"), "remote", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
+    RefusedFeatures(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
+    RefusedFeatures(
+        ("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"
+    ),
+    RefusedFeatures(("host memory", "no cache"), "host_memory", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
+    RefusedFeatures(("file", "no cache"), "disk", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
+    RefusedFeatures(("remote store", "no cache"), "remote", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
 )
 
 

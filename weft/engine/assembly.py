@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.base.plan import NO_CAPTURES, NO_DRAFTS, NO_INTS, Captures, Ints, Plan, Sampling, StepDrafts
-from weft.engine.seat_sampling import NOTHING_AHEAD, DraftsAhead, SeatSampling
+from weft.base.plan import NO_DRAFTS, NO_INTS, Ints, Plan, StepDrafts
+from weft.drafting.policy.choosing import RowDrafts
+from weft.engine.seat_sampling import NO_DRAFTS_BEFORE, DraftsBefore, SeatSampling
 from weft.engine.sequence import Sequence
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-from weft.speculate.drafting import Proposal
+from weft.memory.plans import build_plan
 
 Longs = NDArray[np.int64]
 
@@ -29,7 +30,7 @@ class StepBuilder:
     prefills: list[tuple[Sequence, int, int, bool]] = field(default_factory=list)  # start, end, samples
     grants: dict[int, Grant] = field(default_factory=dict)  # by seat
     # By seat: decodes with drafts, which are the last rows of the step, and where they start.
-    drafts: dict[int, Proposal] = field(default_factory=dict)
+    drafts: dict[int, RowDrafts] = field(default_factory=dict)
     draft_starts: list[int] = field(default_factory=list)
     draft_tokens: int = 0
     # Seats that depend, through a grammar, on a token in flight.
@@ -58,7 +59,7 @@ class PlannedStep:
     grants: dict[int, Grant]  # by row
     plain_rows: NDArray[np.int64]  # rows without a grant
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
-    drafts: dict[int, Proposal] = field(default_factory=dict)  # by row
+    drafts: dict[int, RowDrafts] = field(default_factory=dict)  # by row
     # Rows that turned out to lie beyond the end of their sequence: nothing that they computed counts.
     void: frozenset[int] = frozenset()
 
@@ -69,7 +70,7 @@ def assemble(
     # Rows of one token come first, whatever they are; rows with drafts come last.
     prefills = sorted(rows.prefills, key=lambda p: p[2] - p[1] > 1)
     decodes, others = len(rows.decode_seats), len(rows.decode_seats) + len(prefills)
-    counts = [len(proposal.tokens) for proposal in rows.drafts.values()]
+    counts = [len(row_drafts.tokens) for row_drafts in rows.drafts.values()]
     seats = _joined(rows.decode_seats, [p[0].seat for p in prefills], list(rows.drafts))
     start = _joined(rows.decode_starts, [p[1] for p in prefills], rows.draft_starts)
     ends = [first + 1 + count for first, count in zip(rows.draft_starts, counts, strict=True)]
@@ -83,7 +84,7 @@ def assemble(
     grants = _by_row(rows.grants, seats)
     drafts = dict(enumerate(rows.drafts.values(), others))
     step_drafts = _step_drafts(rows, others, grants)
-    samples, ahead = _samples(sampled, step_drafts.counts, drafts)
+    samples, drafts_before = _samples(sampled, step_drafts.counts, drafts)
     scores, scored = _scores(prefills, decodes)
     unverified = step_drafts.unverified_before
     plan = build_plan(
@@ -99,7 +100,7 @@ def assemble(
             sequences if len(samples) == len(sequences) and not drafts else [sequences[i] for i in samples.tolist()],
             start[samples],
             from_board[samples] > 0,
-            ahead,
+            drafts_before,
             rows.late,
             int(unverified.max(initial=0)),
         ),
@@ -109,39 +110,6 @@ def assemble(
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
     return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
-
-
-def build_plan(
-    ledger: Ledger,
-    number: int,
-    rows: tuple[Longs, Longs, Longs],
-    tokens: Ints,
-    from_board: Ints,
-    grants: dict[int, Grant],
-    sampled: Ints,
-    sampling: Sampling,
-    drafts: StepDrafts = NO_DRAFTS,
-    **scores: Any,
-) -> Plan:
-    """Return the plan of rows, (seats, start, end), in the memory that a ledger has given them."""
-    seats, start, end = rows
-    lowest = start - drafts.unverified_before if drafts.may_move else start
-    places = ledger.locate(seats, lowest, end, grants)
-    return Plan.build(
-        number=number,
-        seat=seats.astype(np.int32),
-        start=start.astype(np.int32),
-        end=end.astype(np.int32),
-        tokens=tokens,
-        from_board=from_board,
-        **places._asdict(),
-        captures=planned_captures(grants),
-        sampled=sampled,
-        sampling=sampling,
-        poison=ledger.take_freed(),
-        drafts=drafts,
-        **scores,
-    )
 
 
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
@@ -165,12 +133,12 @@ def _tokens(
     inputs: NDArray[np.int32],
     prefills: list[tuple[Sequence, int, int, bool]],
     drafting: list[Sequence],
-    drafts: Iterable[Proposal],
+    drafts: Iterable[RowDrafts],
     on_board: list[int],
 ) -> Ints:
     """Return the tokens of all rows. The first token of a row with drafts is the last one of the answer."""
     each = zip(drafting, drafts, on_board, strict=True)
-    guessed = [t for s, proposal, there in each for t in (0 if there else s.generated[-1], *proposal.tokens)]
+    guessed = [t for s, row_drafts, there in each for t in (0 if there else s.generated[-1], *row_drafts.tokens)]
     known = [s.known[start:end] for s, start, end, _ in prefills]
     return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
 
@@ -179,8 +147,8 @@ def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> St
     """Return the drafts of all rows, of which `others` have none, and what rows read if they start earlier."""
     if not rows.drafts:
         return NO_DRAFTS
-    numbers = [len(proposal.tokens) for proposal in rows.drafts.values()]
-    only_device = [proposal.landing is not None for proposal in rows.drafts.values()]
+    numbers = [len(row_drafts.tokens) for row_drafts in rows.drafts.values()]
+    only_device = [row_drafts.landing is not None for row_drafts in rows.drafts.values()]
     counts, on_device = _after(others, numbers), NO_INTS
     if any(only_device):
         on_device = counts * _after(others, only_device)
@@ -189,8 +157,8 @@ def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> St
         return StepDrafts(counts, on_device=on_device)
     unverified = _after(others, [rows.following.get(seat, 0) for seat in rows.drafts])
     slots, tokens = np.zeros_like(counts), np.zeros((len(counts), most), np.int32)
-    for row, proposal in enumerate(rows.drafts.values(), others):
-        if early := proposal.early:
+    for row, row_drafts in enumerate(rows.drafts.values(), others):
+        if early := row_drafts.early:
             tokens[row, most - len(early) :] = early
         if row in grants:
             slots[row] = grants[row].early_slot or 0
@@ -203,15 +171,15 @@ def _after(others: int, values: SequenceOf[int]) -> Ints:
 
 
 def _samples(
-    sampled: NDArray[np.int64], counts: Ints, drafts: dict[int, Proposal]
-) -> tuple[NDArray[np.int64], DraftsAhead]:
+    sampled: NDArray[np.int64], counts: Ints, drafts: dict[int, RowDrafts]
+) -> tuple[NDArray[np.int64], DraftsBefore]:
     """Return the row of each sample, and the drafts before it."""
     if not drafts:
-        return sampled, NOTHING_AHEAD
+        return sampled, NO_DRAFTS_BEFORE
     of_row = counts[sampled] + 1
     rows = np.repeat(sampled, of_row)
     before = np.arange(len(rows)) - np.repeat(np.cumsum(of_row) - of_row, of_row)
-    return rows, DraftsAhead(rows, before, drafts)
+    return rows, DraftsBefore(rows, before, drafts)
 
 
 def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Grant]:
@@ -219,14 +187,6 @@ def _by_row(grants: dict[int, Grant], seats: NDArray[np.int64]) -> dict[int, Gra
         return {}
     row_of = {seat: row for row, seat in enumerate(seats.tolist())}
     return {row_of[seat]: grant for seat, grant in grants.items()}
-
-
-def planned_captures(grants: dict[int, Grant]) -> Captures:
-    if not grants:
-        return NO_CAPTURES
-    found = [(row, c.position, c.slot) for row, g in grants.items() for c in g.captures if c.slot is not None]
-    table = np.array(found, np.int32).reshape(-1, 3)
-    return Captures(*(np.ascontiguousarray(table[:, i]) for i in range(3)))
 
 
 def _scores(

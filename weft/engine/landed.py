@@ -9,13 +9,13 @@ import numpy as np
 
 from weft.base.moving import move_rows
 from weft.base.plan import Ints, Landing, Scores
+from weft.drafting.policy.choosing import Drafting, RowDrafts
 from weft.engine.assembly import PlannedStep
 from weft.engine.events import Output, Top
 from weft.engine.planner import Planner
 from weft.engine.seat_sampling import stacked
 from weft.engine.sequence import Sequence
 from weft.memory.ledger import Ledger
-from weft.speculate.drafting import Drafting, Proposal
 
 # A mask that allows the first tokens of the vocabulary.
 ANYTHING = np.full(1, -1, np.int32)
@@ -28,15 +28,15 @@ def verified_drafts(step: PlannedStep, landing: Landing) -> dict[int, int]:
     # Samples of the rows with drafts are the last ones: these rows end the step.
     chosen = landing.tokens.tolist()
     first, verified = len(chosen) - int(step.plan.drafts.counts.sum()) - len(step.drafts), {}
-    for row, proposal in step.drafts.items():
+    for row, row_drafts in step.drafts.items():
         stops, place = step.sequences[row].stop_tokens, first
-        for draft in proposal.tokens:
+        for draft in row_drafts.tokens:
             # Nothing follows a stop token, not even a draft that is right.
             if chosen[place] != draft or draft in stops:
                 break
             place += 1
         verified[row] = place - first
-        first += len(proposal.tokens) + 1
+        first += len(row_drafts.tokens) + 1
     return verified
 
 
@@ -62,14 +62,14 @@ def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
         return replace(step, drafts=_landed(step.drafts)) if len(plan.drafts.on_device) else step
     behind = np.flatnonzero(plan.drafts.unverified_before)
     refused = np.where(plan.drafts.unverified_before > 0, plan.start - ledger.computed[plan.seat], 0)
-    drafts = {row: proposal.moved(int(refused[row])) for row, proposal in step.drafts.items()}
+    drafts = {row: row_drafts.moved(int(refused[row])) for row, row_drafts in step.drafts.items()}
     # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
     void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)
     return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
 
 
-def _landed(drafts: dict[int, Proposal]) -> dict[int, Proposal]:
-    return {row: proposal.landed() for row, proposal in drafts.items()}
+def _landed(drafts: dict[int, RowDrafts]) -> dict[int, RowDrafts]:
+    return {row: row_drafts.landed() for row, row_drafts in drafts.items()}
 
 
 def note_verified(step: PlannedStep, verified: dict[int, int], planner: Planner) -> None:
@@ -85,10 +85,10 @@ def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Draftin
         for row, accepted in verified.items():
             if row in step.void:
                 continue
-            sequence, proposal = step.sequences[row], step.drafts[row]
-            sequence.report.drafts.add(proposal.drafters, accepted)
+            sequence, row_drafts = step.sequences[row], step.drafts[row]
+            sequence.report.drafts.add(row_drafts.drafters, accepted)
             if drafting is not None and sequence.drafting is not None:
-                drafting.learn(sequence.drafting, proposal, accepted)
+                drafting.learn(sequence.drafting, row_drafts, accepted)
 
 
 def late_masks(step: PlannedStep) -> Ints:

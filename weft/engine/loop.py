@@ -18,15 +18,16 @@ import numpy as np
 
 from weft.base.companions import Companion
 from weft.base.config import EngineConfig
+from weft.base.constraint import Constraint, Constraints
 from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.plan import Landing
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Transport
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting
 from weft.engine.assembly import PlannedStep
-from weft.engine.constraint import Constraint, Constraints
 from weft.engine.copying import CLOSING_SECONDS, Copier, tiers_below
 from weft.engine.device import Device
-from weft.engine.draft_model import DraftModel
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.exchange import NO_DEPARTURES, Exchange
 from weft.engine.landed import (
@@ -52,7 +53,6 @@ from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
-from weft.speculate.drafting import Drafting
 from weft.wire.messages import MAX_WORDS
 
 log = logging.getLogger("weft")

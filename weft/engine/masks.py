@@ -11,9 +11,9 @@ import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+from weft.base.constraint import Constraint
 from weft.base.errors import RequestError
 from weft.base.tenants import KEY_SALT_BYTES
-from weft.engine.constraint import Constraint
 from weft.engine.sequence import Sequence
 
 # Processor time of all masks that are found between two launches. 128 rows of usual schemas take less than half of it.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.plan import Plan
-from weft.speculate.costs import ChunkCosts, LearnedCosts, StepCosts
+from weft.drafting.policy.costs import ChunkCosts, LearnedCosts, StepCosts
 
 
 class Pacing:

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from weft.base.config import EngineConfig
 from weft.base.grid import floor_to_grid
 from weft.base.tenants import tenant_digest
+from weft.drafting.model import DraftModel
+from weft.drafting.policy.choosing import Drafting, RowDrafts
+from weft.drafting.policy.costs import LearnedCosts
+from weft.drafting.rows import DraftRows
 from weft.engine.assembly import PlannedStep, StepBuilder, assemble
 from weft.engine.device import PLANS_ONLY, Capabilities
-from weft.engine.draft_model import DraftModel
-from weft.engine.draft_rows import DraftRows
 from weft.engine.masks import MaskFinder
 from weft.engine.pacing import Pacing, canonical_end, even_chunk
 from weft.engine.seat_sampling import SeatSampling
@@ -28,8 +30,6 @@ from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-from weft.speculate.costs import LearnedCosts
-from weft.speculate.drafting import Drafting, Proposal
 
 # A lone sequence that finds no memory restarts in an empty arena, at most this often.
 MAX_FRESH_STARTS = 3
@@ -130,7 +130,7 @@ class Planner:
         seats = self._decode_seats[(self._left > 0)[self._decode_seats] & ~self.sampling.waiting[self._decode_seats]]
         followers = self._followers(seats)
         constrained = self.sampling.constrained[seats]
-        dependent = self.drafts.off_board[seats] | (self.sampling.slow[seats] if self.late_masks else constrained)
+        dependent = self.drafts.host_has_token[seats] | (self.sampling.slow[seats] if self.late_masks else constrained)
         if dependent.any():
             # Where drafts in flight will end is unknown until they have landed, and so is what may follow a token in
             # flight; the other rows need not wait.
@@ -138,7 +138,7 @@ class Planner:
         if self.late_masks and constrained.any():
             late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
             rows.late = frozenset(late.tolist())
-        drafts: dict[int, Proposal] = {}
+        drafts: dict[int, RowDrafts] = {}
         if self.number >= self.drafts.first_wake:
             drafts, seats = self._choose_drafts(seats, followers, rows)
         needy = self.ledger.needs_grant(seats)
@@ -179,22 +179,22 @@ class Planner:
         return bool(self.prefilling or (len(self.queue) and self._free_seats))
 
     @property
-    def follows(self) -> bool:
+    def builds_on_flight(self) -> bool:
         """Return whether rows of the next step may follow drafts in flight. Not beside prompts."""
-        return self.following is not None and not self._has_prompts and self.drafts.follow
+        return self.following is not None and not self._has_prompts and self.drafts.can_build_on_flight
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seats with drafts in flight that may be followed by a row with drafts."""
-        if self.drafting is None or not self.drafts.flying(self.landed) or not self.follows:
+        if self.drafting is None or not self.drafts.unverified(self.landed) or not self.builds_on_flight:
             return seats[:0]
-        flying = self.drafts.off_board[seats] & (self._last_plan[seats] > self.landed)
+        unverified = self.drafts.host_has_token[seats] & (self._last_plan[seats] > self.landed)
         # A plan names two checkpoints, so there is one grid position at most between a row's possible starts.
         near = self.drafts.drafted[seats] <= self.ledger.cell
-        return seats[flying & near & ~self.sampling.looks_back[seats]]
+        return seats[unverified & near & ~self.sampling.looks_back[seats]]
 
     def _choose_drafts(
         self, seats: NDArray[np.int64], followers: NDArray[np.int64], rows: StepBuilder
-    ) -> tuple[dict[int, Proposal], NDArray[np.int64]]:
+    ) -> tuple[dict[int, RowDrafts], NDArray[np.int64]]:
         """Return the drafts of this step by seat, and the seats that decode without."""
         every = np.concatenate([seats, followers]) if len(followers) else seats
         awake = self.drafts.awake(every, self.number)
@@ -211,28 +211,28 @@ class Planner:
             room //= 2
         idle, left = self.number == self.landed, self._left[awake].tolist()
         in_flight = None if idle else self._last_plan[awake] > self.landed
-        found = self.drafts.candidates(sequences, left, in_flight, self.follows)
+        found = self.drafts.candidates(sequences, left, in_flight, self.builds_on_flight)
         fits = partial(self._fits_device, count)
-        chosen, held = self.drafts.choose(found, count, room, self.number, idle, self._has_prompts, fits)
-        if not chosen and not held:
+        chosen, awaiting = self.drafts.choose(found, count, room, self.number, idle, self._has_prompts, fits)
+        if not chosen and not awaiting:
             return chosen, seats
-        rows.following = {seat: flying for seat in chosen if (flying := found[seat].flying) is not None}
-        return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in held], np.int64)
+        rows.following = {seat: unverified for seat in chosen if (unverified := found[seat].unverified) is not None}
+        return chosen, np.array([s for s in seats.tolist() if s not in chosen and s not in awaiting], np.int64)
 
     def _fits_device(self, rows: int, drafting: int, drafts: int) -> bool:
         """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
-        if not self.follows or self.following is None:
+        if not self.builds_on_flight or self.following is None:
             return False
         return self.following(rows - drafting, drafting, drafting + drafts)
 
-    def _grant_drafts(self, drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
+    def _grant_drafts(self, drafts: dict[int, RowDrafts], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""
         # A sequence may have been preempted for a decode.
-        drafts = {seat: proposal for seat, proposal in drafts.items() if self._runs(seat)}
+        drafts = {seat: row_drafts for seat, row_drafts in drafts.items() if self._runs(seat)}
         if not drafts:
             return []
         seats = np.array(list(drafts), np.int64)
-        tokens = np.array([1 + len(proposal.tokens) for proposal in drafts.values()], np.int64)
+        tokens = np.array([1 + len(row_drafts.tokens) for row_drafts in drafts.values()], np.int64)
         behind = np.array([rows.following.get(seat, 0) for seat in drafts], np.int64)
         needy = self.ledger.needs_grant(seats, tokens, behind)
         inside = seats[~needy]
@@ -242,7 +242,7 @@ class Planner:
         rows.draft_tokens = int(tokens[~needy].sum()) - len(inside)
         return self._grant_across(seats[needy].tolist(), drafts, rows) if needy.any() else []
 
-    def _grant_across(self, seats: list[int], drafts: dict[int, Proposal], rows: StepBuilder) -> list[int]:
+    def _grant_across(self, seats: list[int], drafts: dict[int, RowDrafts], rows: StepBuilder) -> list[int]:
         """Allocate memory for drafts that leave their cell, oldest first. Return the rows that have one token only.
 
         Without memory, a row that follows drafts in flight is not part of the step.
@@ -271,7 +271,7 @@ class Planner:
 
     def awaits_drafts(self, lost: float) -> bool:
         """Return whether the next step should wait for the drafts in flight, which loses this share of a step."""
-        return self.drafts.awaits(self.decoding, self.landed, self.follows, lost)
+        return self.drafts.awaits(self.decoding, self.landed, self.builds_on_flight, lost)
 
     # prompts --------------------------------------------------------------------------------------------------------
 

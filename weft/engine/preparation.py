@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from weft.base.constraint import Constraint
 from weft.base.errors import InvalidField, RequestError
-from weft.engine.constraint import Constraint
 from weft.engine.request import Request
 
 log = logging.getLogger("weft")

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import BANNED, Floats, Ints, Sampling
+from weft.drafting.policy.choosing import RowDrafts
 from weft.engine.bad_words import BadWords
 from weft.engine.sequence import Sequence
-from weft.speculate.drafting import Proposal
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 # Samples up to which Python's own numbers are faster than arrays.
@@ -23,10 +23,10 @@ _STEP, _FIRST, _SECOND, _WORD = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049
 _NO_INTS = np.zeros(0, np.int32)
 
 
-class DraftsAhead:
-    """The drafts before each sample of a step. `before` is their number, `drafts` the proposals of rows."""
+class DraftsBefore:
+    """The drafts before each sample of a step. `before` is their number, `drafts` the drafts of rows."""
 
-    def __init__(self, rows: NDArray[np.int64], before: NDArray[np.int64], drafts: Mapping[int, Proposal]) -> None:
+    def __init__(self, rows: NDArray[np.int64], before: NDArray[np.int64], drafts: Mapping[int, RowDrafts]) -> None:
         self.before = before
         self._rows = rows
         self._drafts = drafts
@@ -41,7 +41,7 @@ class DraftsAhead:
         return self._drafts[int(self._rows[sample])].tokens[: int(self.before[sample])]
 
 
-NOTHING_AHEAD = DraftsAhead(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
+NO_DRAFTS_BEFORE = DraftsBefore(np.zeros(0, np.int64), np.zeros(0, np.int64), {})
 # What `gather` finds for samples whose logits nothing changes.
 NO_HISTORY = _NO_INTS, _NO_INTS, _NO_INTS
 NO_BIASES = _NO_INTS, _NO_INTS, np.zeros(0, np.float32)
@@ -143,18 +143,18 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: DraftsAhead = NOTHING_AHEAD,
+        drafts_before: DraftsBefore = NO_DRAFTS_BEFORE,
         late: frozenset[int] = frozenset(),
-        behind: int = 0,
+        unverified: int = 0,
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `ahead` are the drafts before each sample, `late` the seats whose masks follow after the launch. Samples may
-        turn out to be up to `behind` earlier in their answers.
+        `drafts_before` are the drafts before each sample, `late` the seats whose masks follow after the launch. Samples
+        may turn out to be up to `unverified` earlier in their answers.
         """
         index = self.sampled[seats]
-        if ahead:
-            index += ahead.before
+        if drafts_before:
+            index += drafts_before.before
         if not self._special[seats].any():
             self.sampled[seats] = index + 1
             return Sampling.greedy(len(seats))
@@ -163,10 +163,10 @@ class SeatSampling:
         waiting, history, biases, bans, masks = _NO_INTS, NO_HISTORY, NO_BIASES, NO_BANS, NO_MASKS
         if self._adjusted[seats].any():
             waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late], np.int32)
-            history = self.token_history(seats, sequences, starts, boarded, ahead)
-            biases = self.biases(seats, sequences, index, boarded, ahead)
+            history = self.token_history(seats, sequences, starts, boarded, drafts_before)
+            biases = self.biases(seats, sequences, index, boarded, drafts_before)
             bans = self.bans_by_input(seats, sequences, starts, boarded)
-            masks = self.masks(seats, sequences, ahead, frozenset(waiting.tolist()))
+            masks = self.masks(seats, sequences, drafts_before, frozenset(waiting.tolist()))
         draws = bool(values["temperature"].any())
         self.sampled[seats] = index + 1
         return Sampling(
@@ -189,7 +189,7 @@ class SeatSampling:
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
-            earlier_uniform=self.early_numbers(seats, index, behind if draws else 0),
+            earlier_uniform=self.early_numbers(seats, index, unverified if draws else 0),
         )
 
     def note_mask(self, sequence: Sequence) -> None:
@@ -197,12 +197,12 @@ class SeatSampling:
         self.waiting[sequence.seat] = sequence.awaits_mask
         self.slow[sequence.seat] = sequence.constraint is not None and sequence.constraint.slow
 
-    def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], behind: int) -> Floats:
+    def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], unverified: int) -> Floats:
         """Return the random numbers of samples that turn out to be 1, 2, ... earlier."""
-        if not behind:
+        if not unverified:
             return np.zeros((0, 0), np.float32)
-        # Before the first token there is none; a row in its place has nothing behind.
-        earlier = np.maximum(index[:, None] - np.arange(1, behind + 1), 0)
+        # Before the first token there is none; a row in its place has no unverified drafts.
+        earlier = np.maximum(index[:, None] - np.arange(1, unverified + 1), 0)
         return uniform(np.broadcast_to(self._seed[seats][:, None], earlier.shape), earlier)
 
     def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -219,7 +219,7 @@ class SeatSampling:
         sequences: list[Sequence],
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: DraftsAhead = NOTHING_AHEAD,
+        drafts_before: DraftsBefore = NO_DRAFTS_BEFORE,
     ) -> tuple[Ints, Ints, Ints]:
         """Return the tokens that penalties apply to. A row fed from the board adds its own input on the device."""
         rows, tokens, generated = [], [], []
@@ -227,7 +227,7 @@ class SeatSampling:
             sequence = sequences[row]
             end = int(starts[row]) if boarded[row] else sequence.length
             seen = sequence.tokens(0, end)
-            if drafts := ahead.tokens(row):
+            if drafts := drafts_before.tokens(row):
                 seen = np.concatenate([seen, np.asarray(drafts, np.int32)])
             rows.append(np.full(len(seen), row, np.int32))
             tokens.append(seen)
@@ -240,7 +240,7 @@ class SeatSampling:
         sequences: list[Sequence],
         index: NDArray[np.int64],
         boarded: NDArray[np.bool_],
-        ahead: DraftsAhead,
+        drafts_before: DraftsBefore,
     ) -> tuple[Ints, Ints, Floats]:
         """Return what is added to logits: (row, token, value). `index` is the place of each sample in its answer."""
         rows: list[int] = []
@@ -253,7 +253,7 @@ class SeatSampling:
                 entries.update(dict.fromkeys(request.stop_tokens, BANNED))
             words = self._bad_words.get(int(seats[row]))
             if words is not None:
-                answer, drafts = sequences[row].generated, ahead.tokens(row)
+                answer, drafts = sequences[row].generated, drafts_before.tokens(row)
                 answer = [*answer, *drafts] if drafts else answer
                 banned = words.single if boarded[row] else words.banned(answer)
                 entries.update(dict.fromkeys(banned, BANNED))
@@ -263,7 +263,7 @@ class SeatSampling:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def masks(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], ahead: DraftsAhead, late: frozenset[int]
+        self, seats: NDArray[np.int64], sequences: list[Sequence], drafts_before: DraftsBefore, late: frozenset[int]
     ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""
         rows: list[int] = []
@@ -271,14 +271,14 @@ class SeatSampling:
         along: list[Ints] = []
         # Backwards: the last sample of a row has all its drafts before it.
         for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
-            constraint, drafts = sequences[row].constraint, ahead.tokens(row)
+            constraint, drafts = sequences[row].constraint, drafts_before.tokens(row)
             if row in late:
                 continue
             rows.append(row)
             if constraint is None:
                 masks.append(self._allowed[int(seats[row])])
             elif drafts:
-                is_last = len(ahead.tokens(row + 1)) <= len(drafts)
+                is_last = len(drafts_before.tokens(row + 1)) <= len(drafts)
                 along = constraint.masks_along(drafts) if is_last else along
                 masks.append(along[len(drafts) - 1])
             else:

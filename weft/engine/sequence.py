@@ -9,14 +9,14 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.constraint import Constraint
 from weft.base.grid import floor_to_grid
-from weft.engine.constraint import Constraint
+from weft.drafting.policy.choosing import SequenceDrafts
 from weft.engine.events import FinishReason, Report
 from weft.engine.request import Request
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.lease import Lease
 from weft.memory.misses import Miss, Reason
-from weft.speculate.drafting import SequenceDrafts
 
 
 class Sequence:

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from weft.base.constraint import Constraint
 from weft.base.errors import InvalidField, RequestError
-from weft.engine.constraint import Constraint
 from weft.engine.events import FinishReason, Output, Report
 from weft.engine.load import ReplicaLoad
 from weft.engine.preparation import OwnCommand, Preparation, PreparedRequest, Wake

@@ -7,7 +7,6 @@ has begun, and no others.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from weft.backends.backend import Backend, ModelInfo
-from weft.backends.dispatcher import MAX_OPEN, NOT_STARTED, SHUTTING_DOWN
+from weft.backends.life import MAX_OPEN, SHUTTING_DOWN, BackendLife
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
 from weft.base.tenants import Dropped
@@ -47,7 +46,7 @@ GONE = (MemberState.DRAINING, MemberState.FAILED)
 ALL_ENDED = "all replicas have ended"
 
 
-class FleetBackend:
+class FleetBackend(BackendLife[FleetStream]):
     """Implements `Backend` over members that serve the same model.
 
     `patient`: start with the first member that is ready, and wait for it without limit; otherwise all must start.
@@ -63,22 +62,15 @@ class FleetBackend:
         clock: Callable[[], float] = time.monotonic,
         check_seconds: float | None = CHECK_SECONDS,
     ) -> None:
+        super().__init__(max_open)
         self.members = [Member(name, backend, clock) for name, backend in members]
         self.chooser: Chooser = chooser or LeastOpen()
         self.info: ModelInfo
         self._clock = clock
-        self._max_open = max_open
         self._patient = patient
         self._check_seconds = check_seconds
-        self._closed: str | None = NOT_STARTED
-        self._draining = False
-        self._streams: set[FleetStream] = set()
-        self._numbers = itertools.count()
         self._pool = PrefillPool()
-        self._emptied = asyncio.Event()
         self._admitted = asyncio.Event()
-        self._failed = asyncio.Event()
-        self._failure = ""
         self._warm_up = WarmUp(self.chooser, lambda: any(self._answering()))
         self._questions = MemberQuestions(self.members, lambda: self._closed, self._warm_up.forget)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -191,11 +183,7 @@ class FleetBackend:
         return f"replica {member.name} serves another model than replica {known.name}: {wrong}"
 
     async def stop(self, drain_seconds: float) -> None:
-        self._draining = True
-        if self._streams and drain_seconds > 0:
-            self._emptied.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), drain_seconds)
+        await self._let_finish(drain_seconds)
         self._closed = self._closed or SHUTTING_DOWN
         for task in list(self._tasks):
             task.cancel()
@@ -216,22 +204,13 @@ class FleetBackend:
     @property
     def healthy(self) -> bool:
         """Whether at least one member accepts requests."""
-        running = self._closed is None and not self._draining
-        return running and any(self._answering())
-
-    @property
-    def open(self) -> int:
-        """Number of open requests."""
-        return len(self._streams)
+        return super().healthy and any(self._answering())
 
     async def submit(self, request: Request) -> OutputStream:
-        if self._closed is not None or self._draining:
-            raise EngineStopped(self._closed or SHUTTING_DOWN)
-        if len(self._streams) >= self._max_open:
-            raise RequestError(f"the limit of {self._max_open} open requests is reached; try again later", status=429)
+        self._check_room()
         loop = asyncio.get_running_loop()
-        stream = FleetStream(next(self._numbers), loop, request, self._move, self._begun, self._forget, self._arrive)
-        self._streams.add(stream)
+        stream = FleetStream(next(self._numbers), loop, request, self._move, self._begun, self._ended, self._arrive)
+        self._streams[stream.id] = stream
         try:
             await self._place(stream, EngineStopped(NONE_AVAILABLE))
         except BaseException:
@@ -257,7 +236,7 @@ class FleetBackend:
                 leg.abort()
             if stream.is_closed:
                 raise error
-            self.chooser.placed(stream.id, stream.request, member, apart=leg is not None)
+            self.chooser.placed(stream.id, stream.request, member, disaggregated=leg is not None)
             if leg is not None:
                 # The reader goes on to the member when the prompt was sent there.
                 stream.follow(leg, member)
@@ -354,13 +333,11 @@ class FleetBackend:
     def _begun(self, stream: FleetStream) -> None:
         self.chooser.started(stream.id)
 
-    def _forget(self, stream: FleetStream) -> None:
-        self._streams.discard(stream)
+    def _ended(self, stream: FleetStream) -> None:
+        self._forget(stream.id)
         self.chooser.ended(stream.id)
         if stream.member is not None and stream.report is not None:
             stream.member.saved_tokens += stream.report.cached_tokens
-        if not self._streams:
-            self._emptied.set()
 
     def abort(self, stream: OutputStream) -> None:
         assert isinstance(stream, FleetStream)
@@ -410,13 +387,8 @@ class FleetBackend:
         # Prefill engines alone answer nothing.
         answering = [each for each in self.members if answers_requests(each)]
         if not self._patient and all(each.state is MemberState.FAILED for each in answering):
-            self._closed, self._failure = ALL_ENDED, f"{ALL_ENDED}; the last one: {reason}"
-            self._failed.set()
-
-    async def wait_failed(self) -> str:
-        """Wait until all members have ended for good; return why."""
-        await self._failed.wait()
-        return self._failure
+            self._closed = ALL_ENDED
+            self._fail_for_good(f"{ALL_ENDED}; the last one: {reason}")
 
     def _in_state(self, *states: MemberState) -> list[Member]:
         return [member for member in self.members if member.state in states]

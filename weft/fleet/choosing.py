@@ -12,7 +12,7 @@ from weft.fleet.member import Member
 from weft.fleet.warming import WantedPrefix
 
 # With fewer tokens to compute, a way over another engine cannot pay: a cell is computed where the answer is anyway.
-LEAST_APART = 2 * CELL
+LEAST_DISAGGREGATED = 2 * CELL
 
 
 class Chooser(Protocol):
@@ -31,8 +31,8 @@ class Chooser(Protocol):
         """
         ...
 
-    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
-        """Note that a request is about to be sent to a member; `apart`: a prefill engine computes its prompt."""
+    def placed(self, number: int, request: Request, member: Member, disaggregated: bool = False) -> None:
+        """Note that a request is about to be sent to a member; `disaggregated`: a prefill engine gets its prompt."""
         ...
 
     def hinted(self, number: int, request: Request, member: Member) -> Request:
@@ -90,9 +90,9 @@ class LeastOpen:
     def prefill(
         self, number: int, leg: int, request: Request, member: Member, prefillers: Sequence[Member]
     ) -> list[Member]:
-        return sorted(prefillers, key=lambda each: each.open) if len(request.prompt) > LEAST_APART else []
+        return sorted(prefillers, key=lambda each: each.open) if len(request.prompt) > LEAST_DISAGGREGATED else []
 
-    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
+    def placed(self, number: int, request: Request, member: Member, disaggregated: bool = False) -> None:
         pass
 
     def hinted(self, number: int, request: Request, member: Member) -> Request:

@@ -11,7 +11,8 @@ from typing import cast
 
 from weft.backends.backend import ModelInfo
 from weft.backends.codec import FLEET, EngineWriter, EventReader, Unloadable
-from weft.backends.dispatcher import MAX_OPEN, Dispatcher
+from weft.backends.dispatcher import Dispatcher
+from weft.backends.life import MAX_OPEN
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.protocol import Command, Event, Stopped, Submit
 from weft.wire.frames import Frames, ProtocolError

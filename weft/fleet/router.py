@@ -279,7 +279,7 @@ class FleetRouter:
             self.clock(),
         )
 
-    def pays_apart(self, here: Choice, there: Choice, prompt: int) -> bool:
+    def pays_disaggregated(self, here: Choice, there: Choice, prompt: int) -> bool:
         """Return whether a prompt is better computed `there` and sent to the replica that answers, `here`.
 
         Computing it here takes its own time, and makes the answers that run here wait as long. Sending overlaps with
@@ -292,8 +292,8 @@ class FleetRouter:
         size = left * load.token_bytes + load.point_bytes
         transfer = size / (prefiller.load.send_bytes_per_second or SEND_BYTES_PER_SECOND)
         rest = speed.seconds(PromptWork.between(prompt - self.cell, prompt))
-        apart = max(there.seconds, transfer) + load.load_seconds(left) + rest
-        return apart < here.seconds + stall
+        disaggregated = max(there.seconds, transfer) + load.load_seconds(left) + rest
+        return disaggregated < here.seconds + stall
 
     # requests -------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from weft.base.tenants import Dropped
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
-from weft.fleet.choosing import LEAST_APART
+from weft.fleet.choosing import LEAST_DISAGGREGATED
 from weft.fleet.member import Member
 from weft.fleet.router import Choice, FleetRouter
 from weft.fleet.warming import DropsHeard, WantedPrefix, WantedPrefixes
@@ -72,22 +72,26 @@ class RoutedChoice:
         ranked = self._ranked[number]
         here, end = ranked.choices[member.name], floor_to_grid(len(request.prompt) - 1, CELL)
         by_name = {each.name: each for each in prefillers if each.name in self.router.replicas}
-        if len(request.prompt) - here.saved < LEAST_APART or not by_name or member.name not in self.router.replicas:
+        if (
+            len(request.prompt) - here.saved < LEAST_DISAGGREGATED
+            or not by_name
+            or member.name not in self.router.replicas
+        ):
             return []
         without = self.router.replicas.keys() - by_name.keys()
         choices = self.router.choose(ranked.keys[: end // CELL], end + 1, request.priority, None, without)
         best = min(choices, key=lambda choice: choice.cost)
-        if not self.router.pays_apart(here, best, len(request.prompt)):
+        if not self.router.pays_disaggregated(here, best, len(request.prompt)):
             return []
         self._ranked[leg] = Ranked(ranked.keys[: end // CELL], {choice.replica: choice for choice in choices})
         return [by_name[choice.replica] for choice in choices]
 
-    def placed(self, number: int, request: Request, member: Member, apart: bool = False) -> None:
+    def placed(self, number: int, request: Request, member: Member, disaggregated: bool = False) -> None:
         ranked = self._ranked[number]
         choice = ranked.choices[member.name]
         if member.name in self.router.replicas:
             # What is computed elsewhere is no work here.
-            elsewhere = floor_to_grid(len(request.prompt) - 1, CELL) if apart else 0
+            elsewhere = floor_to_grid(len(request.prompt) - 1, CELL) if disaggregated else 0
             expected = replace(choice, saved=max(choice.saved, elsewhere))
             ranked.assigned = self.router.assign(expected, ranked.keys, len(request.prompt), request.priority)
         if choice.saved:

@@ -13,7 +13,8 @@ from typing import Any
 
 from weft.backends.backend import Backend
 from weft.backends.codec import EngineWriter
-from weft.backends.dispatcher import MAX_OPEN, UNWELL
+from weft.backends.dispatcher import UNWELL
+from weft.backends.life import MAX_OPEN
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError, WeftError
 from weft.engine.events import Output, Report

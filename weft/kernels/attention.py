@@ -1,4 +1,4 @@
-"""Constants of an attention layer, shared by all backends."""
+"""Constants and inputs of attention layers, shared by all backends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from weft.kernels.rotary import Rotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,22 @@ class AttentionForm:
     softcap: float | None = None
     norm_eps: float = 0.0  # of the query and key norms, if the layer has them
     gated: bool = False  # gates follow the values in the projection; their sigmoid multiplies the output
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What an attention layer computes with.
+
+    `projected` holds queries, keys, values and, if the layer is gated, gates, side by side. `norm` holds the weights of
+    the query norms, then of the key norms, one line per head. A sink adds to its head's softmax denominator and
+    contributes no value.
+    """
+
+    projected: Float[Tensor, "tokens projected"]
+    form: AttentionForm
+    norm: Float[Tensor, "normed head_dim"] | None = None
+    sinks: Float[Tensor, " heads"] | None = None
+    rotation: Rotation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +57,17 @@ class LatentWeights:
     def expand(self, mixed: Float[Tensor, "tokens heads latent"]) -> Float[Tensor, "tokens heads value_dim"]:
         """Return every head's values of a sum of latents."""
         return torch.bmm(mixed.transpose(0, 1), self.values.transpose(1, 2)).transpose(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LatentInputs:
+    """What a layer of latent attention computes with.
+
+    A head's key is the expansion of the latent by `weights`, then the shared key; its query has the same two parts.
+    """
+
+    queries: Float[Tensor, "tokens heads query_dim"]
+    latents: Float[Tensor, "tokens latent"]
+    shared: Float[Tensor, "tokens shared_dim"]
+    weights: LatentWeights
+    scale: float

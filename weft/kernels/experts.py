@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.activations import NAMES
+from weft.kernels.formats.stored import Stored
 from weft.kernels.weight import Weight
 
 # Weights and indices of the chosen experts, both [tokens, k]. On CPUs, an index that is not one of the layer's experts
@@ -23,20 +24,25 @@ Routing: TypeAlias = tuple[Float[Tensor, "tokens k"], Int[Tensor, "tokens k"]]
 class ExpertWeights:
     """Matrices of all experts of a layer: second(activation(first(x))).
 
-    They are [experts, outputs, inputs], or in a layout that `Operations.prepare_experts` chose.
+    They are in a checkpoint's format, or in one that `Operations.prepare_experts` chose.
     """
 
-    first: Float[Tensor, "experts ..."]
-    second: Float[Tensor, "experts ..."]
+    first: Stored
+    second: Stored
     activation: Activation
     first_bias: Float[Tensor, "experts outer"] | None = None
     second_bias: Float[Tensor, "experts hidden"] | None = None
-    # Second copies of both matrices in the fastest layout for few rows; None: `first` and `second` serve those too.
-    few: tuple[Float[Tensor, "experts ..."], Float[Tensor, "experts ..."]] | None = None
 
-    @property
-    def for_few(self) -> tuple[Float[Tensor, "experts ..."], Float[Tensor, "experts ..."]]:
-        return (self.first, self.second) if self.few is None else self.few
+    @staticmethod
+    def of(
+        first: Float[Tensor, "experts outer hidden"],
+        second: Float[Tensor, "experts hidden inner"],
+        activation: Activation,
+        first_bias: Float[Tensor, "experts outer"] | None = None,
+        second_bias: Float[Tensor, "experts hidden"] | None = None,
+    ) -> ExpertWeights:
+        """Return weights of plain numbers."""
+        return ExpertWeights(Stored.of(first), Stored.of(second), activation, first_bias, second_bias)
 
 
 @dataclass(frozen=True, slots=True)

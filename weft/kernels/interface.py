@@ -23,9 +23,10 @@ from torch import Tensor
 from weft.base.plan import Plan
 from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.activations import Function
-from weft.kernels.attention import AttentionForm, LatentWeights
+from weft.kernels.attention import AttentionForm, AttentionInputs, LatentInputs
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.following import DraftSamples, FollowingRows
+from weft.kernels.formats.stored import Stored
 from weft.kernels.recurrent import (
     ChannelDeltaInputs,
     ChannelDeltaShape,
@@ -184,13 +185,13 @@ class Operations(Protocol):
 
     # embedding
 
-    def look_up(self, tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float) -> Tensor:
-        """Return rows of the table, times `scale`."""
+    def look_up(self, tokens: Int[Tensor, " n"], table: Stored, scale: float, dtype: torch.dtype) -> Tensor:
+        """Return rows of the table, times `scale`. `dtype` is that of the result if the table must be decoded."""
 
     # linear
 
     def prepare(self, weight: Weight, twice: bool) -> Weight:
-        """Return loaded weights in the fastest layout for matmuls; `twice`: also in a second one for few rows."""
+        """Return loaded weights in the fastest formats for matmuls; `twice`: also in a second one for few rows."""
 
     def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
 
@@ -243,22 +244,9 @@ class Operations(Protocol):
     # attention
 
     def attend(
-        self,
-        projected: Float[Tensor, "tokens projected"],
-        form: AttentionForm,
-        norm: Float[Tensor, "normed head_dim"] | None,
-        sinks: Float[Tensor, " heads"] | None,
-        rotation: Rotation | None,
-        batch: Batch,
-        view: AttentionView,
-        out: Tensor | None = None,
+        self, inputs: AttentionInputs, batch: Batch, view: AttentionView, out: Tensor | None = None
     ) -> Float[Tensor, "tokens inner"]:
-        """Norm heads, rotate, write pages, attend and gate: everything between a layer's two projections.
-
-        `projected` holds queries, keys, values and, if the layer is gated, gates, side by side. `norm` holds the
-        weights of the query norms, then of the key norms, one line per head. A sink adds to its head's softmax
-        denominator and contributes no value.
-        """
+        """Norm heads, rotate, write pages, attend and gate: everything between a layer's two projections."""
 
     def warm_attention(self, forms: Sequence[AttentionForm], dtype: torch.dtype) -> None:
         """Compile what layers of these forms need, so that no step waits for compilation."""
@@ -269,20 +257,9 @@ class Operations(Protocol):
     # latent attention
 
     def attend_latents(
-        self,
-        queries: Float[Tensor, "tokens heads query_dim"],
-        latents: Float[Tensor, "tokens latent"],
-        shared: Float[Tensor, "tokens shared_dim"],
-        weights: LatentWeights,
-        scale: float,
-        batch: Batch,
-        view: AttentionView,
-        out: Tensor | None = None,
+        self, inputs: LatentInputs, batch: Batch, view: AttentionView, out: Tensor | None = None
     ) -> Float[Tensor, "tokens inner"]:
-        """Write latents and shared keys to their pages and attend, with keys and values that `weights` expand.
-
-        A head's key is the expansion of the latent, then the shared key; its query has the same two parts.
-        """
+        """Write latents and shared keys to their pages and attend, with the keys and values that they expand to."""
 
     # convolution
 
@@ -325,7 +302,7 @@ class Operations(Protocol):
     # experts
 
     def prepare_experts(self, layer: ExpertWeights, twice: bool) -> ExpertWeights:
-        """Return loaded weights in the fastest layout for `experts`; `twice`: also in a second one for few rows."""
+        """Return loaded weights in the fastest formats for `experts`; `twice`: also in a second one for few rows."""
 
     def score_experts(self, x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
         """Return the logits of a router with float32 weights, in float32 (Nemotron-H)."""

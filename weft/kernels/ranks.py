@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.choosing import Table
+from weft.kernels.formats.stored import Stored
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Addend, Residual
 
@@ -50,13 +51,11 @@ def over_ranks(operations: Operations, group: RankGroup) -> Operations:
     def sum_up(addend: Addend, dtype: torch.dtype) -> Addend:
         return group.sum(addend.to(dtype).contiguous())
 
-    def look_up(
-        tokens: Int[Tensor, " n"], table: Float[Tensor, "part size"], scale: float = 1.0
-    ) -> Float[Tensor, "n size"]:
+    def look_up(tokens: Int[Tensor, " n"], table: Stored, scale: float, dtype: torch.dtype) -> Float[Tensor, "n size"]:
         """Return the vectors of this rank's tokens, and zeros for all others."""
-        own = tokens - group.rank * len(table)
-        absent = (own < 0) | (own >= len(table))
-        found = operations.look_up(own.clamp(0, len(table) - 1), table, scale)
+        own = tokens - group.rank * table.outputs
+        absent = (own < 0) | (own >= table.outputs)
+        found = operations.look_up(own.clamp(0, table.outputs - 1), table, scale, dtype)
         return found.masked_fill(absent.unsqueeze(-1), 0.0)
 
     def add_ranks(x: Tensor) -> Tensor:

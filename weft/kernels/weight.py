@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.formats.stored import Stored
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A matrix and its bias, in the forms that a backend reads.
+    """A matrix and its bias. Its parts hold adjacent outputs, each in a format of its own.
 
-    `Operations.prepare` chooses the forms after the numbers are loaded. Only the backend that prepared a weight
-    knows its layout: layers ask for its sizes and multiply with it, and nothing else.
+    `Operations.prepare` may choose other formats after the numbers are loaded. Only the backend that prepared a weight
+    knows its formats: layers ask for its sizes and multiply with it, and nothing else.
     """
 
-    matrix: Float[Tensor, "*layout"]
+    parts: tuple[Stored, ...]
     bias: Float[Tensor, " outputs"] | None = None
-    # A second copy in the fastest layout for few rows; None: `matrix` serves those too.
-    few: Float[Tensor, "*layout"] | None = None
-    # Number of outputs of a prepared matrix; None: that of its rows, as in a checkpoint.
-    size: int | None = None
+    # The matrix, if it is one part of plain numbers.
+    matrix: Float[Tensor, "outputs inputs"] | None = field(init=False)
+    outputs: int = field(init=False)
+    inputs: int = field(init=False)
 
-    @property
-    def for_few(self) -> Float[Tensor, "*layout"]:
-        return self.matrix if self.few is None else self.few
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matrix", self.parts[0].dense if len(self.parts) == 1 else None)
+        object.__setattr__(self, "outputs", sum(part.outputs for part in self.parts))
+        object.__setattr__(self, "inputs", self.parts[0].inputs)
+
+    @staticmethod
+    def of(matrix: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None = None) -> Weight:
+        """Return a weight of plain numbers."""
+        return Weight((Stored.of(matrix),), bias)
 
     def first(self, outputs: int) -> Weight | None:
-        """Return the part of the first outputs, without a copy; None if another layout is prepared."""
-        if self.size is not None or self.few is not None:
-            return None
-        return Weight(self.matrix[:outputs], None if self.bias is None else self.bias[:outputs])
-
-    @property
-    def outputs(self) -> int:
-        return self.matrix.shape[0] if self.size is None else self.size
+        """Return the part of the first outputs, without a copy; None if its format does not allow that."""
+        part = self.parts[0]
+        cut = part.format.cut_rows(part, 0, outputs) if outputs <= part.outputs else None
+        return None if cut is None else Weight((cut,), None if self.bias is None else self.bias[:outputs])

@@ -102,9 +102,9 @@ class DecoderModel(CausalModel):
         return self.lm_head is None
 
     def untie(self) -> None:
-        weight = self.model.embed_tokens.weight
-        self.lm_head = VocabularyHead(weight.shape[1], self.vocab_size, self.shard).to(weight)
-        self.model.embed_tokens.tied = False
+        embedding = self.model.embed_tokens
+        self.lm_head = VocabularyHead(embedding.size, self.vocab_size, self.shard).to(embedding.weight)
+        embedding.tied = False
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         return self.model.forward(batch, views)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -86,13 +85,7 @@ class ParallelBlock(Layer):
         for name, child in self.named_children():
             for source in sources(child, f"{prefix}{name}."):
                 factor = self.folded.get(source.name.removeprefix(prefix))
-                yield source if factor is None else replace(source, transform=partial(scaled, factor=factor))
-
-
-def scaled(stored: Tensor, factor: float | list[float]) -> Tensor:
-    """Return weights times one factor for all, or one for each row."""
-    factors = torch.tensor(factor, dtype=torch.float32)
-    return stored.float() * factors.view(-1, *[1] * (stored.ndim - 1))
+                yield source if factor is None else replace(source, factor=factor)
 
 
 def folded_factors(config: Config, shape: Mamba2Shape, gate: float) -> dict[str, float | list[float]]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from weft.base.errors import ModelError
 from weft.kernels.experts import clamped
-from weft.models import mxfp4
 from weft.models.config import WINDOWED, Config
 from weft.models.decoder import Block, DecoderModel, attention_shape, frame
 from weft.models.layers.attention import Attention
 from weft.models.layers.linear import Linear, only_once
 from weft.models.layers.moe import ExpertLayer, Route, SparseMLP
 from weft.models.layers.rotary import Rotary
-from weft.models.model import Source
-from weft.models.sharding import RankCut, current_shard
+from weft.models.model import Source, declared
+from weft.models.sharding import current_shard
 
 YARN = {
     "rope_type": "yarn",
@@ -30,14 +29,9 @@ YARN = {
 }
 
 
-# Numbers with a common scale in MXFP4.
-BLOCK = 32
-
-
 class GptOss(DecoderModel):
     revision: ClassVar[int] = 2
     renames: ClassVar[tuple[tuple[str, str], ...]] = ((r"\.mlp\.router\.", ".mlp.gate."),)
-    quantisations: ClassVar[tuple[str, ...]] = ("mxfp4",)
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         scaled = fields.get("rope_parameters") is not None or fields.get("rope_scaling")
@@ -59,10 +53,7 @@ class GptOss(DecoderModel):
 
 
 class ClampedExperts(ExpertLayer):
-    """Experts, filled from [experts, inputs, outputs], or from MXFP4 as [experts, outputs, inputs].
-
-    Both formats interleave the outputs of gate and up; here all gates come first.
-    """
+    """Experts whose gates and gated values are interleaved in a checkpoint; here all gates come first."""
 
     first_bias: nn.Parameter
     second_bias: nn.Parameter
@@ -74,14 +65,9 @@ class ClampedExperts(ExpertLayer):
         held, inner = self.numbers.kept, self.channels.kept
         # An expert that all ranks share adds its bias once.
         self.bias_of = only_once(shard) if self.numbers.is_whole else None
-        if config.fields.get("quantization_config") and inner % BLOCK and not self.channels.is_whole:
-            raise ModelError(
-                f"tensor_parallel is {shard.ranks} but must cut the {self.channels.size} channels of a quantised "
-                f"expert at multiples of {BLOCK}; pass a smaller one"
-            )
-        self.first = nn.Parameter(torch.empty(held, 2 * inner, hidden), requires_grad=False)
+        self.first = declared(held, 2 * inner, hidden)
         self.first_bias = nn.Parameter(torch.empty(held, 2 * inner), requires_grad=False)
-        self.second = nn.Parameter(torch.empty(held, hidden, inner), requires_grad=False)
+        self.second = declared(held, hidden, inner)
         self.second_bias = nn.Parameter(torch.empty(held, hidden), requires_grad=False)
         self.activation = clamped(
             alpha=config.number("swiglu_alpha", default=1.702),
@@ -95,29 +81,22 @@ class ClampedExperts(ExpertLayer):
             bias.normal_(std=0.1, generator=generator)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
-        count, outer, hidden = self.first.shape
-        inner = outer // 2
-        # [experts, gate or up, inner, hidden] -> interleaved outputs
-        turns = self.first.unflatten(1, (2, inner)).transpose(1, 2)
         both = self.channels.times(2)
-        columns = turns.permute(0, 3, 1, 2)
-        yield Source(prefix + "gate_up_proj", columns, shape=(count, hidden, outer), **self.cut_of(both, dim=2))
-        bias_turns = self.first_bias.unflatten(1, (2, inner)).transpose(1, 2)
-        yield Source(prefix + "gate_up_proj_bias", bias_turns, shape=(count, outer), **self.cut_of(both, dim=1))
-        yield Source(prefix + "down_proj", self.second.transpose(1, 2), **self.cut_of(self.channels, dim=1))
-        yield Source(prefix + "down_proj_bias", self.second_bias, self.bias_of, cut=self.numbers)
-        if hidden % BLOCK == 0 and inner % BLOCK == 0:
-            yield packed(prefix + "gate_up_proj", turns, (count, outer, hidden), **self.cut_of(both, dim=1))
-            blocks = in_blocks(self.channels)
-            yield packed(prefix + "down_proj", self.second, (count, hidden, inner), **self.cut_of(blocks, dim=2))
+        turns = Source("", self.first, order=gates_first, output_dim=1)
+        count, outer, hidden = self.first.shape
+        name = prefix + "gate_up_proj"
+        yield replace(turns, name=name, shape=(count, hidden, outer), transposed=True, **self.cut_of(both, dim=2))
+        yield replace(turns, name=name + "_bias", target=self.first_bias, **self.cut_of(both, dim=1))
+        name, shape = prefix + "down_proj", (count, outer // 2, hidden)
+        yield Source(name, self.second, shape=shape, transposed=True, **self.cut_of(self.channels, dim=1))
+        yield Source(name + "_bias", self.second_bias, self.bias_of, cut=self.numbers)
 
 
-def packed(name: str, target: Tensor, shape: tuple[int, int, int], cut: RankCut, dim: int) -> Source:
-    count, outputs, inputs = shape
-    blocks = (count, outputs, inputs // BLOCK, BLOCK // 2)
-    return Source(name + "_blocks", target, mxfp4.decode, blocks, (name + "_scales",), cut=cut, dim=dim)
+def gates_first(outputs: Tensor) -> Tensor:
+    """Return outputs without their interleaving.
 
-
-def in_blocks(cut: RankCut) -> RankCut:
-    """Return a cut of numbers as one of their blocks."""
-    return RankCut(cut.size // BLOCK, tuple((start // BLOCK, end // BLOCK) for start, end in cut.ranges))
+    >>> gates_first(torch.tensor([0, 10, 1, 11]))
+    tensor([ 0,  1, 10, 11])
+    """
+    turns: Tensor = outputs.unflatten(0, (-1, 2))
+    return turns.transpose(0, 1).flatten(0, 1)

@@ -13,7 +13,7 @@ from xxhash import xxh3_128_digest
 from weft.kernels.choosing import REVISIONS
 from weft.memory.identity import Identity, digest
 from weft.memory.spec import MemorySpec
-from weft.models.model import CausalModel
+from weft.models.model import CausalModel, MatrixLayer
 from weft.models.sharding import ALONE, Shard
 
 # Raised when exact engines name their cells in another way, so that none of them keeps cells which it cannot find.
@@ -49,9 +49,15 @@ def revisions_of(model: CausalModel, exact: bool = False) -> str:
 
 
 def weights_digest(model: CausalModel) -> bytes:
-    """Return a digest of all weights as they were read, before operations put them into a layout of their own."""
+    """Return a digest of all weights as they were read, before operations put them into a layout of their own.
+
+    Formats are named too: the same bytes may mean other numbers.
+    """
     lines = []
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().contiguous().flatten().view(torch.uint8).numpy(force=True)
         lines.append(f"\n{name} {tensor.dtype} {tuple(tensor.shape)} ".encode() + xxh3_128_digest(flat))
+    for path, module in model.named_modules():
+        if isinstance(module, MatrixLayer):
+            lines += [f"\n{path} {part.format}".encode() for part in module.stored_parts()]
     return digest(b"".join(lines))

@@ -6,13 +6,17 @@ A family builds modules from `layers/` and lists its mixers in order. Each mixer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.device.store import View
+from weft.kernels.formats.stored import Stored
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
@@ -24,8 +28,9 @@ from weft.models.sharding import ALONE, RankCut, Shard
 class Source:
     """A tensor of the checkpoint and the part of a parameter that it fills (a view, possibly transposed).
 
-    `transform` computes the target's values from the checkpoint's tensor (and its `companions`, if any): a factor
-    folded into a weight, rows in another order, a decay rate from its logarithm. `shape` is the checkpoint's if it
+    `transform` computes the target's values from the checkpoint's tensor (and its `companions`, if any), such as a
+    decay rate from its logarithm. Matrices may be stored in any format, so they have none: `order` puts their outputs
+    into another order, or chooses some of them, and `factor` is folded into them. `shape` is the checkpoint's if it
     differs from the target's; the tensor is then reshaped or, if it is smaller, repeated.
 
     `cut` is the part of dimension `dim` of every stored tensor that this rank reads, before the transform; of
@@ -41,6 +46,13 @@ class Source:
     concatenated: bool = False
     cut: RankCut | None = None
     dim: int = 0
+    # A function of tensors whose first dimension is outputs; `output_dim` is that dimension of the target.
+    order: Callable[[Tensor], Tensor] | None = None
+    output_dim: int = 0
+    # For all outputs, or for each.
+    factor: float | list[float] | None = None
+    # Plain numbers are stored as [inputs, outputs]; other formats never are.
+    transposed: bool = False
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -53,6 +65,47 @@ class Layer(nn.Module):
 
     def __call__(self, *inputs: Any, **more: Any) -> Any:
         return self.forward(*inputs, **more)
+
+
+class MatrixLayer(Layer):
+    """A layer with matrices, which are declared with their sizes and stored in the format of the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: dict[str, tuple[Stored, ...]] = {}
+
+    def parts_of(self, name: str) -> tuple[Stored, ...]:
+        """Return a matrix as it is stored: parts of adjacent outputs, each in a format of its own."""
+        return self._parts.get(name) or (Stored.of(getattr(self, name)),)
+
+    def matrix_names(self) -> list[str]:
+        """Return the names of this layer's matrices."""
+        plain = [
+            name for name, each in self._parameters.items() if each is not None and each.ndim > 1 and "." not in name
+        ]
+        return sorted({*plain, *self._parts})
+
+    def stored_parts(self) -> Iterator[Stored]:
+        """Return all parts of matrices that are more than one tensor of plain numbers."""
+        for parts in self._parts.values():
+            yield from parts
+
+    def prepare(self, operations: Operations, twice: bool = False) -> None:
+        """Convert the filled matrices to the fastest formats of these operations; `twice`: also to one for few rows."""
+        raise NotImplementedError
+
+    def store(self, name: str, parts: tuple[Stored, ...]) -> None:
+        """Keep a matrix in these parts. A single tensor is the parameter `name`, several have numbers after it."""
+        for old in [each for each in self._parameters if each == name or each.startswith(f"{name}.")]:
+            del self._parameters[old]
+        self._parts[name] = parts
+        tensors = [tensor for part in parts for tensor in part.tensors]
+        for number, tensor in enumerate(tensors):
+            own = name if len(tensors) == 1 else f"{name}.{number}"
+            held = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+            self._parameters[own] = held
+        if parts[0].dense is not None and len(parts) == 1:
+            del self._parts[name]
 
 
 class Mixer(Layer):
@@ -110,6 +163,8 @@ class CausalModel(Layer):
 
     vocab_size: int
     shard: Shard = ALONE
+    # Of activations, and of weights that are stored as plain numbers.
+    dtype: torch.dtype
     # Of the weights, if they are to be identified (`identity.py`).
     weights_digest: bytes = b""
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
@@ -118,8 +173,6 @@ class CausalModel(Layer):
     # Number of what the family computes. A change of the logits of any configuration raises it: then no engine reads
     # states that were stored before (`identity.py`). `tests/test_goldens.py` checks it.
     revision: ClassVar[int]
-    # Encodings of weights that the family can read, by `quant_method`.
-    quantisations: ClassVar[tuple[str, ...]] = ()
 
     @property
     def tied(self) -> bool:
@@ -146,6 +199,25 @@ class CausalModel(Layer):
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         raise NotImplementedError
+
+
+def declared(*sizes: int, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Return a matrix of a layer. It takes no memory where a checkpoint is still to say how it is stored."""
+    device = torch.device("meta") if _declaring.get() else None
+    return nn.Parameter(torch.empty(*sizes, dtype=dtype, device=device), requires_grad=False)
+
+
+_declaring: ContextVar[bool] = ContextVar("weft_declaring", default=False)
+
+
+@contextmanager
+def only_declaring(value: bool) -> Iterator[None]:
+    """Build layers inside the context without memory for their matrices."""
+    token = _declaring.set(value)
+    try:
+        yield
+    finally:
+        _declaring.reset(token)
 
 
 def pin(model: nn.Module) -> None:

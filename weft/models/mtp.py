@@ -47,7 +47,7 @@ class MtpHead(CausalModel):
     @property
     def width(self) -> int:
         """The size of a hidden state."""
-        return int(self.base.model.embed_tokens.weight.shape[1])
+        return self.base.model.embed_tokens.size
 
     def predict(
         self, batch: Batch, views: tuple[View, ...], hidden: Float[Tensor, "tokens hidden"]

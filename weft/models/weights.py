@@ -6,12 +6,13 @@ Only safetensors are read; nothing is ever unpickled.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,20 +23,19 @@ from tqdm import tqdm
 
 from weft.base.errors import ModelError
 from weft.kernels.choosing import choose
+from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, Recipe, is_wide, recipe_of
 from weft.kernels.interface import Operations
 from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import read_config, shown, text_part
-from weft.models.dummy import fill_randomly
+from weft.models.dummy import fill_dummy
 from weft.models.hints import refuse_gguf, similar_id, similar_name
 from weft.models.identity import weights_digest
-from weft.models.layers.embedding import Embedding
-from weft.models.layers.linear import Linear
-from weft.models.layers.moe import ExpertLayer
-from weft.models.model import CausalModel, Source, pin, sources
+from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
 from weft.models.registry import family_of
 from weft.models.sharding import ALONE, RankCut, Shard, building_for
+from weft.models.storing import Declared, Reading, assemble, declared_matrices, materialise, on, storage_of, stored_of
 
 log = logging.getLogger("weft")
 
@@ -46,6 +46,9 @@ HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 # Number of times a model must fit into free memory for a second copy of its weights: caches need room as well.
 COPIES = 4
+# Dtypes of plain numbers, as safetensors names them, and the bytes of a number.
+PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32")
+BYTES = {"U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "BF16": 2, "F16": 2, "F32": 4}
 # Small models are loaded before a progress bar appears.
 BAR_SECONDS = 1.0
 
@@ -76,12 +79,12 @@ def load_model(
     """
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    model = build(config, dtype, device, shard=shard)
+    model = build(config, dtype, device, shard=shard, declare=True)
     when_built(model, str(device), dtype)
     if weights == "dummy":
-        fill_randomly(model, seed)
+        fill_dummy(model, seed, recipe_for_dummy(model, folder, config), device)
     elif weights == "checkpoint":
-        fill_from(model, folder, config, progress)
+        fill_from(model, folder, config, progress, device)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
     if identify:
@@ -104,14 +107,14 @@ def load_head(
     """Load the MTP head of the checkpoint that `base` was loaded from, to the same device."""
     folder = find_checkpoint(path, with_weights=weights != "dummy")
     config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
-    head = build(config, dtype, device, family=head_of(config))
+    head = build(config, dtype, device, family=head_of(config), declare=True)
     assert isinstance(head, MtpHead)
     if weights == "dummy":
-        fill_randomly(head, seed)
+        fill_dummy(head, seed, recipe_for_dummy(head, folder, config), device)
     elif not catalogue(checkpoint_files(folder), head):
         raise ModelError(f"draft: {folder} has no MTP head: no tensor is named mtp.*; pass --draft suffix or off")
     else:
-        fill_from(head, folder, config, progress=False)
+        fill_from(head, folder, config, False, device)
     prepare(head, operations, 0)
     pin(head)
     # Not a part of the head: its weights are counted and prepared with the model.
@@ -136,11 +139,11 @@ def has_head(folder: Path, weights: str) -> bool:
 
 
 def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> None:
-    """Convert all matmul weights to the fastest layout of these operations, twice if there is ample memory."""
+    """Convert all matmul weights to the fastest formats of these operations, twice if there is ample memory."""
     size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     twice = COPIES * size <= spare_bytes
     for module in model.modules():
-        if isinstance(module, (Linear, Embedding, ExpertLayer)):
+        if isinstance(module, MatrixLayer):
             module.prepare(operations, twice)
 
 
@@ -186,25 +189,31 @@ def build(
     device: torch.device | str = "cpu",
     family: type[CausalModel] | None = None,
     shard: Shard = ALONE,
+    declare: bool = False,
 ) -> CausalModel:
-    """Return a rank's part of the model of a configuration, its parameters not filled yet."""
+    """Return a rank's part of the model of a configuration, its parameters not filled yet.
+
+    `declare`: its matrices take no memory until it is known how they are stored.
+    """
     family = family or family_of(config)
     try:
-        with defaults(dtype, device), building_for(shard):
+        with defaults(dtype, device), building_for(shard), only_declaring(declare):
             model = family(config, dtype)
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # sizes that are valid one by one and impossible together
         raise ModelError(f"config.json does not describe a {family.__name__}: {first_line(error)}") from error
-    check_size(model, device)
+    model.dtype = dtype
+    if not declare:
+        check_size(model, device, sum(each.numel() * each.element_size() for each in model.parameters()))
     return model.eval()
 
 
-def check_size(model: CausalModel, device: torch.device | str) -> None:
+def check_size(model: CausalModel, device: torch.device | str, size: int) -> None:
     """Raise if the machine has less memory than the weights take. On a CPU, unfilled weights take no memory yet."""
     if torch.device(device).type != "cpu":
         return
-    size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) * model.shard.ranks
+    size *= model.shard.ranks
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         taken, there = (f"{n / 2**30:.1f} GiB" for n in (size, memory))
@@ -218,12 +227,13 @@ def first_line(error: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """File, name and shape of a tensor in a checkpoint."""
+class Entry:
+    """File, name, shape and dtype of a tensor in a checkpoint."""
 
     file: Path
     name: str
     shape: tuple[int, ...]
+    dtype: str  # as safetensors names it
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -269,71 +279,183 @@ def _stays_inside(name: str) -> bool:
     return inside and path.suffix == ".safetensors"
 
 
-def catalogue(files: list[Path], model: CausalModel) -> dict[str, Stored]:
+def catalogue(files: list[Path], model: CausalModel) -> dict[str, Entry]:
     """Return every tensor that is not ignored, under the model's own name for it."""
-    found: dict[str, Stored] = {}
+    found: dict[str, Entry] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in reader.keys():  # noqa: SIM118 (not a mapping)
-                    own = name
-                    for pattern, replacement in model.renames:
-                        own = re.sub(pattern, replacement, own)
+                    own = own_name(model, name)
                     if any(re.search(pattern, own) for pattern in model.ignored):
                         continue
                     if own in found:
                         raise ModelError(f"{name} and {found[own].name} are both stored for {own}")
-                    found[own] = Stored(file, name, tuple(reader.get_slice(name).get_shape()))
+                    part = reader.get_slice(name)
+                    found[own] = Entry(file, name, tuple(part.get_shape()), part.get_dtype())
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read {file}: {error}") from error
     return found
 
 
-def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Source], dict[str, Stored]]:
-    """Return what to fill a model from, and all that is stored for it; every name and shape is checked."""
-    stated = config.get("quantization_config") or config.get("compression_config") or {}
-    if not isinstance(stated, Mapping):
-        raise ModelError(f"config.json: quantization_config must be an object, got {shown(stated)}")
-    quantisation = stated.get("quant_method")
-    if stated and quantisation not in model.quantisations:
-        raise ModelError(
-            f"{folder} is quantised ({shown(quantisation)}), which is not supported; use unquantised weights"
-        )
+def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Reading], dict[str, Entry]]:
+    """Return what to fill a model from, and all that is stored for it; every name, shape and format is checked."""
+    recipe = recipe_in(folder, config)
     stored = catalogue(checkpoint_files(folder), model)
     if model.tied and HEAD in stored:
         settle_head(model, stored)
     wanted = list(sources(model))
-    filling = [s for s in wanted if s.name in stored and all(c in stored for c in s.companions)]
-    check(folder, config, wanted, filling, stored)
-    return filling, stored
+    found = [reading for source in wanted if (reading := reading_of(source, stored, recipe)) is not None]
+    known = {name for reading in found for name in reading.names}
+    for name in [name for name in stored if name not in known and recipe.rules and LEFT_OUT.search(name)]:
+        del stored[name]
+    check(folder, config, wanted, found, stored)
+    return found, stored
 
 
-def fill_from(model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool) -> None:
+def recipe_in(folder: Path, config: Mapping[str, Any]) -> Recipe:
+    """Return which matrices of a checkpoint are quantised, by its configuration or the file beside it."""
+    beside = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
+    stated = config.get("quantization_config") or config.get("compression_config")
+    return recipe_of(stated, read_config(beside) if not stated and beside.exists() else None)
+
+
+def recipe_for_dummy(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> Recipe:
+    """Return the recipe of a configuration without a checkpoint, whose lists name the model's own modules."""
+
+    def renamed(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {name: renamed(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [renamed(each) for each in value]
+        return own_name(model, f"{value}.").removesuffix(".") if isinstance(value, str) and "." in value else value
+
+    return recipe_in(
+        folder, {name: renamed(config.get(name)) for name in ("quantization_config", "compression_config")}
+    )
+
+
+def own_name(model: CausalModel, name: str) -> str:
+    """Return the model's own name for a tensor of a checkpoint."""
+    for pattern, replacement in model.renames:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def reading_of(source: Source, stored: Mapping[str, Entry], recipe: Recipe) -> Reading | None:
+    """Return how to read a source; None if the checkpoint does not have it. Recipe and tensors must agree."""
+    for spelling in SPELLINGS:
+        names = spelling.names_of(source.name)
+        if not all(name in stored and stored[name].dtype in kinds for name, kinds in zip(names, spelling.dtypes)):
+            continue
+        module = stored[names[0]].name.removesuffix(spelling.names[0]).removesuffix(".weight")
+        scheme = recipe.scheme_of(module)
+        if scheme is None or scheme.kind != spelling.kind:
+            stated = "as 16 bits" if scheme is None else f"as {scheme.kind}"
+            raise ModelError(f"{module} is stored as {spelling.kind}, but quantization_config states it {stated}")
+        return Reading(source, names, spelling, scheme)
+    names = (source.name, *source.companions)
+    if not all(name in stored for name in names):
+        return None
+    entry = stored[source.name]
+    if entry.dtype not in PLAIN:
+        raise ModelError(
+            f"{entry.name} has dtype {entry.dtype} without the tensors of a known format beside it; use weights in "
+            f"{', '.join(sorted({spelling.kind for spelling in SPELLINGS}))} or 16 bits"
+        )
+    module = entry.name.removesuffix(".weight")
+    if source.target.ndim > 1 and recipe.rules and not is_wide(module) and not entry.name.endswith("bias"):
+        scheme = recipe.scheme_of(module)
+        if scheme is not None:
+            raise ModelError(f"{module} is stored as {entry.dtype}, but quantization_config states it as {scheme.kind}")
+    return Reading(source, names)
+
+
+def fill_from(
+    model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool, device: torch.device | str
+) -> None:
     """Fill all parameters; every name and shape is checked before the first byte is copied."""
-    filling, stored = match(model, folder, config)
-    by_file: dict[Path, list[Source]] = defaultdict(list)
-    for source in filling:
-        by_file[stored[source.name].file].append(source)
-    total = sum(source.target.numel() * source.target.element_size() for source in filling)
-    readers: dict[Path, Any] = {}
-
-    def read(name: str, source: Source) -> Tensor:
-        entry = stored[name]
-        if entry.file not in readers:
-            readers[entry.file] = safe_open(entry.file, framework="pt")
-        if source.cut is None or source.cut.is_whole or source.concatenated:
-            tensor: Tensor = readers[entry.file].get_tensor(entry.name)
-            return tensor
-        return read_part(readers[entry.file].get_slice(entry.name), source.cut, source.dim)
-
+    found, stored = match(model, folder, config)
+    total = sum(size_of(reading, stored) for reading in found)
+    check_size(model, device, total)
+    declared, files = declared_matrices(model), Files(stored)
+    by_file: dict[Path, list[Reading]] = defaultdict(list)
+    by_matrix: dict[int, list[Reading]] = defaultdict(list)
+    for reading in found:
+        by_file[stored[reading.names[0]].file].append(reading)
+        by_matrix[storage_of(reading.source.target)].append(reading)
+    # Memory of matrices as plain numbers; None: one is assembled from all its tensors at once.
+    memory: dict[int, Tensor | None] = {}
     # `None`: no bar unless standard error is a terminal.
     disable = None if progress else True
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=disable, delay=BAR_SECONDS)
     with bar:
-        for group in by_file.values():
-            for source in group:
-                copy(source, [read(name, source) for name in (source.name, *source.companions)])
-                bar.update(source.target.numel() * source.target.element_size())
+        for reading in (reading for group in by_file.values() for reading in group):
+            key = storage_of(reading.source.target)
+            if key not in declared:
+                fill(reading, files)
+            elif key not in memory:
+                memory[key] = begin(declared[key], by_matrix[key], files, device)
+            real = memory.get(key)
+            if real is not None:
+                fill(replace(reading, source=on(reading.source, real)), files)
+            bar.update(size_of(reading, stored))
+
+
+def begin(matrix: Declared, readings: Sequence[Reading], files: Files, device: torch.device | str) -> Tensor | None:
+    """Give a matrix its memory: for plain numbers, which is returned, or what its tensors need, which is filled."""
+    if any(each.spelling is not None for each in readings):
+        matrix.owner.store(matrix.name, assemble(matrix, readings, files.whole, device))
+        return None
+    real = materialise(matrix, device)
+    if sum(each.source.target.numel() for each in readings) < real.numel():
+        # Places of a vocabulary that this rank does not use.
+        real.zero_()
+    return real
+
+
+def fill(reading: Reading, files: Files) -> None:
+    """Fill a source's target, which holds plain numbers."""
+    source = reading.source
+    if reading.spelling is None:
+        copy(source, [files.part(name, source) for name in reading.names])
+    else:
+        # A layer that computes with plain numbers only.
+        values = stored_of(reading, files.whole, source.target.dtype).decode()
+        source.target.copy_(values.reshape(source.target.shape))
+
+
+class Files:
+    """Open files of a checkpoint."""
+
+    def __init__(self, stored: Mapping[str, Entry]) -> None:
+        self.stored = stored
+        self.readers: dict[Path, Any] = {}
+
+    def reader_of(self, name: str) -> Any:
+        file = self.stored[name].file
+        if file not in self.readers:
+            self.readers[file] = safe_open(file, framework="pt")
+        return self.readers[file]
+
+    def whole(self, name: str) -> Tensor:
+        tensor: Tensor = self.reader_of(name).get_tensor(self.stored[name].name)
+        return tensor
+
+    def part(self, name: str, source: Source) -> Tensor:
+        """Return this rank's part of a tensor, and read nothing else of it."""
+        if source.cut is None or source.cut.is_whole or source.concatenated:
+            return self.whole(name)
+        return read_part(self.reader_of(name).get_slice(self.stored[name].name), source.cut, source.dim)
+
+
+def size_of(reading: Reading, stored: Mapping[str, Entry]) -> int:
+    """Return the bytes that a source takes in memory."""
+    target = reading.source.target
+    if reading.spelling is None or not target.numel():
+        return target.numel() * target.element_size()
+    share = target.numel() / max(1, math.prod(reading.source.stored_shape))
+    return int(share * sum(math.prod(stored[name].shape) * BYTES.get(stored[name].dtype, 4) for name in reading.names))
 
 
 def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:
@@ -343,20 +465,21 @@ def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def settle_head(model: CausalModel, stored: dict[str, Stored]) -> None:
+def settle_head(model: CausalModel, stored: dict[str, Entry]) -> None:
     """Handle a head that is stored although the configuration ties it: drop it if it is equal, use it if it differs.
 
     Transformers does the same: if the weights differ, both are used despite the configuration.
     """
     head, embedding = stored[HEAD], stored.get(EMBEDDING)
-    if embedding is not None and torch.equal(read_tensor(head), read_tensor(embedding)):
+    alike = embedding is not None and head.dtype == embedding.dtype and head.dtype in PLAIN
+    if embedding is not None and alike and torch.equal(read_tensor(head), read_tensor(embedding)):
         del stored[HEAD]
         return
     log.warning("%s is stored and differs from the embedding: using it despite tie_word_embeddings", head.name)
     model.untie()
 
 
-def read_tensor(entry: Stored) -> Tensor:
+def read_tensor(entry: Entry) -> Tensor:
     try:
         with safe_open(entry.file, framework="pt") as reader:
             tensor: Tensor = reader.get_tensor(entry.name)
@@ -366,7 +489,15 @@ def read_tensor(entry: Stored) -> Tensor:
 
 
 def copy(source: Source, tensors: list[Tensor]) -> None:
+    """Fill a source's target from plain numbers."""
     values = tensors[0] if source.transform is None else source.transform(*tensors)
+    if source.transposed:
+        values = values.transpose(-1, -2)
+    if source.order is not None:
+        values = source.order(values.movedim(source.output_dim, 0)).movedim(0, source.output_dim)
+    if source.factor is not None:
+        factors = torch.tensor(source.factor, dtype=torch.float32)
+        values = values.float() * factors.view(-1, *[1] * (values.ndim - 1))
     if source.concatenated and source.cut is not None:
         values = torch.cat([values[start:end] for start, end in source.cut.ranges])
     if values.numel() == source.target.numel():
@@ -375,20 +506,15 @@ def copy(source: Source, tensors: list[Tensor]) -> None:
 
 
 def check(
-    folder: Path, config: Mapping[str, Any], wanted: list[Source], filling: list[Source], stored: Mapping[str, Stored]
+    folder: Path, config: Mapping[str, Any], wanted: list[Source], found: list[Reading], stored: Mapping[str, Entry]
 ) -> None:
     """Raise an error that names what is missing, extra or misshapen."""
     known = {name for source in wanted for name in (source.name, *source.companions)}
-    misshapen = [
-        f"{name} has shape {list(shape)}, expected {list(s.stored_shape)}"
-        for s in filling
-        for name, shape in shapes(s, stored)
-        if shape != s.stored_shape
-    ]
+    known |= {name for reading in found for name in reading.names}
     problems = {
-        "missing": missing(wanted, filling, stored),
+        "missing": missing(wanted, [reading.source for reading in found], stored),
         "unexpected": sorted(set(stored) - known),
-        "misshapen": misshapen,
+        "misshapen": [complaint for reading in found for complaint in misshapen(reading, stored)],
     }
     told = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
     if told:
@@ -396,7 +522,26 @@ def check(
         raise ModelError(f"{folder} does not match {architecture}. Tensors " + "; ".join(told))
 
 
-def shapes(source: Source, stored: Mapping[str, Stored]) -> list[tuple[str, tuple[int, ...]]]:
+def misshapen(reading: Reading, stored: Mapping[str, Entry]) -> list[str]:
+    """Return what is wrong with the shapes of a source's tensors."""
+    source, wanted = reading.source, reading.source.stored_shape
+    if reading.spelling is None:
+        return [
+            f"{name} has shape {list(shape)}, expected {list(wanted)}"
+            for name, shape in shapes(source, stored)
+            if shape != wanted
+        ]
+    assert reading.scheme is not None
+    if source.transposed:
+        # Only plain numbers are stored by input.
+        wanted = (*wanted[:-2], wanted[-1], wanted[-2])
+    found = reading.spelling.sizes([stored[name].shape for name in reading.names], reading.scheme)
+    if isinstance(found, str):
+        return [f"{reading.names[0]}: {found}"]
+    return [] if found == wanted else [f"{reading.names[0]} has shape {list(found)}, expected {list(wanted)}"]
+
+
+def shapes(source: Source, stored: Mapping[str, Entry]) -> list[tuple[str, tuple[int, ...]]]:
     """Return what must have the shape of a source: each of its tensors, or all of them concatenated."""
     names = (source.name, *source.companions)
     if source.concatenated:
@@ -415,19 +560,19 @@ def missing(wanted: list[Source], filling: list[Source], stored: Container[str])
     """
     filled: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for source in filling:
-        filled[_storage(source)].append((*_interval(source.target), source.target.numel()))
+        filled[storage_of(source.target)].append((*_interval(source.target), source.target.numel()))
     unfilled: dict[int, list[tuple[int, int, bool, str]]] = defaultdict(list)
     names = {source.name for source in filling}
     for source in wanted:
         if source.name in names:
             continue
         low, high = _interval(source.target)
-        others = filled[_storage(source)]
+        others = filled[storage_of(source.target)]
         inside = sum(count for a, b, count in others if low <= a and b <= high)
         covered = any(a <= low and high <= b for a, b, _ in others)
         if not covered and inside < source.target.numel():
             absent = next(name for name in (source.name, *source.companions) if name not in stored)
-            unfilled[_storage(source)].append((low, high, inside > 0, absent))
+            unfilled[storage_of(source.target)].append((low, high, inside > 0, absent))
     return [name for group in unfilled.values() for name in _outermost(group)]
 
 
@@ -441,11 +586,6 @@ def _outermost(group: list[tuple[int, int, bool, str]]) -> list[str]:
         return not (begun and inside) and not whole
 
     return [entry[3] for entry in group if told(entry)]
-
-
-def _storage(source: Source) -> int:
-    """Return a number of the memory that a target is in. Without values, it has no address."""
-    return int(source.target.untyped_storage()._cdata)
 
 
 def _interval(target: Tensor) -> tuple[int, int]:

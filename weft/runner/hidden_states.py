@@ -77,7 +77,7 @@ class HiddenStates:
         self.lines = torch.zeros(self.padding + 1, width, dtype=dtype, device=device)
         self.first = np.zeros(seats, np.int64)
         self.end = np.zeros(seats, np.int64)
-        self.keeps = np.zeros(seats, np.bool_)
+        self.kept_for = np.zeros(seats, np.bool_)
         # By seat: the end of the last block that it holds, and its blocks by their number in the sequence, in a ring.
         self._limit = np.zeros(seats, np.int64)
         self._blocks = np.zeros((seats, blocks), np.int32)
@@ -90,7 +90,7 @@ class HiddenStates:
 
     def place(self, plan: Plan) -> Ints:
         """Keep the states of a step's tokens from now on, and return the line of each. Others have that of padding."""
-        kept = self.keeps[plan.seat]
+        kept = self.kept_for[plan.seat]
         if not kept.all():
             every = np.full(len(plan.tokens), self.padding, np.int32)
             own = np.repeat(kept, plan.end - plan.start)

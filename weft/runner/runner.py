@@ -296,5 +296,5 @@ def fly(
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:
-    """Return the dtype of a model's activations, which is its embedding's."""
-    return next((model.base if isinstance(model, MtpHead) else model).parameters()).dtype
+    """Return the dtype of a model's activations. A head has its model's."""
+    return (model.base if isinstance(model, MtpHead) else model).dtype

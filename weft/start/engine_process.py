@@ -169,7 +169,7 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
     from weft.start.disaggregated import join, with_areas
     from weft.start.loading import load
 
-    loaded = load(options, progress, apart=transfer is not None, others=others)
+    loaded = load(options, progress, disaggregated=transfer is not None, others=others)
     loaded = loaded if transfer is None else with_areas(loaded, transfer)
     config, model = loaded.config, loaded.model
     if loaded.others is not None:

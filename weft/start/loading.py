@@ -21,8 +21,8 @@ from weft.base.options import Options, SizingFacts, count, draft_tokens, feature
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes
-from weft.engine.draft_head import DraftHead
-from weft.engine.draft_model import DraftModel
+from weft.drafting.head import DraftHead
+from weft.drafting.model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
 from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
@@ -81,8 +81,8 @@ class Loaded:
 
     @property
     def dtype(self) -> str:
-        """The name of the weights' data type."""
-        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        """The name of the activations' data type."""
+        return str(self.model.dtype).removeprefix("torch.")
 
     @property
     def placement(self) -> str:
@@ -159,20 +159,22 @@ class Loaded:
         return grammars
 
 
-def load(options: Options, progress: bool = True, apart: bool = False, others: RankProcesses | None = None) -> Loaded:
+def load(
+    options: Options, progress: bool = True, disaggregated: bool = False, others: RankProcesses | None = None
+) -> Loaded:
     """Load a model, or the first rank's part of it while other processes load theirs.
 
-    `apart`: prefixes come from or go to other engines, so its identity is computed even without a file. `others` are
-    the processes of the other ranks, if they have been started already.
+    `disaggregated`: prefixes come from or go to other engines, so its identity is computed even without a file.
+    `others` are the processes of the other ranks, if they have been started already.
     """
     if options.tensor_parallel == 1:
-        return load_model_of(options, progress, None, apart)
+        return load_model_of(options, progress, None, disaggregated)
     try:
         # Shapes that cannot be cut are refused from the configuration alone, before any rank loads.
         check_shapes(options)
         others = others or RankProcesses(options.tensor_parallel)
-        others.load(options, identify=apart)
-        return load_model_of(options, progress, others, apart)
+        others.load(options, identify=disaggregated)
+        return load_model_of(options, progress, others, disaggregated)
     except BaseException:
         if others is not None:
             others.close()
@@ -189,7 +191,9 @@ def check_shapes(options: Options) -> None:
     refuse(features(options, choose_device(options.device)))
 
 
-def load_model_of(options: Options, progress: bool, others: RankProcesses | None, apart: bool = False) -> Loaded:
+def load_model_of(
+    options: Options, progress: bool, others: RankProcesses | None, disaggregated: bool = False
+) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
@@ -198,8 +202,8 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     if others is not None:
         use_share_of(0, others.ranks, device, options.threads)
     given = options
-    options = decided(options, folder, device, dtype, apart)
-    exact, stores = options.exact is True, apart or options.disk is not None or options.remote is not None
+    options = decided(options, folder, device, dtype, disaggregated)
+    exact, stores = options.exact is True, disaggregated or options.disk is not None or options.remote is not None
     try:
         model, config = load_model(
             folder,
@@ -245,14 +249,14 @@ def load_model_of(options: Options, progress: bool, others: RankProcesses | None
     return replace(loaded, disk=disk, remote=options.remote, identity=identity)
 
 
-def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, apart: bool = False) -> Options:
+def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, disaggregated: bool = False) -> Options:
     """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint."""
     if options.exact == "auto":
         exact, reason = chosen_exact(options, folder, device, dtype)
         log.info("exact: %s", reason)
         options = replace(options, exact=exact)
     if options.draft == "auto":
-        draft, reason = chosen_draft(options, folder, device, apart)
+        draft, reason = chosen_draft(options, folder, device, disaggregated)
         log.info("draft: %s: %s", draft, reason)
         options = replace(options, draft=draft)
     return options
@@ -272,7 +276,7 @@ def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype
     return (exact, reason) if declined is None else (False, f"off: {declined}")
 
 
-def chosen_draft(options: Options, folder: Path, device: str, apart: bool = False) -> tuple[str, str]:
+def chosen_draft(options: Options, folder: Path, device: str, disaggregated: bool = False) -> tuple[str, str]:
     """Return the drafter that `--draft auto` means, and why."""
     if options.exact is True and device != "cpu":
         return "off", "with exact answers on a GPU, steps with drafts are not recorded"
@@ -282,7 +286,7 @@ def chosen_draft(options: Options, folder: Path, device: str, apart: bool = Fals
         return "suffix", "the checkpoint has no MTP head that Weft can compute"
     if options.tensor_parallel > 1:
         return "suffix", "the checkpoint's MTP head is not supported over ranks"
-    if apart:
+    if disaggregated:
         return "suffix", "an MTP head cannot read prompts that another engine has computed"
     return "mtp", "the checkpoint has an MTP head"
 

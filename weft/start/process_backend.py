@@ -17,7 +17,8 @@ from typing import cast
 
 from weft.backends.backend import ModelInfo
 from weft.backends.codec import Begin, EngineWriter, EventReader, Unloadable
-from weft.backends.dispatcher import MAX_OPEN, Dispatcher
+from weft.backends.dispatcher import Dispatcher
+from weft.backends.life import MAX_OPEN
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, ModelError, OptionError, WeftError
 from weft.base.logs import LogFormat

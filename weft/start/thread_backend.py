@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from weft.backends.backend import ModelInfo
-from weft.backends.dispatcher import MAX_OPEN, Dispatcher
+from weft.backends.dispatcher import Dispatcher
+from weft.backends.life import MAX_OPEN
 from weft.base.options import Options
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox

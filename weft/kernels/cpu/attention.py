@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.linear import wide
@@ -24,31 +24,24 @@ from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, 
 from weft.kernels.cpu.rotary import rotate
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
-from weft.kernels.rotary import Rotation
 
 # Values and, if needed, the logarithm of the sum that they were divided by, [tokens, heads].
 Mixed = tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads"] | None]
 
 
 def attend(
-    projected: Float[Tensor, "tokens projected"],
-    form: AttentionForm,
-    norm: Float[Tensor, "normed head_dim"] | None,
-    sinks: Float[Tensor, " heads"] | None,
-    rotation: Rotation | None,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: AttentionInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
-    heads = projected.unflatten(-1, (-1, form.head_dim))
+    form = inputs.form
+    heads = inputs.projected.unflatten(-1, (-1, form.head_dim))
     turning = form.heads + form.kv_heads
     queries_keys, values = heads[:, :turning], heads[:, turning : turning + form.kv_heads]
-    if norm is not None:
-        queries_keys = rms_norm_heads(queries_keys, norm, form.norm_eps)
-    if rotation is not None:
-        queries_keys = rotate(queries_keys, rotation)
+    if inputs.norm is not None:
+        queries_keys = rms_norm_heads(queries_keys, inputs.norm, form.norm_eps)
+    if inputs.rotation is not None:
+        queries_keys = rotate(queries_keys, inputs.rotation)
     queries, keys = queries_keys[:, : form.heads], queries_keys[:, form.heads :]
-    mixed = attention(queries, keys, values, batch, view, form.scale, form.softcap, sinks).flatten(-2)
+    mixed = attention(queries, keys, values, batch, view, form.scale, form.softcap, inputs.sinks).flatten(-2)
     if not form.gated:
         return placed(mixed, out)
     return gated_product(heads[:, turning + form.kv_heads :].flatten(-2), mixed, torch.sigmoid, out)

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView, RecurrentView
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionInputs
 from weft.kernels.cpu.linear import linear
 from weft.kernels.cpu.ssd import gated
 from weft.kernels.interface import Batch
@@ -17,7 +17,6 @@ from weft.kernels.native.gated_delta import gated_delta
 from weft.kernels.native.replay import Compute, Replays
 from weft.kernels.native.ssd import scan
 from weft.kernels.recurrent import ConvolutionWeights, SsdInputs
-from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
@@ -25,19 +24,13 @@ __all__ = ["attend", "causal_conv", "channel_delta", "gated_delta", "record_deco
 
 
 def attend(
-    projected: Float[Tensor, "rows projected"],
-    form: AttentionForm,
-    norm: Float[Tensor, "normed head_dim"] | None,
-    sinks: Float[Tensor, " heads"] | None,
-    rotation: Rotation | None,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "rows inner"] | None = None,
+    inputs: AttentionInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "rows inner"] | None = None
 ) -> Float[Tensor, "rows inner"]:
-    heads = projected.unflatten(-1, (-1, form.head_dim))
+    form = inputs.form
+    heads = inputs.projected.unflatten(-1, (-1, form.head_dim))
     by_head = None if out is None else out.unflatten(-1, (-1, form.head_dim))
-    reading = (batch, view, form.scale, form.softcap, sinks, form.gated, by_head)
-    return mix(heads, form.heads, norm, form.norm_eps, rotation, *reading).flatten(-2)
+    reading = (batch, view, form.scale, form.softcap, inputs.sinks, form.gated, by_head)
+    return mix(heads, form.heads, inputs.norm, form.norm_eps, inputs.rotation, *reading).flatten(-2)
 
 
 def causal_conv(

@@ -1,30 +1,32 @@
-"""Layouts of weights in exact mode: panels only. One C++ kernel multiplies them with any number of rows, each alone."""
+"""Layouts of weights in exact mode: panels, or formats that are decoded into them.
+
+One C++ kernel multiplies panels with any number of rows, each alone.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxtyping import Float
-from torch import Tensor
-
 from weft.kernels.cpu.linear import shortened
 from weft.kernels.experts import ExpertWeights
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library as native
+from weft.kernels.native.layouts import as_panels
 from weft.kernels.native.linear import pack
 from weft.kernels.weight import Weight
 
 
 def prepare(weight: Weight, twice: bool) -> Weight:
-    matrix = panels(weight.matrix)
-    return weight if matrix is weight.matrix else Weight(matrix, weight.bias, None, weight.outputs)
+    return Weight(tuple(in_panels(part) for part in weight.parts), weight.bias)
 
 
 def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    return replace(layer, first=panels(layer.first), second=panels(layer.second))
+    return replace(layer, first=in_panels(layer.first), second=in_panels(layer.second))
 
 
-def panels(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:
-    """Return weights in panels; unchanged if there are no C++ kernels for them."""
-    if not matrices.numel() or matrices.dtype not in native.DTYPES or not native.available():
-        return matrices
-    return pack(shortened(matrices.detach()))
+def in_panels(part: Stored) -> Stored:
+    """Return plain numbers in panels; unchanged if there are no C++ kernels for them."""
+    matrix = part.dense
+    if matrix is None or not matrix.numel() or matrix.dtype not in native.DTYPES or not native.available():
+        return part
+    return as_panels(part, pack(shortened(matrix.detach())))

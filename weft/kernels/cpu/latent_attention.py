@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs, LatentWeights
 from weft.kernels.cpu.attention import attention
 from weft.kernels.cpu.linear import wide
 from weft.kernels.interface import Batch
@@ -19,16 +19,10 @@ from weft.kernels.outputs import placed
 
 
 def attend_latents(
-    queries: Float[Tensor, "tokens heads query_dim"],
-    latents: Float[Tensor, "tokens latent"],
-    shared: Float[Tensor, "tokens shared_dim"],
-    weights: LatentWeights,
-    scale: float,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: LatentInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
-    stored = torch.cat([latents, shared], -1).unsqueeze(1)
+    queries, latents, weights, scale = inputs.queries, inputs.latents, inputs.weights, inputs.scale
+    stored = torch.cat([latents, inputs.shared], -1).unsqueeze(1)
     weights = LatentWeights(wide(weights.keys), wide(weights.values))
     pages = AttentionView(view.keys, view.keys, view.window)
     mixed = attention(weights.absorb(wide(queries)), stored, stored, batch, pages, scale)

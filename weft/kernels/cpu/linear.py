@@ -16,8 +16,17 @@ from torch import Tensor
 from weft.base import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
+from weft.kernels.formats.stored import DENSE, Stored
 from weft.kernels.native import library as native
 from weft.kernels.native.calls import prefers_calls
+from weft.kernels.native.layouts import (
+    BLOCKS,
+    BLOCKS_AND_PANELS,
+    DENSE_AND_PANELS,
+    PANELS,
+    as_panels,
+    panels_of,
+)
 from weft.kernels.native.linear import PANEL, product
 from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.stream import Addend, Normed
@@ -31,6 +40,8 @@ FEW_ROWS = {torch.bfloat16: 16, torch.float32: 64}
 WEIGHTS_FIRST_ROWS = 64
 # A packed layout of oneDNN hardly depends on the number of rows that it is made for.
 EXPECTED_ROWS = 64
+# Outputs of another format that are decoded at a time, so that they stay in the cache until they are multiplied.
+DECODED_OUTPUTS = 256
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -67,18 +78,46 @@ def wide(x: Tensor) -> Tensor:
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     """Return x @ weight.T + bias."""
     assert isinstance(x, Tensor)
-    if reads_panels(x, weight):
-        return product(x, weight.for_few, weight.outputs, weight.bias)
-    matrix, bias = weight.matrix, weight.bias
-    if in_panels(matrix):
-        return product(as_rows(x), matrix, weight.outputs, bias).view(*x.shape[:-1], weight.outputs)
-    if matrix.is_mkldnn:
+    bias = weight.bias
+    if len(weight.parts) == 1:
+        return multiplied(x, weight.parts[0], bias)
+    biases = [None] * len(weight.parts) if bias is None else bias.split([part.outputs for part in weight.parts])
+    return torch.cat([multiplied(x, part, own) for part, own in zip(weight.parts, biases)], -1)
+
+
+def multiplied(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | None) -> Float[Tensor, "*n outputs"]:
+    panels = panels_of(part)
+    if panels is not None and reads_panels(x, part):
+        return product(x, panels, part.outputs, bias)
+    if part.format is PANELS:
+        return product(as_rows(x), part.tensors[0], part.outputs, bias).view(*x.shape[:-1], part.outputs)
+    matrix = part.tensors[0]
+    if part.format in (BLOCKS, BLOCKS_AND_PANELS):
         return _onednn(x, matrix, bias)
+    if part.format not in (DENSE, DENSE_AND_PANELS):
+        return decoded_product(x, part, bias)
     if must_widen(matrix):
         return F.linear(x.float(), matrix.float(), None if bias is None else bias.float()).to(x.dtype)
     if x.ndim == 2 and len(x) <= WEIGHTS_FIRST_ROWS and matrix.dtype == torch.bfloat16:
         return _weights_first(x, matrix, bias)
     return F.linear(x, matrix, bias)
+
+
+def decoded_product(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | None) -> Float[Tensor, "*n outputs"]:
+    """Multiply with a matrix of another format, which is decoded some outputs at a time.
+
+    With C++, a sum adds its products in the order of the inputs, whatever the number of rows.
+    """
+    rows, found = as_rows(x).float(), []
+    for start in range(0, part.outputs, DECODED_OUTPUTS):
+        end = min(start + DECODED_OUTPUTS, part.outputs)
+        tile = part.format.rows(part, torch.arange(start, end)).decode()
+        if native.available() and rows.numel():
+            found.append(product(rows, pack_panels(tile), end - start))
+        else:
+            found.append(F.linear(rows, tile))
+    y = torch.cat(found, -1)
+    return (y if bias is None else y + bias.float()).to(x.dtype).view(*x.shape[:-1], part.outputs)
 
 
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
@@ -88,9 +127,10 @@ def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
     """Return activation(linear(x)); with two parts side by side, activation(first) * second."""
     assert isinstance(x, Tensor)
-    fits = parts == 1 or weight.outputs % (parts * PANEL) == 0
-    if activation in NAMES and fits and reads_panels(x, weight):
-        return product(x, weight.for_few, weight.outputs, weight.bias, activation, parts)
+    fits = len(weight.parts) == 1 and (parts == 1 or weight.outputs % (parts * PANEL) == 0)
+    panels = panels_of(weight.parts[0]) if activation in NAMES and fits else None
+    if panels is not None and reads_panels(x, weight.parts[0]):
+        return product(x, panels, weight.outputs, weight.bias, activation, parts)
     projected = linear(x, weight)
     if parts == 1:
         return activation(projected)
@@ -98,14 +138,10 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     return gated_product(gate, gated, activation)
 
 
-def reads_panels(x: Tensor, weight: Weight) -> bool:
-    """Return whether to multiply these rows with the weight's panels, without a copy of the rows."""
-    fits = in_panels(weight.for_few) and x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
-    return fits and (weight.few is None or x.shape[0] <= FEW_ROWS[x.dtype] or prefers_calls(x.shape[0]))
-
-
-def in_panels(matrix: Tensor) -> bool:
-    return matrix.ndim == 3 and not matrix.is_mkldnn
+def reads_panels(x: Tensor, part: Stored) -> bool:
+    """Return whether to multiply these rows with a matrix's panels, without a copy of the rows."""
+    fits = x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1
+    return fits and (part.format is PANELS or x.shape[0] <= FEW_ROWS[x.dtype] or prefers_calls(x.shape[0]))
 
 
 def as_rows(x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "m inputs"]:
@@ -132,19 +168,24 @@ def prepare(weight: Weight, twice: bool) -> Weight:
     With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
     PyTorch's library is faster for many rows of float32 weights as stored.
     """
-    matrix, outputs = weight.matrix, weight.outputs
-    if not matrix.numel():
-        return weight
+    return Weight(tuple(prepared(part, twice) for part in weight.parts), weight.bias)
+
+
+def prepared(part: Stored, twice: bool) -> Stored:
+    matrix, sizes = part.dense, (part.outputs, part.inputs)
+    if matrix is None or not matrix.numel():
+        return part
     if has_units_for(matrix):
         blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), EXPECTED_ROWS)
-        few = pack_panels(matrix.detach()) if twice and native.available() else None
-        return Weight(blocks, weight.bias, few, outputs)
+        if twice and native.available():
+            return Stored(BLOCKS_AND_PANELS, (blocks, pack_panels(matrix.detach())), *sizes)
+        return Stored(BLOCKS, (blocks,), *sizes)
     packed = pack_many(matrix)
     if packed is matrix:
-        return weight
+        return part
     if packed.dtype == torch.float32 and twice:
-        return Weight(matrix, weight.bias, packed, outputs)
-    return Weight(packed, weight.bias, None, outputs)
+        return Stored(DENSE_AND_PANELS, (matrix, packed), *sizes)
+    return as_panels(part, packed)
 
 
 def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:

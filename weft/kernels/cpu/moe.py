@@ -14,11 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import as_rows, has_units_for, in_panels, linear, pack_many, wide
+from weft.kernels.cpu.linear import as_rows, has_units_for, linear, multiplied, pack_many, wide
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library as native
 from weft.kernels.native import moe as kernels
 from weft.kernels.native.calls import prefers_calls
+from weft.kernels.native.layouts import DENSE_AND_PANELS, PANELS, as_panels, panels_of
 from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.native.linear import product
 from weft.kernels.plain import moe as plain
@@ -31,17 +33,26 @@ FEW_EACH = {torch.bfloat16: 4, torch.float32: 64}
 
 def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
     """Return the weights in panels; with 16-bit units, for which torch reads the checkpoint's layout, only a copy."""
-    matrices = (layer.first.detach(), layer.second.detach())
-    if has_units_for(layer.first):
-        few = (pack_panels(matrices[0]), pack_panels(matrices[1])) if twice and native.available() else None
-        return replace(layer, few=few)
-    return replace(layer, first=pack_many(layer.first), second=pack_many(layer.second))
+    return replace(layer, first=prepared(layer.first, twice), second=prepared(layer.second, twice))
+
+
+def prepared(stored: Stored, twice: bool) -> Stored:
+    matrices = stored.dense
+    if matrices is None:
+        return stored
+    if has_units_for(matrices):
+        if not twice or not native.available():
+            return stored
+        both = (matrices, pack_panels(matrices.detach()))
+        return Stored(DENSE_AND_PANELS, both, stored.outputs, stored.inputs)
+    packed = pack_many(matrices)
+    return stored if packed is matrices else as_panels(stored, packed)
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
     assert isinstance(x, Tensor)
-    if in_panels(weight.matrix):
-        return product(as_rows(x), weight.matrix, weight.outputs, dtype=torch.float32)
+    if weight.parts[0].format is PANELS:
+        return product(as_rows(x), weight.parts[0].tensors[0], weight.outputs, dtype=torch.float32)
     return linear(x.float(), weight)
 
 
@@ -93,8 +104,8 @@ def experts(
 def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
-    fits = all(matrices.ndim == 4 for matrices in layer.for_few) and are_few(x)
-    few = layer.few is None or chosen.numel() <= FEW_EACH[x.dtype] * len(layer.first)
+    fits = panels_of(layer.first) is not None and panels_of(layer.second) is not None and are_few(x)
+    few = layer.first.format is PANELS or chosen.numel() <= FEW_EACH[x.dtype] * layer.first.experts
     return fits and (few or prefers_calls(x.shape[0]))
 
 
@@ -102,16 +113,15 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     weights, chosen = routing
     first_bias, second_bias = layer.first_bias, layer.second_bias
 
-    hidden, inner = x.shape[1], layer.second.shape[2]
+    first, second = without_panels(layer.first), without_panels(layer.second)
 
     def expert(number: int, rows: Tensor) -> Tensor:
-        if not 0 <= number < len(layer.first):
+        if not 0 <= number < first.experts:
             return rows.new_zeros(rows.shape)
         first_shift = None if first_bias is None else first_bias[number]
         second_shift = None if second_bias is None else second_bias[number]
-        first = Weight(layer.first[number], first_shift, size=inner * layer.activation.parts)
-        second = Weight(layer.second[number], second_shift, size=hidden)
-        return linear(layer.activation(linear(rows, first)), second)
+        inner = layer.activation(multiplied(rows, first.expert(number), first_shift))
+        return multiplied(inner, second.expert(number), second_shift)
 
     weights = weights.to(x.dtype)
     if x.shape[0] == 1:
@@ -125,3 +135,8 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     results[order] = torch.cat([expert(number, part) for number, part in zip(numbers.tolist(), parts)])
     by_token = wide(results).unflatten(0, chosen.shape)
     return torch.bmm(wide(weights).unsqueeze(1), by_token).squeeze(1).to(x.dtype)
+
+
+def without_panels(stored: Stored) -> Stored:
+    """Return a matrix without the copy in panels, for many rows."""
+    return Stored.of(stored.tensors[0]) if stored.format is DENSE_AND_PANELS else stored

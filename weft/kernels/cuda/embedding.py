@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.formats.stored import Stored
+from weft.kernels.plain import embedding as plain
+
 
 def look_up(
-    tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float = 1.0
+    tokens: Int[Tensor, " n"], table: Stored, scale: float = 1.0, dtype: torch.dtype | None = None
 ) -> Float[Tensor, "n size"]:
-    vectors = F.embedding(tokens, table)
+    if table.dense is None:
+        return plain.look_up(tokens, table, scale, dtype)
+    vectors = F.embedding(tokens, table.dense)
     return vectors if scale == 1.0 else vectors * scale

@@ -11,6 +11,7 @@ from torch import Tensor
 from weft.kernels.experts import ExpertWeights, Routing
 from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room, scratch
+from weft.kernels.native.layouts import panels_of
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.linear import PANEL
 
@@ -74,13 +75,15 @@ def mix(
 ) -> Float[Tensor, "rows hidden"]:
     """Return the weighted sum of the chosen experts, plus `shared` times the sigmoid of `opening`.
 
-    The layer's weights for few rows are in panels, [experts, panels, inputs, 32]. All other operands but the
-    routing have the dtype of x.
+    The layer's weights are in panels, [experts, panels, inputs, 32]. All other operands but the routing have the dtype
+    of x.
     """
     weights, chosen = routing
-    first, second = layer.for_few
+    first, second = panels_of(layer.first), panels_of(layer.second)
+    assert first is not None
+    assert second is not None
     (rows, hidden), k, activation = x.shape, chosen.shape[1], layer.activation
-    experts, inner = len(second), second.shape[2]
+    experts, inner = len(second), layer.second.inputs
     assert first.shape == (experts, -(-inner * activation.parts // PANEL), hidden, PANEL), (first.shape, x.shape)
     assert second.shape[1] == -(-hidden // PANEL), (second.shape, x.shape)
     assert weights.dtype == torch.float32

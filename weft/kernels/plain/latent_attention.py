@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs, LatentWeights
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.kernels.plain.attention import pages_of
@@ -19,16 +19,10 @@ from weft.kernels.plain.rows import Row, rows_of_step
 
 
 def attend_latents(
-    queries: Float[Tensor, "tokens heads query_dim"],
-    latents: Float[Tensor, "tokens latent"],
-    shared: Float[Tensor, "tokens shared_dim"],
-    weights: LatentWeights,
-    scale: float,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: LatentInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
-    stored = torch.cat([latents, shared], -1)
+    queries, latents, weights, scale = inputs.queries, inputs.latents, inputs.weights, inputs.scale
+    stored = torch.cat([latents, inputs.shared], -1)
     mixed = queries.new_empty(*queries.shape[:2], weights.values.shape[1])
     for number, row in enumerate(rows_of_step(batch)):
         pages = pages_of(batch, number, view.window)

@@ -19,7 +19,7 @@ def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
     assert isinstance(x, Tensor)
-    return F.linear(x.float(), weight.matrix)
+    return linear(x.float(), weight)
 
 
 def route_softmax(logits: Float[Tensor, "tokens experts"], k: int, renormalise: bool) -> Routing:
@@ -69,7 +69,7 @@ def experts(
     assert isinstance(x, Tensor)
     weights, chosen = routing
     y = torch.zeros_like(x, dtype=torch.float32)
-    for number in range(len(layer.first)):
+    for number in range(layer.first.experts):
         mine = chosen == number
         weight = (weights * mine).sum(-1, keepdim=True)
         # An expert may overflow on tokens that did not choose it: drop its result, do not multiply it by zero.
@@ -83,5 +83,5 @@ def experts(
 
 def expert(x: Float[Tensor, "tokens hidden"], number: int, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:
     first_bias, second_bias = (None if bias is None else bias[number] for bias in (layer.first_bias, layer.second_bias))
-    inner = layer.activation(F.linear(x, layer.first[number], first_bias))
-    return F.linear(inner, layer.second[number], second_bias)
+    inner = layer.activation(linear(x, Weight((layer.first.expert(number),), first_bias)))
+    return linear(inner, Weight((layer.second.expert(number),), second_bias))

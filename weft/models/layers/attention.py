@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.device.store import AttentionView, View
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.memory.spec import AttentionMemory, Memory
@@ -116,7 +116,8 @@ class Attention(ProjectedMixer):
         if self.wide_norm is not None:
             projected = self.wide_norm(projected, batch)
         norm = None if self.qk_norm is None else self.qk_norm.weight
-        return batch.operations.attend(projected, self.form, norm, self.sinks, rotation, batch, view, out)
+        inputs = AttentionInputs(projected, self.form, norm, self.sinks, rotation)
+        return batch.operations.attend(inputs, batch, view, out)
 
     def warm(self, operations: Operations) -> None:
         operations.warm_attention([self.form], self.shape.dtype)
@@ -156,7 +157,7 @@ class GatedProjection(PackedLinear):
             stored = (2 * source.target.shape[0], *source.target.shape[1:])
             take = partial(half_of_heads, heads=self.heads, second=part == "gate")
             both = self.cuts["q_proj"].times(2)
-            yield Source(f"{siblings}q_proj.{leaf}", source.target, take, stored, cut=both)
+            yield Source(f"{siblings}q_proj.{leaf}", source.target, shape=stored, cut=both, order=take)
 
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from weft.kernels.formats.stored import Stored
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.weight import Weight
 from weft.models.layers.linear import Linear
-from weft.models.model import Layer, Source
+from weft.models.model import MatrixLayer, Source, declared
 from weft.models.sharding import Shard, current_shard
 
 
-class Embedding(Layer):
+class Embedding(MatrixLayer):
     """Token embedding of this rank's part of the vocabulary; other tokens have the embedding zero.
 
     `scale` multiplies the vectors (Gemma, Granite, Falcon-H1), rounded to their dtype as in
@@ -26,14 +27,17 @@ class Embedding(Layer):
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.cut, rows = current_shard().padded(vocab)
-        self.weight = nn.Parameter(torch.empty(rows, size), requires_grad=False)
+        self.weight = declared(rows, size)
+        self.size, self.dtype = size, self.weight.dtype
+        self.table: Stored | None = None  # once filled
         # The weights as matmuls read them, once filled, if the model is tied.
         self.head: Weight | None = None
         self.tied = False  # whether the embedding is also the head
         self.scale = float(torch.tensor(scale, dtype=self.weight.dtype, device="cpu"))
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens size"]:
-        return batch.operations.look_up(batch.token_ids, self.weight, self.scale)
+        table = self.parts_of("weight")[0] if self.table is None else self.table
+        return batch.operations.look_up(batch.token_ids, table, self.scale, self.dtype)
 
     def scores(self, hidden: Float[Tensor, "n size"], batch: Batch) -> Float[Tensor, "n vocab"]:
         """Return this rank's logits of a tied model, whose head is this embedding."""
@@ -41,17 +45,23 @@ class Embedding(Layer):
 
     @property
     def head_weights(self) -> Weight:
-        return Weight(self.weight) if self.head is None else self.head
+        return Weight(self.parts_of("weight")) if self.head is None else self.head
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
-        """Convert the head of a tied model to the fastest layout: a copy, if look-ups need another one."""
+        """Convert the head of a tied model to the fastest formats: a copy, if look-ups need another one."""
+        parts = self.parts_of("weight")
+        if len(parts) > 1:
+            # Unused entries at the end may be stored apart.
+            parts = (Stored.of(torch.cat([part.decode().to(self.dtype) for part in parts])),)
+            self.store("weight", parts)
+        self.table = parts[0]
         if self.tied:
-            self.head = operations.prepare(Weight(self.weight), twice)
+            self.head = operations.prepare(Weight(parts), twice)
 
     def initialise(self, generator: torch.Generator) -> None:
         # Unit-size values after scaling; in a tied model unit-size logits, like those of any other head. Larger tied
         # vectors would make the model repeat the last token, regardless of its layers.
-        size = math.sqrt(self.weight.shape[1]) if self.tied else self.scale
+        size = math.sqrt(self.size) if self.tied else self.scale
         self.weight.normal_(std=1 / size, generator=generator)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from weft.base.errors import ModelError
@@ -84,12 +84,12 @@ class InterleavedLinear(PackedLinear):
         for source in super().checkpoint_sources(prefix):
             sections = self.sections[source.name.split(".")[-2]]
             sort = partial(sorted_by_yield, key_heads=self.key_heads, sections=sections)
-            yield replace(source, transform=sort)
+            yield replace(source, order=sort)
 
 
 def sorted_by_yield(
-    weight: Float[Tensor, "rows inputs"], key_heads: int, sections: list[int]
-) -> Float[Tensor, "rows inputs"]:
+    weight: Shaped[Tensor, rows * inputs], key_heads: int, sections: list[int]
+) -> Shaped[Tensor, rows * inputs]:
     """Regroup rows by section. The checkpoint stores them head by head, and each head has all `sections`."""
     by_head = weight.unflatten(0, (key_heads, -1))
     return torch.cat([part.flatten(0, 1) for part in by_head.split(sections, dim=1)])

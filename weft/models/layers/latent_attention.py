@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from weft.device.store import AttentionView, View
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs, LatentWeights
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.memory.spec import AttentionMemory, Memory
@@ -90,7 +90,8 @@ class LatentAttention(ProjectedMixer):
         latents = self.kv_a_layernorm(latents, batch)
         weights = LatentWeights(*self.expansion.split_with_sizes([shape.key_dim, shape.value_dim], 1))
         queries, scale = queries.unflatten(-1, (-1, shape.query_dim)), shape.query_dim**-0.5
-        return batch.operations.attend_latents(queries, latents, shared, weights, scale, batch, view, out)
+        inputs = LatentInputs(queries, latents, shared, weights, scale)
+        return batch.operations.attend_latents(inputs, batch, view, out)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield Source(prefix + "kv_b_proj.weight", self.expansion.flatten(0, 1), cut=self.expanded_cut)

@@ -13,7 +13,7 @@ from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 from weft.models.dummy import fill
-from weft.models.model import Layer, Source, sources
+from weft.models.model import MatrixLayer, Source, declared, sources
 from weft.models.sharding import RankCut, Shard, current_shard
 
 
@@ -27,7 +27,7 @@ def parent_of(prefix: str) -> str:
     return parent + "." if parent else ""
 
 
-class Linear(Layer):
+class Linear(MatrixLayer):
     """A matmul. A rank may hold a part of its outputs or of its inputs; in the second case it returns a summand."""
 
     # Whether the results of all ranks are added up: one of them then has the bias.
@@ -36,7 +36,7 @@ class Linear(Layer):
     def __init__(self, inputs: int | RankCut, outputs: int | RankCut, bias: bool = False) -> None:
         super().__init__()
         self.inputs, self.outputs = RankCut.whole(inputs), RankCut.whole(outputs)
-        self.weight = nn.Parameter(torch.empty(self.outputs.kept, self.inputs.kept), requires_grad=False)
+        self.weight = declared(self.outputs.kept, self.inputs.kept)
         self.bias = nn.Parameter(torch.empty(self.outputs.kept), requires_grad=False) if bias else None
         self.bias_of = only_once(current_shard()) if self.summed else None
         # The weights as operations read them, once filled.
@@ -44,7 +44,7 @@ class Linear(Layer):
 
     @property
     def weights(self) -> Weight:
-        return Weight(self.weight, self.bias) if self.prepared is None else self.prepared
+        return Weight(self.parts_of("weight"), self.bias) if self.prepared is None else self.prepared
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "*n outputs"]:
         return batch.operations.linear(x, self.weights)
@@ -56,22 +56,19 @@ class Linear(Layer):
         return batch.operations.activated_linear(x, self.weights, activation, parts)
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
-        """Convert the filled weights to the fastest layout of these operations; `twice`: also to one for few rows."""
-        self.prepared = operations.prepare(Weight(self.weight, self.bias), twice)
-        if self.prepared.matrix is not self.weight:
-            self.weight = nn.Parameter(self.prepared.matrix, requires_grad=False)
+        """Convert the filled weights to the fastest formats of these operations; `twice`: also to one for few rows."""
+        self.prepared = operations.prepare(Weight(self.parts_of("weight"), self.bias), twice)
+        self.store("weight", self.prepared.parts)
 
     def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
         yield self.part_of_weight(prefix + "weight", self.weight, self.outputs)
         if self.bias is not None:
             yield Source(prefix + "bias", self.bias, self.bias_of, cut=self.outputs)
 
-    def part_of_weight(
-        self, name: str, target: Tensor, rows: RankCut, transform: Callable[..., Tensor] | None = None
-    ) -> Source:
+    def part_of_weight(self, name: str, target: Tensor, rows: RankCut) -> Source:
         """Return the source of some rows of the weight, or of this rank's columns of them."""
         cut, dim = (rows, 0) if self.inputs.is_whole else (self.inputs, 1)
-        return Source(name, target, transform, cut=cut, dim=dim)
+        return Source(name, target, cut=cut, dim=dim)
 
 
 def only_once(shard: Shard) -> Callable[[Tensor], Tensor] | None:
@@ -143,9 +140,10 @@ class JointLinear(Linear):
             yield from sources(part, f"{parent_of(prefix)}{name}.")
 
     def initialise(self, generator: torch.Generator) -> None:
-        for part in self.parts.values():
-            for name, parameter in part.named_parameters(recurse=False):
-                fill(name, parameter, generator)
+        for part, weight in zip(self.parts.values(), self.weight.split(self.sizes), strict=True):
+            fill("weight", weight, generator)
+            if part.bias is not None:
+                fill("bias", part.bias, generator)
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
         super().prepare(operations, twice)
@@ -173,8 +171,7 @@ class SummedLinear(OutputLinear):
         around = parent_of(prefix)
         columns = self.weight.split(self.sizes, 1)
         for (name, factor), target in zip(self.factors.items(), columns, strict=True):
-            scale = partial(weighed_sum, factors=[factor])
-            yield Source(f"{around}{name}.weight", target, scale, cut=self.columns[name], dim=1)
+            yield Source(f"{around}{name}.weight", target, factor=factor, cut=self.columns[name], dim=1)
         if self.bias is not None:
             first, *others = (f"{around}{name}.bias" for name in self.biased)
             once = 1.0 if self.bias_of is None else 0.0

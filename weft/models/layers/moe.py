@@ -14,12 +14,12 @@ from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Normed
 from weft.models.layers.linear import Linear
 from weft.models.layers.mlp import ACTIVATIONS
-from weft.models.model import Layer, Source
+from weft.models.model import Layer, MatrixLayer, Source, declared
 from weft.models.sharding import RankCut, current_shard, side_by_side
 
 
-class ExpertLayer(Layer):
-    """Weights of all experts as operations read them: matrices [experts, outputs, inputs] until they are prepared."""
+class ExpertLayer(MatrixLayer):
+    """Weights of all experts: two matrices [experts, outputs, inputs] in the format of the checkpoint."""
 
     # The weights as operations read them, once filled.
     prepared: ExpertWeights | None = None
@@ -38,7 +38,8 @@ class ExpertLayer(Layer):
     def weights(self) -> ExpertWeights:
         if self.prepared is not None:
             return self.prepared
-        return ExpertWeights(self.first, self.second, self.activation, self.first_bias, self.second_bias)
+        [first], [second] = self.parts_of("first"), self.parts_of("second")
+        return ExpertWeights(first, second, self.activation, self.first_bias, self.second_bias)
 
     def forward(
         self, x: Normed, routing: Routing, batch: Batch, shared: SharedExpert | None = None
@@ -54,12 +55,10 @@ class ExpertLayer(Layer):
         return {"cut": channels, "dim": dim} if self.numbers.is_whole else {"cut": self.numbers, "dim": 0}
 
     def prepare(self, operations: Operations, twice: bool = False) -> None:
-        """Convert the filled weights to the fastest layout of these operations; `twice`: also to one for few rows."""
+        """Convert the filled weights to the fastest formats of these operations; `twice`: also to one for few rows."""
         self.prepared = prepared = operations.prepare_experts(self.weights, twice)
-        if prepared.first is not self.first:
-            self.first = nn.Parameter(prepared.first, requires_grad=False)
-        if prepared.second is not self.second:
-            self.second = nn.Parameter(prepared.second, requires_grad=False)
+        self.store("first", (prepared.first,))
+        self.store("second", (prepared.second,))
 
 
 class Experts(ExpertLayer):
@@ -83,8 +82,8 @@ class Experts(ExpertLayer):
         self.numbers, self.channels = current_shard().cut_experts(count, inner)
         held, self.inner = self.numbers.kept, self.channels.kept
         outer = self.inner * len(self.first_names)
-        self.first = nn.Parameter(torch.empty(held, outer, hidden), requires_grad=False)
-        self.second = nn.Parameter(torch.empty(held, hidden, self.inner), requires_grad=False)
+        self.first = declared(held, outer, hidden)
+        self.second = declared(held, hidden, self.inner)
         kind = gated if len(self.first_names) == 2 else plain
         self.activation = kind(ACTIVATIONS[activation])
 
@@ -124,7 +123,7 @@ class Router(Linear):
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__(hidden, experts)
-        self.weight = nn.Parameter(torch.empty(experts, hidden, dtype=torch.float32), requires_grad=False)
+        self.weight = declared(experts, hidden, dtype=torch.float32)
         self.register_buffer("e_score_correction_bias", torch.empty(experts, dtype=torch.float32))
 
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "tokens experts"]:

@@ -131,7 +131,7 @@ def expert_steps(model: CausalModel, tokens: int) -> list[list[int]]:
     from weft.kernels.cuda.moe.choices import last_tokens
 
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
-    mixtures = {(layer.route.options["k"], len(layer.experts.second)) for layer in layers}
+    mixtures = {(layer.route.options["k"], layer.experts.weights.second.experts) for layer in layers}
     return [[size] for size in sorted({size for each in mixtures for size in last_tokens(*each)}) if size < tokens]
 
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from weft.base.grid import CELL
 from weft.device.store import AttentionView
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.attention import flashinfer
 from weft.kernels.cuda.attention.decode import attend_decodes, attend_drafts, attends_drafts
@@ -46,7 +46,6 @@ from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.rotary import rotate_and_write
 from weft.kernels.interface import Batch
-from weft.kernels.rotary import Rotation
 
 __all__ = ["attend", "prefix_members", "warm_attention"]
 
@@ -58,20 +57,14 @@ FLASHINFER_WORK = 1 << 20
 
 
 def attend(
-    projected: Float[Tensor, "tokens projected"],
-    form: AttentionForm,
-    norm: Float[Tensor, "normed head_dim"] | None,
-    sinks: Float[Tensor, " heads"] | None,
-    rotation: Rotation | None,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: AttentionInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
     """Norm, rotate and write the pages in one kernel; read them in others; gate last."""
-    heads = projected.unflatten(-1, (-1, form.head_dim))
-    queries = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view)
+    form = inputs.form
+    heads = inputs.projected.unflatten(-1, (-1, form.head_dim))
+    queries = rotate_and_write(heads, form.heads, inputs.norm, form.norm_eps, inputs.rotation, batch, view)
     by_head = None if out is None or form.gated else out.unflatten(-1, (-1, form.head_dim))
-    mixed = read_pages(queries, batch, view, form.scale, form.softcap, sinks, by_head).flatten(-2)
+    mixed = read_pages(queries, batch, view, form.scale, form.softcap, inputs.sinks, by_head).flatten(-2)
     if not form.gated:
         return mixed
     gate = heads[:, form.heads + 2 * form.kv_heads :].flatten(-2)

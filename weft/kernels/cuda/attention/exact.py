@@ -14,35 +14,28 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import AttentionForm
+from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.attention.exact_decode import attend_decodes
 from weft.kernels.cuda.attention.prefill import ALONE, attend_pieces
 from weft.kernels.cuda.rotary import DECODE_TILE, rotate_and_write
 from weft.kernels.interface import Batch
-from weft.kernels.rotary import Rotation
 
 
 def attend(
-    projected: Float[Tensor, "tokens projected"],
-    form: AttentionForm,
-    norm: Float[Tensor, "normed head_dim"] | None,
-    sinks: Float[Tensor, " heads"] | None,
-    rotation: Rotation | None,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: AttentionInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
     """Norm, rotate and write the pages in one kernel; read them in others; gate last."""
-    heads = projected.unflatten(-1, (-1, form.head_dim))
-    q = rotate_and_write(heads, form.heads, norm, form.norm_eps, rotation, batch, view, DECODE_TILE)
+    form = inputs.form
+    heads = inputs.projected.unflatten(-1, (-1, form.head_dim))
+    q = rotate_and_write(heads, form.heads, inputs.norm, form.norm_eps, inputs.rotation, batch, view, DECODE_TILE)
     by_head = None if out is None or form.gated else out.unflatten(-1, (-1, form.head_dim))
     mixed = torch.empty(q.shape, dtype=q.dtype, device=q.device) if by_head is None else by_head
     assert mixed.stride()[1:] == (q.shape[2], 1)
     if batch.decodes:
-        attend_decodes(q, mixed, batch, view, form.scale, form.softcap, sinks)
+        attend_decodes(q, mixed, batch, view, form.scale, form.softcap, inputs.sinks)
     if batch.pieces:
-        attend_pieces(q, mixed, batch, view, form.scale, form.softcap, sinks, sharing=ALONE)
+        attend_pieces(q, mixed, batch, view, form.scale, form.softcap, inputs.sinks, sharing=ALONE)
     if not form.gated:
         return mixed.flatten(-2)
     gate = heads[:, form.heads + 2 * form.kv_heads :].flatten(-2)

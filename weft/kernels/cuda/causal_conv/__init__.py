@@ -30,6 +30,7 @@ from weft.kernels.cuda.linear import for_matmul, linear
 from weft.kernels.cuda.linear.few import INPUTS, are_few, rows_compiled, summed_products
 from weft.kernels.cuda.linear.vectors import LOADS, Vectors, add_products, hold, normed, operands, pieces, tiles
 from weft.kernels.cuda.norm import LazyNorm
+from weft.kernels.cuda.norm import rows_of as rows_of_norm
 from weft.kernels.cuda.recurrent.tails import place_of
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import ConvolutionWeights
@@ -50,9 +51,10 @@ WARPS = 4
 def short_conv(
     x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens channels"]:
-    rows = for_matmul(x, projection.matrix)
-    if suits(rows, projection.matrix, batch):
-        return projected_short_conv(rows, projection.matrix, projection.bias, weights.taps, weights.bias, batch, view)
+    matrix = projection.matrix
+    rows = rows_of_norm(x) if matrix is None else for_matmul(x, matrix)
+    if matrix is not None and suits(rows, matrix, batch):
+        return projected_short_conv(rows, matrix, projection.bias, weights.taps, weights.bias, batch, view)
     before, after, value = linear(rows, projection).chunk(3, dim=-1)
     return causal_conv(value, weights, batch, view, Gates(before, after))
 

@@ -22,9 +22,10 @@ def short_conv(
     x: Normed, projection: Weight, weights: ConvolutionWeights, batch: Batch, view: RecurrentView
 ) -> Float[Tensor, "tokens channels"]:
     rows = rows_of(x)
-    if suits(rows, projection.matrix, batch) and shares_of(*projection.matrix.shape) == 1:
+    matrix = projection.matrix
+    if matrix is not None and suits(rows, matrix, batch) and shares_of(*matrix.shape) == 1:
         return projected_short_conv(
-            rows, projection.matrix, projection.bias, weights.taps, weights.bias, batch, view, by_vectors=False
+            rows, matrix, projection.bias, weights.taps, weights.bias, batch, view, by_vectors=False
         )
     before, after, value = linear(rows, projection).chunk(3, dim=-1)
     return causal_conv(value, weights, batch, view, Gates(before, after))

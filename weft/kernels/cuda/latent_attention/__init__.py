@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs
 from weft.kernels.cuda.attention.decode import multiprocessors_of
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, pieces_of, rows_of
 from weft.kernels.cuda.launch.launching import jit, named, padded, power_of_two
@@ -41,16 +41,10 @@ ENOUGH, MOST_SHARES = 2, 32
 
 
 def attend_latents(
-    queries: Float[Tensor, "tokens heads query_dim"],
-    latents: Float[Tensor, "tokens latent"],
-    shared: Float[Tensor, "tokens shared_dim"],
-    weights: LatentWeights,
-    scale: float,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: LatentInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
-    write_latents(latents, shared, batch, view)
+    queries, latents, weights, scale = inputs.queries, inputs.latents, inputs.weights, inputs.scale
+    write_latents(latents, inputs.shared, batch, view)
     absorbed = weights.absorb(queries)
     mixed = torch.empty(*queries.shape[:2], latents.shape[1], dtype=queries.dtype, device=queries.device)
     if batch.decodes:

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.attention import LatentWeights
+from weft.kernels.attention import LatentInputs
 from weft.kernels.cuda.latent_attention import attend_lines, write_latents
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -26,16 +26,10 @@ OUTPUTS, INPUTS, FEW_ROWS, MANY_ROWS = 64, 64, 16, 64
 
 
 def attend_latents(
-    queries: Float[Tensor, "tokens heads query_dim"],
-    latents: Float[Tensor, "tokens latent"],
-    shared: Float[Tensor, "tokens shared_dim"],
-    weights: LatentWeights,
-    scale: float,
-    batch: Batch,
-    view: AttentionView,
-    out: Float[Tensor, "tokens inner"] | None = None,
+    inputs: LatentInputs, batch: Batch, view: AttentionView, out: Float[Tensor, "tokens inner"] | None = None
 ) -> Float[Tensor, "tokens inner"]:
-    write_latents(latents, shared, batch, view)
+    queries, latents, weights, scale = inputs.queries, inputs.latents, inputs.weights, inputs.scale
+    write_latents(latents, inputs.shared, batch, view)
     key_dim = weights.keys.shape[1]
     own = multiply_by_head(queries[..., :key_dim], weights.keys.transpose(1, 2))
     absorbed = torch.cat([own, queries[..., key_dim:]], -1)

@@ -19,8 +19,9 @@ from weft.kernels.cuda.linear.few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear.many import MANY_ROWS, are_many, many_rows
 from weft.kernels.cuda.linear.one import one_row
 from weft.kernels.cuda.linear.some import are_parted, are_some, rows_in_parts, some_rows
+from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.linear.tiles import tiled
-from weft.kernels.cuda.norm import LazyNorm
+from weft.kernels.cuda.norm import LazyNorm, rows_of
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
@@ -36,17 +37,20 @@ NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
 def prepare(weight: Weight, twice: bool) -> Weight:
-    """Return weights unchanged: every kernel here reads the layout of checkpoints."""
+    """Return weights unchanged: every kernel here reads the formats of checkpoints."""
     return weight
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
-    rows = for_matmul(x, weight.matrix)
-    if isinstance(rows, LazyNorm) or suits(rows, weight.matrix):
-        return matmul(rows, weight.matrix, weight.bias)
-    if is_uneven(rows, weight.matrix):
-        return tiled(rows, weight.matrix, weight.bias)
-    return F.linear(rows, weight.matrix, weight.bias)
+    matrix = weight.matrix
+    if matrix is None:
+        return multiply_stored(rows_of(x), weight)
+    rows = for_matmul(x, matrix)
+    if isinstance(rows, LazyNorm) or suits(rows, matrix):
+        return matmul(rows, matrix, weight.bias)
+    if is_uneven(rows, matrix):
+        return tiled(rows, matrix, weight.bias)
+    return F.linear(rows, matrix, weight.bias)
 
 
 def is_uneven(x: Float[Tensor, "*n inputs"], weight: Float[Tensor, "outputs inputs"]) -> bool:
@@ -56,17 +60,19 @@ def is_uneven(x: Float[Tensor, "*n inputs"], weight: Float[Tensor, "outputs inpu
 
 
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
-    if suits(x, weight.matrix):
-        return matmul(x, weight.matrix, weight.bias, summed=False)
-    if are_parted(x, weight.matrix):
-        return rows_in_parts(x, weight.matrix, weight.bias)
+    matrix = weight.matrix
+    if matrix is not None and suits(x, matrix):
+        return matmul(x, matrix, weight.bias, summed=False)
+    if matrix is not None and are_parted(x, matrix):
+        return rows_in_parts(x, matrix, weight.bias)
     return linear(x, weight)
 
 
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
-    rows = for_matmul(x, weight.matrix)
-    if activation in NAMES and suits(rows, weight.matrix, activated=True):
-        return matmul(rows, weight.matrix, weight.bias, NAMES[activation], parts)
+    matrix = weight.matrix
+    rows = rows_of(x) if matrix is None else for_matmul(x, matrix)
+    if matrix is not None and activation in NAMES and suits(rows, matrix, activated=True):
+        return matmul(rows, matrix, weight.bias, NAMES[activation], parts)
     projected = linear(rows, weight)
     if parts == 2:
         gate, gated = projected.chunk(2, -1)

@@ -25,6 +25,7 @@ from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear.few import INPUTS, MOST_ROWS, OUTPUTS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear.few import cut as usual_cut
 from weft.kernels.cuda.linear.some import are_some, can_describe, some_rows
+from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.cuda.norm.exact import rows_of
 from weft.kernels.stream import Addend, Normed
@@ -63,20 +64,20 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
 
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     """Multiply for the residual stream, which adds up the shares of few rows in the same order as the other kernels."""
-    (outputs, inputs), gpu = weight.matrix.shape, gpu_of(x.device)
-    if weight.bias is None and shares_of(outputs, inputs) > 1 and are_few(x, weight.matrix):
+    outputs, inputs, matrix, gpu = weight.outputs, weight.inputs, weight.matrix, gpu_of(x.device)
+    if matrix is not None and weight.bias is None and shares_of(outputs, inputs) > 1 and are_few(x, matrix):
         by = cut(len(x), outputs, inputs, gpu)
-        return few_rows(x, weight.matrix, summed=False, by=by)
+        return few_rows(x, matrix, summed=False, by=by)
     return linear(x, weight)
 
 
 def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
     rows = rows_of(x)
     matrix, bias = weight.matrix, weight.bias
-    if activation in NAMES and are_few(rows, matrix):
+    if matrix is not None and activation in NAMES and are_few(rows, matrix):
         by = cut(len(rows), len(matrix), matrix.shape[1], gpu_of(rows.device))
         return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
-    if activation in NAMES and are_some(rows, matrix):
+    if matrix is not None and activation in NAMES and are_some(rows, matrix):
         return some_rows(rows, matrix, bias, NAMES[activation], parts)
     projected = product(rows, weight)
     if parts == 2:
@@ -90,6 +91,8 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
     gpu = gpu_of(x.device)
     if x.stride(1) != 1:
         x = x.contiguous()
+    if matrix is None:
+        return multiply_stored(x, weight)
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
         return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))

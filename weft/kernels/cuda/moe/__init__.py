@@ -13,6 +13,7 @@ from weft.kernels.cuda.moe.few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
 from weft.kernels.cuda.moe.routing import route
 from weft.kernels.cuda.moe.some import some_experts
+from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.norm import rows_of
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.plain import moe as plain
@@ -58,7 +59,9 @@ def experts(
 ) -> Float[Tensor, "tokens hidden"]:
     x = rows_of(x).contiguous()
     weights, chosen = (part.contiguous() for part in routing)
-    first, second = layer.first, layer.second
+    first, second = layer.first.dense, layer.second.dense
+    if first is None or second is None or (shared is not None and shared.second.matrix is None):
+        return stored_experts(x, (weights, chosen), layer, shared)
     inputs = (x, weights, chosen, first, second, layer.activation, layer.first_bias, layer.second_bias, shared)
     (tokens, k), (count, hidden, inner) = chosen.shape, second.shape
     if not tokens:

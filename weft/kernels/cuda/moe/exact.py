@@ -19,6 +19,7 @@ from weft.kernels.cuda.moe.exact_few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
 from weft.kernels.cuda.moe.routing import list_pairs, route
 from weft.kernels.cuda.moe.some import multiply
+from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.cuda.norm.exact import rows_of
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
@@ -36,6 +37,7 @@ __all__ = [
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:
+    assert weight.matrix is not None, "routers are never quantised"
     scores = float32_scores(rows_of(x), weight.matrix)
     return scores if weight.bias is None else scores + weight.bias
 
@@ -86,9 +88,12 @@ def experts(
     tokens = len(chosen)
     if not tokens:
         return x.new_empty(x.shape)
-    if tokens > TILED_TOKENS and is_grouped_in_order(layer):
+    first, second = layer.first.dense, layer.second.dense
+    if first is None or second is None or (shared is not None and shared.second.matrix is None):
+        return stored_experts(x, (weights, chosen), layer, shared)
+    if tokens > TILED_TOKENS and is_grouped_in_order(first, second):
         return many_experts(
-            x, weights, chosen, layer.first, layer.second, layer.activation, layer.first_bias, layer.second_bias,
+            x, weights, chosen, first, second, layer.activation, layer.first_bias, layer.second_bias,
             shared, linear,
         )  # fmt: skip
     if is_for_few(tokens, routing[0].shape[1], layer, shared):
@@ -97,28 +102,31 @@ def experts(
     return weighted_sum(results, weights, shared, None, chosen, layer.second_bias, linear)
 
 
-def is_grouped_in_order(layer: ExpertWeights) -> bool:
+def is_grouped_in_order(first: Tensor, second: Tensor) -> bool:
     """Return whether torch's grouped matmul supports these experts and was seen to keep sums whole."""
-    return can_group(layer.first, layer.second) and gpu_of(layer.first.device).capability == HOPPER
+    return can_group(first, second) and gpu_of(first.device).capability == HOPPER
 
 
 def is_for_few(tokens: int, k: int, layer: ExpertWeights, shared: SharedExpert | None) -> bool:
     """Return whether pairs are computed alone, with a shared expert whose sums are whole."""
-    whole = shared is None or shares_of(*shared.second.matrix.shape) == 1
-    return whole and (tokens == 1 or tokens * k <= FEW_PAIRS * len(layer.second))
+    whole = shared is None or shares_of(shared.second.outputs, shared.second.inputs) == 1
+    return whole and (tokens == 1 or tokens * k <= FEW_PAIRS * layer.second.experts)
 
 
 def pair_results(x: Tensor, chosen: Tensor, layer: ExpertWeights) -> Float[Tensor, "pairs hidden"]:
     """Return the outputs of every pair's expert, without the second bias."""
-    (tokens, k), (count, hidden, inner) = chosen.shape, layer.second.shape
+    first, second = layer.first.dense, layer.second.dense
+    assert first is not None
+    assert second is not None
+    (tokens, k), (count, hidden, inner) = chosen.shape, second.shape
     blocks = tiles(x.dtype, tokens, k, count)
     lists = list_pairs(chosen, count, blocks[0].pairs if tokens > WHOLE_TOKENS else None)
     between_them = torch.empty(tokens * k, inner, dtype=x.dtype, device=x.device)
     results = torch.empty(tokens * k, hidden, dtype=x.dtype, device=x.device)
     kind = layer.activation
     multiply(
-        x, k, chosen, lists, layer.first, layer.first_bias, between_them, blocks[0],
+        x, k, chosen, lists, first, layer.first_bias, between_them, blocks[0],
         kind.name, kind.parts, (kind.alpha, kind.limit), rounded=True,
     )  # fmt: skip
-    multiply(between_them, 1, chosen, lists, layer.second, None, results, blocks[1])
+    multiply(between_them, 1, chosen, lists, second, None, results, blocks[1])
     return results

@@ -42,7 +42,7 @@ def few_experts(
     shared: SharedExpert | None,
     by: tuple[Tiles, Tiles] | None = None,
 ) -> Float[Tensor, "tokens hidden"]:
-    (tokens, k), (_, hidden, inner), kind = chosen.shape, layer.second.shape, layer.activation
+    (tokens, k), kind, hidden, inner = chosen.shape, layer.activation, layer.second.outputs, layer.second.inputs
     first, second = by or tiles_for(tokens * k, inner, gpu_of(x.device))
     summands, shared_inner = (k, 0) if shared is None else (k + 1, shared.gate.shape[1])
     width, blocks = max(inner, shared_inner), -(-hidden // second.outputs)
@@ -53,15 +53,15 @@ def few_experts(
     common = {"K": k, "SUMMANDS": summands, "HIDDEN": hidden, "INNER": inner, "SHARED": shared_inner, "WIDTH": width}
     few_inputs_kernel[(-(-width // first.outputs), tokens * summands)](
         named(
-            x=x, chosen=chosen, first=layer.first, bias=layer.first_bias, inputs=inputs, alpha=kind.alpha,
+            x=x, chosen=chosen, first=layer.first.dense, bias=layer.first_bias, inputs=inputs, alpha=kind.alpha,
             limit=kind.limit,
         ),
         shared_inputs(shared), **common, NAME=kind.name, PARTS=kind.parts, **sizes_of(first), **early(x),
     )  # fmt: skip
     few_sums_kernel[(blocks, tokens * summands)](
         named(
-            inputs=inputs, weights=weights, chosen=chosen, second=layer.second, bias=layer.second_bias, found=found,
-            come=counters(x.device, on_branch()), out=out,
+            inputs=inputs, weights=weights, chosen=chosen, second=layer.second.dense, bias=layer.second_bias,
+            found=found, come=counters(x.device, on_branch()), out=out,
         ),
         shared_second(shared), **common, **sizes_of(second), **early(x),
     )  # fmt: skip
@@ -98,6 +98,7 @@ def shared_second(shared: SharedExpert | None) -> Arguments:
     if shared is None:
         return NO_SECOND
     opening, second = shared.opening, shared.second
+    assert second.matrix is not None
     assert second.matrix.stride(1) == 1
     return named(
         shared_matrix=second.matrix, matrix_stride=second.matrix.stride(0), shared_bias=second.bias, opening=opening,

@@ -45,7 +45,7 @@ def few_experts(
     few_second_kernel[(-(-hidden // other.rows), tokens)](
         named(inputs=between_them, weights=weights, chosen=chosen, second=second, bias=second_bias, out=out),
         shared_expert(shared),
-        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.matrix.shape[1],
+        K=k, HIDDEN=hidden, INNER=inner, SHARED=0 if shared is None else shared.second.inputs,
         ROWS=other.rows, COLUMNS=other.columns, AT_ONCE=other.at_once(x.element_size()),
         ONCE=tokens == 1, num_warps=other.warps, **early(x),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Prefill and decode apart with real models over TCP: the tokens of one engine, in exact mode its bits."""
+"""Disaggregated prefill and decode with real models over TCP: the tokens of one engine, in exact mode its bits."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from weft.base.grammar import Grammar
-from weft.speculate.spelling import Guess
+from weft.drafting.policy.spelling import Guess
 
 # Tokens of an answer that are noted at once: the last ones, if more have not been noted yet.
 MOST_NOTED = 1 << 11

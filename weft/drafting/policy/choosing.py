@@ -14,14 +14,15 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.constraint import LookAhead
 from weft.base.grammar import Grammar
-from weft.speculate.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
-from weft.speculate.costs import LearnedCosts, StepCosts
-from weft.speculate.counts import DraftCounts
-from weft.speculate.habits import Habits, SharedHabits, key_of
-from weft.speculate.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, LookAhead, spelled
-from weft.speculate.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
-from weft.speculate.suffix import key_of as run_key
+from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
+from weft.drafting.policy.costs import LearnedCosts, StepCosts
+from weft.drafting.policy.counts import DraftCounts
+from weft.drafting.policy.habits import Habits, SharedHabits, key_of
+from weft.drafting.policy.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, spelled
+from weft.drafting.policy.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
+from weft.drafting.policy.suffix import key_of as run_key
 
 # Acceptance of a draft that is assumed before any was verified, by drafter and length of the match.
 PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
@@ -29,7 +30,7 @@ LONG_MATCH = 8
 # Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
 # follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
-# Steps in which a row proposes nothing after drafts that were refused at once or did not pay: doubled each time, up to
+# Steps in which a row drafts nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
 FIRST_PAUSE, LONGEST_PAUSE = 1, 64
 # A step with drafts must promise this many times the tokens per unit of time of one without: at first, and after a step
@@ -49,10 +50,10 @@ FIRST_PROBE, RAREST_PROBE = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class RowDrafts:
     """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
 
-    A draft model decodes only for rows that are chosen: until then its proposals have a worth and no `tokens`. With
+    A draft model decodes only for rows that are chosen: until then its drafts have a worth and no `tokens`. With
     drafts in flight, `early` are the guesses before the row's own, which it has instead where those are refused.
     `landing` returns tokens that only the device has so far: until they are needed, `tokens` are zeros. `sources` say
     what each draft comes from, in a grammar; elsewhere all are of the same `kind`.
@@ -77,25 +78,25 @@ class Proposal:
     def begins_with_habit(self) -> bool:
         return bool(self.sources) and self.sources[0] not in DRAFTER_OF
 
-    def first(self, count: int) -> Proposal:
-        """Return the first drafts of the proposal."""
+    def first(self, count: int) -> RowDrafts:
+        """Return the first of the drafts."""
         if count == len(self.worth):
             return self
         return replace(self, tokens=self.tokens[:count], worth=self.worth[:count], sources=self.sources[:count])
 
-    def with_tokens(self, tokens: Sequence[int]) -> Proposal:
-        """Return the proposal with its tokens, which may be fewer than were asked for."""
+    def with_tokens(self, tokens: Sequence[int]) -> RowDrafts:
+        """Return the drafts with their tokens, which may be fewer than were asked for."""
         return replace(self, tokens=tuple(tokens), worth=self.worth[: len(tokens)])
 
-    def on_device(self, count: int, landing: Callable[[], tuple[int, ...]]) -> Proposal:
-        """Return the proposal with this number of tokens, which only the device knows until their landing."""
+    def on_device(self, count: int, landing: Callable[[], tuple[int, ...]]) -> RowDrafts:
+        """Return the drafts with this number of tokens, which only the device knows until their landing."""
         return replace(self.with_tokens((0,) * count), landing=landing)
 
-    def landed(self) -> Proposal:
-        """Return the proposal with the tokens that the device had."""
+    def landed(self) -> RowDrafts:
+        """Return the drafts with the tokens that the device had."""
         return self if self.landing is None else replace(self, tokens=self.landing(), landing=None)
 
-    def later(self, drafts: int = 0) -> Proposal:
+    def later(self, drafts: int = 0) -> RowDrafts:
         """Return the guesses after those of tokens in flight: of this number of drafts, and of the sample after them.
 
         If drafts are refused, the row starts earlier in the same text: a guess at what was replaced, not inserted.
@@ -104,7 +105,7 @@ class Proposal:
         early, sources = self.tokens[1:skipped], self.sources[skipped:]
         return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], early=early, sources=sources)
 
-    def moved(self, refused: int) -> Proposal:
+    def moved(self, refused: int) -> RowDrafts:
         """Return the drafts of a row that starts earlier by as many tokens as were refused."""
         if self.landing is not None:
             # The device guessed from where the row starts.
@@ -165,7 +166,7 @@ class SequenceDrafts:
         return overall is not None and overall.rate(0) < LEAST_RATE
 
     def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
-        """Return whether it is worth the time to ask for a proposal: in free text, most often nothing recurs."""
+        """Return whether it is worth the time to ask for drafts: in free text, most often nothing recurs."""
         own = self._own
         if own is None or self._prediction is not None or self._has_grammar:
             return True
@@ -179,7 +180,7 @@ class SequenceDrafts:
         place = shared.place(self.salt, run_key(*run))
         return place is not None and shared.agrees(place, own.last(LEAST_SHARED))
 
-    def propose(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> Proposal | None:
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
         """Return up to `most` drafts to follow the answer, or None if there is no guess.
 
         With tokens in flight, there are guesses of `ahead` tokens before them.
@@ -189,30 +190,30 @@ class SequenceDrafts:
             return None
         most += ahead
         if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
-            return self._proposal("prediction", "prediction", match)
+            return self._drafts_of("prediction", "prediction", match)
         match = self._match(answer, most, shared)
         is_long = match is not None and match.length >= LONG_MATCH
         if self.model is not None and not is_long and not self.is_hopeless:
-            return Proposal(self.model, self.model, (), self._acceptance_of(self.model).worth(most))
+            return RowDrafts(self.model, self.model, (), self._acceptance_of(self.model).worth(most))
         if match is None or not match.tokens:
             return None
-        return self._proposal("suffix", "long suffix" if is_long else "suffix", match)
+        return self._drafts_of("suffix", "long suffix" if is_long else "suffix", match)
 
     def spell(
         self, ahead: LookAhead, answer: list[int], most: int, guesses: int, shared: SharedTexts, habits: SharedHabits
-    ) -> Proposal | None:
+    ) -> RowDrafts | None:
         """Return drafts of a row that follows a grammar, or None: what it forces, and guesses where it leaves a choice.
 
         Up to `guesses` are made by habit. Where a model decodes, its drafts are returned if nothing is forced.
         """
         most = min(most, self.most)
-        text: Proposal | None = None
+        text: RowDrafts | None = None
         asked = False
 
         def guess(before: list[int]) -> Guess | None:
             nonlocal text, asked, guesses
             if not asked:
-                asked, text = True, self.propose(answer, most, shared)
+                asked, text = True, self.find_drafts(answer, most, shared)
             found = _continued(text, before, ahead)
             if guesses < 1 or self._habits is None or not answer:
                 return found
@@ -224,7 +225,7 @@ class SequenceDrafts:
 
         tokens, sources, worth = spelled(ahead, most, guess, self._rate)
         if tokens:
-            return Proposal("grammar", "grammar", tokens, worth, sources=sources)
+            return RowDrafts("grammar", "grammar", tokens, worth, sources=sources)
         return text if text is not None and not text.tokens else None
 
     def _habit(self, ahead: LookAhead, answer: list[int], before: list[int], habits: SharedHabits) -> Guess | None:
@@ -259,8 +260,8 @@ class SequenceDrafts:
             return own
         return other
 
-    def _proposal(self, drafter: str, kind: str, match: Match) -> Proposal:
-        return Proposal(drafter, kind, match.tokens, self._acceptance_of(kind).worth(len(match.tokens)))
+    def _drafts_of(self, drafter: str, kind: str, match: Match) -> RowDrafts:
+        return RowDrafts(drafter, kind, match.tokens, self._acceptance_of(kind).worth(len(match.tokens)))
 
     def _acceptance_of(self, kind: str) -> Acceptance:
         if kind not in self._acceptance:
@@ -269,55 +270,57 @@ class SequenceDrafts:
             self._acceptance[kind] = Acceptance(prior, overall)
         return self._acceptance[kind]
 
-    def bound(self, proposal: Proposal) -> Proposal:
+    def bound(self, row_drafts: RowDrafts) -> RowDrafts:
         """Return as many drafts as are worth a trial: few at first, twice as many each time that all were right."""
-        if proposal.kind not in TRIED:
-            return proposal
-        expected = sum(self._acceptance_of(proposal.kind).worth(len(proposal.worth)))
-        most = max(1, int(expected)) << self._streaks.get(proposal.kind, 0)
-        return proposal.first(min(most, len(proposal.worth)))
+        if row_drafts.kind not in TRIED:
+            return row_drafts
+        expected = sum(self._acceptance_of(row_drafts.kind).worth(len(row_drafts.worth)))
+        most = max(1, int(expected)) << self._streaks.get(row_drafts.kind, 0)
+        return row_drafts.first(min(most, len(row_drafts.worth)))
 
-    def outlook(self, proposal: Proposal) -> tuple[float, float]:
+    def outlook(self, row_drafts: RowDrafts) -> tuple[float, float]:
         """Return how many drafts of a row are expected to be right if rows wait for what follows these, and if not.
 
         If not, a row's guesses are right only if all these are, and one more. After a row whose guesses were wrong, the
         next one needs a single right guess: the only token of that row.
         """
-        if proposal.sources:
+        if row_drafts.sources:
             # What a grammar allows depends on every token: no row follows drafts in flight.
-            return sum(proposal.worth), 0.0
-        count = len(proposal.tokens)
-        worth = self._acceptance_of(proposal.kind).worth(count + 1)
+            return sum(row_drafts.worth), 0.0
+        count = len(row_drafts.tokens)
+        worth = self._acceptance_of(row_drafts.kind).worth(count + 1)
         right, continued = sum(worth[:count]), worth[count]
         # In the long run, this share of the rows has guesses that continue the answer.
         share = worth[0] / (worth[0] + 1 - continued) if worth[0] else 0.0
         return right, share * right
 
-    def verified(self, proposal: Proposal, accepted: int) -> int:
-        """Return for how many steps to propose nothing after a row of which this many drafts were accepted."""
-        all_right = accepted == len(proposal.tokens)
-        self._streaks[proposal.kind] = min(self._streaks.get(proposal.kind, 0) + 1, LONGEST_STREAK) if all_right else 0
+    def verified(self, row_drafts: RowDrafts, accepted: int) -> int:
+        """Return for how many steps to draft nothing after a row of which this many drafts were accepted."""
+        all_right = accepted == len(row_drafts.tokens)
+        self._streaks[row_drafts.kind] = (
+            min(self._streaks.get(row_drafts.kind, 0) + 1, LONGEST_STREAK) if all_right else 0
+        )
         if accepted:
             self._pause = FIRST_PAUSE
         # A guess from a text that the answer has left says little about the next one. All others are as good as their
         # measured acceptance, by which they are chosen again or not.
-        return 0 if accepted or proposal.kind not in TRIED else self.pause()
+        return 0 if accepted or row_drafts.kind not in TRIED else self.pause()
 
-    def learn(self, proposal: Proposal, accepted: int) -> None:
+    def learn(self, row_drafts: RowDrafts, accepted: int) -> None:
         """Learn from a verified row, for this sequence and for all."""
         # Each source of drafts in a grammar has one acceptance, wherever it is in the row.
-        for place, source in enumerate(proposal.sources[: accepted + 1]):
+        for place, source in enumerate(row_drafts.sources[: accepted + 1]):
             self._acceptance_of(source).note(1, int(place < accepted))
             self._overall[source].note(1, int(place < accepted))
-        if not proposal.sources:
-            self._acceptance_of(proposal.kind).note(len(proposal.tokens), accepted)
-            self._overall[proposal.kind].note(len(proposal.tokens), accepted)
-        if proposal.kind == self.model:
+        if not row_drafts.sources:
+            self._acceptance_of(row_drafts.kind).note(len(row_drafts.tokens), accepted)
+            self._overall[row_drafts.kind].note(len(row_drafts.tokens), accepted)
+        if row_drafts.kind == self.model:
             self._guessed += 1
             self._right += accepted > 0
 
     def pause(self) -> int:
-        """Return for how many steps to propose nothing, because drafts were refused at once or did not pay."""
+        """Return for how many steps to draft nothing, because drafts were refused at once or did not pay."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return pause
 
@@ -386,12 +389,12 @@ class Drafting:
         self.shared.clear()
         self.habits.clear()
 
-    def choose(self, proposals: Sequence[Proposal], rows: int, most: int) -> list[int]:
-        """Return how many drafts of each proposal to verify in a step of `rows` rows, at most `most` in all.
+    def choose(self, all_drafts: Sequence[RowDrafts], rows: int, most: int) -> list[int]:
+        """Return how many drafts of each row to verify in a step of `rows` rows, at most `most` in all.
 
         A step of these rows fits a size of the device, if that has any.
         """
-        worth = sorted((each for proposal in proposals for each in proposal.worth), reverse=True)
+        worth = sorted((each for row_drafts in all_drafts for each in row_drafts.worth), reverse=True)
         sizes = self.counts_that_fit(rows)
         if sizes is not None:
             most = min(most, max(sizes, default=0))
@@ -410,11 +413,11 @@ class Drafting:
                 more, more_value, more_ratio = count, value, ratio
         self._drafts = best > 0
         if not best:
-            return [0] * len(proposals)
+            return [0] * len(all_drafts)
         self._probe_every = FIRST_PROBE
         if more_value and self._tries(more_ratio * (1 - more_value / best_value)):
             best = more
-        return _lengths(proposals, best, worth[best - 1])
+        return _lengths(all_drafts, best, worth[best - 1])
 
     def _tries(self, lost: float) -> bool:
         """Return whether a step tries more drafts than pay as far as is known, and loses this part of a step.
@@ -433,7 +436,7 @@ class Drafting:
         sizes = self.counts_that_fit(rows)
         return sizes is None or len(sizes) > 0
 
-    def follows(self, known: float, unknown: float, lost: float) -> bool:
+    def plans_ahead(self, known: float, unknown: float, lost: float) -> bool:
         """Return whether to plan the next step while drafts are in flight.
 
         `known` tokens are expected of a step that is planned after their landing, and `unknown` of one planned before
@@ -452,15 +455,15 @@ class Drafting:
         self._probe_every = min(2 * self._probe_every, RAREST_PROBE)
         return True
 
-    def learn(self, drafts: SequenceDrafts, proposal: Proposal, accepted: int) -> None:
+    def learn(self, drafts: SequenceDrafts, row_drafts: RowDrafts, accepted: int) -> None:
         """Count the drafts of a verified row, and learn from them."""
-        for place, drafter in enumerate(proposal.drafters, 1):
+        for place, drafter in enumerate(row_drafts.drafters, 1):
             self.counts.proposed[drafter, place] += 1
             self.counts.accepted[drafter, place] += place <= accepted
-        drafts.learn(proposal, accepted)
+        drafts.learn(row_drafts, accepted)
 
 
-def _continued(text: Proposal | None, before: list[int], ahead: LookAhead) -> Guess | None:
+def _continued(text: RowDrafts | None, before: list[int], ahead: LookAhead) -> Guess | None:
     """Return the next token of a text that the drafts `before` have followed so far, if it is allowed."""
     place = len(before)
     if text is None or place >= len(text.tokens) or text.tokens[:place] != tuple(before):
@@ -469,17 +472,17 @@ def _continued(text: Proposal | None, before: list[int], ahead: LookAhead) -> Gu
     return Guess(token, SOURCE_OF.get(text.kind, text.kind)) if ahead.allows(token) else None
 
 
-def _lengths(proposals: Sequence[Proposal], count: int, least: float) -> list[int]:
-    """Return how many drafts each proposal has among the best `count` of all, which are worth at least this much.
+def _lengths(all_drafts: Sequence[RowDrafts], count: int, least: float) -> list[int]:
+    """Return how many drafts each row has among the best `count` of all, which are worth at least this much.
 
     >>> _lengths([Proposal("a", "a", (1, 2), (0.9, 0.5)), Proposal("a", "a", (1, 2), (0.6, 0.5))], 3, 0.5)
     [2, 1]
     """
-    # Within a proposal worth falls, so the best ones are its first.
-    lengths = [sum(worth > least for worth in proposal.worth) for proposal in proposals]
+    # Within a row worth falls, so the best ones are its first.
+    lengths = [sum(worth > least for worth in row_drafts.worth) for row_drafts in all_drafts]
     left = count - sum(lengths)
-    for number, proposal in enumerate(proposals):
-        equal = min(left, proposal.worth.count(least))
+    for number, row_drafts in enumerate(all_drafts):
+        equal = min(left, row_drafts.worth.count(least))
         lengths[number] += equal
         left -= equal
     return lengths

@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
 from weft.base.plan import NO_DRAFTS, Ints, Sampling, StepDrafts
-from weft.engine.assembly import build_plan
-from weft.engine.device import Device
-from weft.engine.sequence import Sequence
+from weft.drafting.interfaces import DraftedSequence, DraftingDevice
 from weft.memory.audit import check_plan
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
+from weft.memory.plans import build_plan
 
 Longs = NDArray[np.int64]
 FREQUENT_ONLY = StepDrafts(frequent_only=True)
@@ -36,7 +35,7 @@ FREQUENT_ONLY = StepDrafts(frequent_only=True)
 class Open:
     """A sequence of the target in the draft model's memory. `grant` is that of a call that leaves a cell."""
 
-    sequence: Sequence
+    sequence: DraftedSequence
     keys: list[Key]
     lease: Lease
     grant: Grant | None = None
@@ -52,12 +51,12 @@ class KnownRows:
     guesses: Longs  # 0: known tokens only
     tokens: Ints  # of all rows, packed
     # Drafts in flight. With some, a row's tokens are those that the flight chooses: the device ends it where they do.
-    ahead: Longs
+    unverified: Longs
 
     def choose(self, rows: NDArray[np.bool_]) -> KnownRows:
         kept = np.repeat(rows, self.end - self.start)
-        tokens, ahead = self.tokens[kept], self.ahead[rows]
-        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, ahead)
+        tokens, unverified = self.tokens[kept], self.unverified[rows]
+        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, unverified)
 
 
 class Guesses:
@@ -83,12 +82,12 @@ class DraftModel:
 
     name = "model"
     # Whether the target can read guesses on the device, and they can follow drafts in flight.
-    stays = False
+    drafts_stay_on_device = False
     # Whether guesses of the present call are chosen among the frequent tokens only.
     frequent = False
 
     def __init__(
-        self, ledger: Ledger, device: Device, vocab_size: int, tokens_per_step: int, paranoid: bool = False
+        self, ledger: Ledger, device: DraftingDevice, vocab_size: int, tokens_per_step: int, paranoid: bool = False
     ) -> None:
         self.ledger = ledger
         self.executor = device
@@ -106,7 +105,7 @@ class DraftModel:
 
     # verbs of the planner -------------------------------------------------------------------------------------------
 
-    def draft(self, asked: Mapping[int, tuple[Sequence, int]]) -> dict[int, tuple[int, ...]]:
+    def draft(self, asked: Mapping[int, tuple[DraftedSequence, int]]) -> dict[int, tuple[int, ...]]:
         """Return guesses by seat for sequences of which the host knows all tokens, each up to its number.
 
         A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
@@ -116,14 +115,14 @@ class DraftModel:
         return {} if found is None else {seat: self._in_vocabulary(tokens) for seat, tokens in found.tokens().items()}
 
     def begin(
-        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+        self, asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None = None
     ) -> Guesses | None:
-        """Launch what `draft` returns. With drafts in flight, of which there are `flying`, guess what follows them."""
+        """Launch what `draft` returns. With `unverified` drafts in flight, by seat, guess what follows them."""
         seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
         for seat in seats:
             # If they were not verified, because their row had no room in the target's step, no guess is right.
             self.settle(seat, int(self._right[seat]))
-        rows = self._rows(seats, asked, flying) if seats else None
+        rows = self._rows(seats, asked, unverified) if seats else None
         rows = None if rows is None else self._advance(rows)
         if rows is None:
             return None
@@ -134,7 +133,7 @@ class DraftModel:
     def expect(self, seat: int, guesses: bool) -> None:
         """Take note of whether the sequence that sits down in a seat may ask for guesses."""
 
-    def abandon(self, seat: int, sequence: Sequence) -> None:
+    def abandon(self, seat: int, sequence: DraftedSequence) -> None:
         """Release what a running sequence holds. It has no guesses any more, also if it is preempted and returns."""
         if sequence.drafting is not None:
             sequence.drafting.leave_model()
@@ -166,7 +165,7 @@ class DraftModel:
         self.ledger.close(row.lease, returns)
         del self._open[seat]
 
-    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+    def follow(self, by_seat: SequenceOf[DraftedSequence | None]) -> None:
         """Read what must not wait until a row drafts; nothing of a model that reads only tokens."""
 
     def flush(self) -> None:
@@ -175,7 +174,7 @@ class DraftModel:
 
     # what a model reads ---------------------------------------------------------------------------------------------
 
-    def known(self, sequence: Sequence) -> int:
+    def known(self, sequence: DraftedSequence) -> int:
         """Return up to which position the inputs of a sequence are known."""
         return sequence.length
 
@@ -183,11 +182,11 @@ class DraftModel:
         """Return up to which position rows can be read now, if their inputs from `start` to `known` are known."""
         return known
 
-    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+    def inputs(self, sequence: DraftedSequence, start: int, end: int) -> Ints:
         """Return the tokens that are read at an interval of positions."""
         return sequence.tokens(start, end)
 
-    def keys(self, sequence: Sequence) -> list[Key]:
+    def keys(self, sequence: DraftedSequence) -> list[Key]:
         """Return the keys of a sequence's cells, in a list that `name_cells` extends."""
         return sequence.keys
 
@@ -206,7 +205,7 @@ class DraftModel:
 
     # rows -----------------------------------------------------------------------------------------------------------
 
-    def sit(self, seat: int, sequence: Sequence) -> Open | None:
+    def sit(self, seat: int, sequence: DraftedSequence) -> Open | None:
         """Open a lease for a sequence; None if there is no memory for it."""
         keys, prompt = self.keys(sequence), len(sequence.request.prompt)
         lease = self.ledger.open(seat, keys, prompt, self.known(sequence) - 1)
@@ -216,12 +215,12 @@ class DraftModel:
         return self._open[seat]
 
     def _rows(
-        self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+        self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None
     ) -> KnownRows | None:
         """Return the rows of a call, if there are any."""
-        return self._known_rows(seats, asked) if flying is None else None
+        return self._known_rows(seats, asked) if unverified is None else None
 
-    def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[Sequence, int]]) -> KnownRows | None:
+    def _known_rows(self, seats: list[int], asked: Mapping[int, tuple[DraftedSequence, int]]) -> KnownRows | None:
         """Return the known tokens of rows that are to be computed now, if there are any."""
         seat = np.array(seats, np.int64)
         known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
@@ -264,7 +263,7 @@ class DraftModel:
         granted = []
         for row in np.flatnonzero(needy).tolist():
             opened = self._open[int(rows.seat[row])]
-            start, certain = int(rows.start[row]), int(rows.end[row] - rows.ahead[row])
+            start, certain = int(rows.start[row]), int(rows.end[row] - rows.unverified[row])
             opened.grant = ledger.advance(opened.lease, start + int(tokens[row]), certain=certain)
             if opened.grant is not None:
                 needy[row] = False
@@ -274,7 +273,7 @@ class DraftModel:
             each.grant = grants[each.lease.seat]
         if needy.any():
             rows = rows.choose(~needy)
-        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.ahead, True
+        self._certain[rows.seat], self._unsettled[rows.seat] = rows.end - rows.unverified, True
         self._right[rows.seat] = 0
         return rows if len(rows.seat) else None
 
@@ -285,7 +284,7 @@ class DraftModel:
         # Rows of one token come first.
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
         samples = rows.guesses[order] > 0
-        known = (rows.seat[order], rows.start[order], rows.end[order], rows.ahead[order])
+        known = (rows.seat[order], rows.start[order], rows.end[order], rows.unverified[order])
         flights = [self.launch(*known, _packed(rows, order), samples)]
         if not samples.any():
             return None
@@ -294,7 +293,7 @@ class DraftModel:
             some = np.flatnonzero(rows.guesses > number)
             start = rows.end[some] + number - 1
             every = np.ones(len(some), np.bool_)
-            flights.append(self.launch(rows.seat[some], start, start + 1, rows.ahead[some], None, every))
+            flights.append(self.launch(rows.seat[some], start, start + 1, rows.unverified[some], None, every))
             guessing.append(some)
 
         def land() -> dict[int, tuple[int, ...]]:
@@ -308,11 +307,11 @@ class DraftModel:
         return Guesses({seat: count for seat, count in counts if count}, land)
 
     def launch(
-        self, seat: Longs, start: Longs, end: Longs, ahead: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
+        self, seat: Longs, start: Longs, end: Longs, unverified: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
     ) -> object:
         """Launch tokens [start, end) of seats; without `tokens`, the one of each row is on the board."""
         self._number += 1
-        flying, on_board = ahead.astype(np.int32), tokens is None
+        counts, on_board = unverified.astype(np.int32), tokens is None
         spans = enumerate(zip(seat.tolist(), start.tolist(), end.tolist(), strict=True))
         grants = {row: grant.part(*span) for row, (each, *span) in spans if (grant := self._open[each].grant)}
         sampled = np.flatnonzero(samples).astype(np.int32)
@@ -325,20 +324,23 @@ class DraftModel:
             grants,
             sampled,
             Sampling.greedy(len(sampled)),
-            self._unverified(flying, on_board),
+            self._step_drafts(counts, on_board),
         )
         if self.paranoid:
             check_plan(plan, self.ledger)
         return self.executor.launch(plan)
 
-    def _unverified(self, flying: Ints, on_board: bool) -> StepDrafts:
+    def _step_drafts(self, unverified: Ints, on_board: bool) -> StepDrafts:
         """Return which rows start, or end, earlier if drafts in flight are rejected."""
-        if not flying.any():
+        if not unverified.any():
             return FREQUENT_ONLY if self.frequent else NO_DRAFTS
         if on_board:
-            moved = {"unverified_before": flying, "earlier_slot": np.zeros_like(flying)}
+            moved = {"unverified_before": unverified, "earlier_slot": np.zeros_like(unverified)}
         else:
-            moved = {"unverified_inside": flying, "on_device": np.where(flying > 0, flying + 1, 0).astype(np.int32)}
+            moved = {
+                "unverified_inside": unverified,
+                "on_device": np.where(unverified > 0, unverified + 1, 0).astype(np.int32),
+            }
         return StepDrafts(**moved, frequent_only=self.frequent)
 
     def _in_vocabulary(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

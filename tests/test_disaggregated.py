@@ -1,4 +1,4 @@
-"""Prefill and decode apart, on the rolling-hash device: whatever the wire does, answers are those of one engine."""
+"""Disaggregated prefill on the rolling-hash device: whatever the wire does, answers are those of one engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.apart import make_pair, run_pair
 from tests.bad_wire import THERE, AreaDevice, SendingEnd, Wire
+from tests.disaggregated import make_pair, run_pair
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from math import inf
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.engine.draft_model import DraftModel, Guesses
-from weft.engine.masks import MaskFinder
-from weft.engine.seat_sampling import SeatSampling
-from weft.engine.sequence import Sequence
-from weft.speculate.drafting import Drafting, Proposal, SequenceDrafts
+from weft.drafting.interfaces import DraftedSequence, LookAheadBudget, SeatFacts
+from weft.drafting.model import DraftModel, Guesses
+from weft.drafting.policy.choosing import Drafting, RowDrafts, SequenceDrafts
+
+Drafted = TypeVar("Drafted", bound=DraftedSequence)
 
 # Share of the decoding rows that must have drafted for the next step to wait for their results.
 LAND_FIRST_SHARE = 0.25
@@ -58,12 +59,12 @@ WORTH_MOVING = 0.25
 class Candidate:
     """A row that may draft: its sequence, the samples that it may still plan, and what is in flight."""
 
-    sequence: Sequence
+    sequence: DraftedSequence
     left: int
     # Drafts in flight; None: nothing is.
-    flying: int | None = None
+    unverified: int | None = None
     # Whether the row can draft on top of what is in flight.
-    follows: bool = False
+    builds_on_flight: bool = False
 
 
 class DraftRows:
@@ -72,21 +73,21 @@ class DraftRows:
     def __init__(
         self,
         drafting: Drafting | None,
-        sampling: SeatSampling,
+        sampling: SeatFacts,
         seats: int,
         model: DraftModel | None = None,
-        masks: MaskFinder | None = None,
+        masks: LookAheadBudget | None = None,
     ) -> None:
         self.drafting = drafting
         self.model = model
-        self.masks = masks or MaskFinder()
+        self.masks = masks
         self.sampling = sampling
-        # By seat: the first plan in which it proposes drafts, and whether its last token is known to the host and not
+        # By seat: the first plan in which it may draft, and whether its last token is known to the host and not
         # on the board.
         self._wakes = [NEVER] * seats
-        # No seat proposes drafts before this plan: until then, steps are planned as if there were none.
+        # No seat drafts before this plan: until then, steps are planned as if there were none.
         self.first_wake = NEVER
-        self.off_board = np.zeros(seats, np.bool_)
+        self.host_has_token = np.zeros(seats, np.bool_)
         # By seat: how often it had no guess since drafts of it were right.
         self._fruitless: dict[int, int] = {}
         # Seats that had a guess when they were asked last, or need not search for one, and whose turn it is to search.
@@ -101,14 +102,14 @@ class DraftRows:
         self._found = seats
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
-        self._drafted: dict[int, Proposal] = {}
+        self._drafted: dict[int, RowDrafts] = {}
         # By seat: how many drafts its last row with drafts had.
         self.drafted = np.zeros(seats, np.int64)
         # Seats that probe next: they waited for a landing to do it, or all drafts of their last row were right against
         # expectation.
         self._waiting: set[int] = set()
 
-    def begin(self, sequence: Sequence) -> SequenceDrafts | None:
+    def begin(self, sequence: DraftedSequence) -> SequenceDrafts | None:
         """Return the drafts of a new sequence, if it may have any."""
         drafting, request = self.drafting, sequence.request
         most = request.params.draft
@@ -118,11 +119,11 @@ class DraftRows:
             return None
         return drafting.begin(request.prompt, sequence.identity.root, most, request.prediction, request.grammar)
 
-    def sit(self, seat: int, sequence: Sequence) -> None:
+    def sit(self, seat: int, sequence: DraftedSequence) -> None:
         self._wake(seat, NEVER if sequence.drafting is None else 0)
         if self.model is not None:
             self.model.expect(seat, sequence.drafting is not None and sequence.drafting.model is not None)
-        self.off_board[seat] = False
+        self.host_has_token[seat] = False
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
         searches = sequence.drafting is None or sequence.drafting.only_searches
@@ -136,7 +137,7 @@ class DraftRows:
             self.model.leave(seat, returns)
 
     def awake(self, seats: NDArray[np.int64], number: int) -> list[int]:
-        """Return those of these seats that may propose drafts after the plan of this number."""
+        """Return those of these seats that may draft after the plan of this number."""
         drafting = self.drafting
         assert drafting is not None
         if number < self.first_wake:
@@ -193,12 +194,12 @@ class DraftRows:
         return [seats[place] for place in sorted(asked)]
 
     def _wake(self, seat: int, number: int) -> None:
-        """Let a seat propose drafts from the plan of this number on."""
+        """Let a seat draft from the plan of this number on."""
         self._wakes[seat] = number
         self.first_wake = min(self.first_wake, number)
 
-    def with_guesses(self, sequences: SequenceOf[Sequence], number: int) -> list[Sequence]:
-        """Return those of the rows that are awake which may have something to propose, and note the others."""
+    def with_guesses(self, sequences: SequenceOf[Drafted], number: int) -> list[Drafted]:
+        """Return those of the rows that are awake which may have something to draft, and note the others."""
         assert self.drafting is not None
         shared, found, known = self.drafting.shared, [], len(self._guessing)
         for row in sequences:
@@ -216,30 +217,30 @@ class DraftRows:
 
     def candidates(
         self,
-        sequences: SequenceOf[Sequence],
+        sequences: SequenceOf[DraftedSequence],
         left: SequenceOf[int],
-        flying: NDArray[np.bool_] | None,
-        may_follow: bool,
+        in_flight: NDArray[np.bool_] | None,
+        may_build: bool,
     ) -> dict[int, Candidate]:
-        """Return rows that may draft, by seat: how many samples each has `left`, and whether it is `flying`, if any
-        is. `may_follow`: rows of the step may draft on top of what is in flight."""
-        if flying is None:
+        """Return rows that may draft, by seat: how many samples each has `left`, and which are `in_flight`, if any
+        are. `may_build`: rows of the step may draft on top of what is in flight."""
+        if in_flight is None:
             return {row.seat: Candidate(row, count) for row, count in zip(sequences, left, strict=True)}
         seats = [row.seat for row in sequences]
-        facts = (flying, self.off_board[seats], self.drafted[seats], self.sampling.looks_back[seats])
+        facts = (in_flight, self.host_has_token[seats], self.drafted[seats], self.sampling.looks_back[seats])
         return {
-            row.seat: Candidate(row, count, drafts if off_board else 0, may_follow and not looks_back)
+            row.seat: Candidate(row, count, drafts if host_has_token else 0, may_build and not looks_back)
             if flies
             else Candidate(row, count)
-            for row, count, flies, off_board, drafts, looks_back in zip(
+            for row, count, flies, host_has_token, drafts, looks_back in zip(
                 sequences, left, *(fact.tolist() for fact in facts), strict=True
             )
         }
 
     @property
-    def follow(self) -> bool:
+    def can_build_on_flight(self) -> bool:
         """Return whether drafts can follow others in flight. A draft model must know the tokens that it continues."""
-        return self.model is None or self.model.stays
+        return self.model is None or self.model.drafts_stay_on_device
 
     def choose(
         self,
@@ -250,7 +251,7 @@ class DraftRows:
         idle: bool,
         prompts: bool,
         fits: Callable[[int, int], bool],
-    ) -> tuple[dict[int, Proposal], set[int]]:
+    ) -> tuple[dict[int, RowDrafts], set[int]]:
         """Return the drafts of a step by seat, and the seats that wait for their landing to draft after it.
 
         `number` is that of the last plan, `idle`: nothing is in flight, `prompts`: the step may have some.
@@ -268,45 +269,45 @@ class DraftRows:
         if not offered:
             self._waiting = set()
             return {}, set()
-        proposals = list(offered.values())
-        lengths = self.drafting.choose(proposals, count, room)
-        following = [bool(rows[s].flying) and self._follows(rows[s], p) for s, p in offered.items()]
-        spread(lengths, proposals, following)
+        all_drafts = list(offered.values())
+        lengths = self.drafting.choose(all_drafts, count, room)
+        following = [bool(rows[s].unverified) and self._may_have(rows[s], p) for s, p in offered.items()]
+        spread(lengths, all_drafts, following)
         probing = set() if any(lengths) else self._probe(offered, number)
         if probing:
             lengths = [min(PROBED_DRAFTS, len(p.worth)) if s in probing else 0 for s, p in offered.items()]
         wanted = {seat: p.first(length) for (seat, p), length in zip(offered.items(), lengths, strict=True) if length}
         together = len(wanted) >= LAND_FIRST_SHARE * count
-        late = {s: p for s, p in wanted.items() if rows[s].flying is not None and not self._follows(rows[s], p)}
-        held = {s for s, p in late.items() if together or s in probing or sum(p.worth) > 1}
-        late_guesses = {s for s in held if self._needs_landing(s, wanted[s])}
-        if prompts or len(late_guesses) < count:
+        blocked = {s: p for s, p in wanted.items() if rows[s].unverified is not None and not self._may_have(rows[s], p)}
+        awaiting = {s for s, p in blocked.items() if together or s in probing or sum(p.worth) > 1}
+        must_land = {s for s in awaiting if self._needs_landing(s, wanted[s])}
+        if prompts or len(must_land) < count:
             # Other rows would wait while these guesses land.
-            held -= late_guesses
-        self._waiting = probing & held
-        chosen = {seat: proposal for seat, proposal in wanted.items() if seat not in late}
+            awaiting -= must_land
+        self._waiting = probing & awaiting
+        chosen = {seat: row_drafts for seat, row_drafts in wanted.items() if seat not in blocked}
         least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
-        for seat in offered.keys() - chosen.keys() - held:
+        for seat in offered.keys() - chosen.keys() - awaiting:
             # A weak guess in a grammar says nothing about what is forced soon.
-            if seat in late or (offered[seat].worth[0] < AWAKE * least and not offered[seat].begins_with_habit):
+            if seat in blocked or (offered[seat].worth[0] < AWAKE * least and not offered[seat].begins_with_habit):
                 self._sleep(seat, rows[seat].sequence, number)
-        fitting = fits(len(chosen), sum(len(proposal.worth) for proposal in chosen.values()))
+        fitting = fits(len(chosen), sum(len(row_drafts.worth) for row_drafts in chosen.values()))
         if not fitting:
-            chosen = {seat: proposal for seat, proposal in chosen.items() if rows[seat].flying is None}
-        return self._decode(chosen, rows, idle and not prompts), held
+            chosen = {seat: row_drafts for seat, row_drafts in chosen.items() if rows[seat].unverified is None}
+        return self._decode(chosen, rows, idle and not prompts), awaiting
 
-    def _follows(self, row: Candidate, proposal: Proposal) -> bool:
+    def _may_have(self, row: Candidate, row_drafts: RowDrafts) -> bool:
         """Return whether a row may have these drafts while others are in flight. Besides a head, only the head's."""
-        return row.follows and (self.model is None or (bool(row.flying) and not proposal.tokens))
+        return row.builds_on_flight and (self.model is None or (bool(row.unverified) and not row_drafts.tokens))
 
-    def _needs_landing(self, seat: int, proposal: Proposal) -> bool:
+    def _needs_landing(self, seat: int, row_drafts: RowDrafts) -> bool:
         """Return whether the host must know guesses that could otherwise stay on the device, because the sampling of
         their row looks back at them."""
-        stays = self.model is not None and self.model.stays
-        return stays and not proposal.tokens and bool(self.sampling.looks_back[seat])
+        drafts_stay_on_device = self.model is not None and self.model.drafts_stay_on_device
+        return drafts_stay_on_device and not row_drafts.tokens and bool(self.sampling.looks_back[seat])
 
-    def _decode(self, chosen: dict[int, Proposal], rows: Mapping[int, Candidate], idle: bool) -> dict[int, Proposal]:
-        """Return the chosen proposals with the tokens of the draft model. Rows that it has none for are left out.
+    def _decode(self, chosen: dict[int, RowDrafts], rows: Mapping[int, Candidate], idle: bool) -> dict[int, RowDrafts]:
+        """Return the chosen drafts with the tokens of the draft model. Rows that it has none for are left out.
 
         Guesses that stay on the device need not land before the step is launched. Where the host must know them, they
         land only if no other row waits for them: the device is `idle`, and no row has guesses that stay.
@@ -315,15 +316,15 @@ class DraftRows:
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
         if not wanted or model is None:
             return chosen
-        flying = {seat: flies for seat in wanted if (flies := rows[seat].flying) is not None}
-        known = {seat: row for seat, row in wanted.items() if seat not in flying}
+        unverified = {seat: flies for seat in wanted if (flies := rows[seat].unverified) is not None}
+        known = {seat: row for seat, row in wanted.items() if seat not in unverified}
         staying = {seat: row for seat, row in known.items() if not self._needs_landing(seat, chosen[seat])}
-        if not model.stays or (idle and not staying and not flying):
+        if not model.drafts_stay_on_device or (idle and not staying and not unverified):
             landing, staying = known, {}
         else:
             landing = {}
         found = dict.fromkeys(wanted, 0)
-        calls = [model.begin({seat: wanted[seat] for seat in flying}, flying)] if flying else []
+        calls = [model.begin({seat: wanted[seat] for seat in unverified}, unverified)] if unverified else []
         calls += [model.begin(staying)] if staying else []
         for guesses in filter(None, calls):
             for seat, count in guesses.counts.items():
@@ -334,19 +335,21 @@ class DraftRows:
                 if constraint is not None:
                     tokens = tokens[: len(constraint.masks_along(tokens))]
                 chosen[seat], found[seat] = chosen[seat].with_tokens(tokens), len(tokens)
-        return {seat: proposal for seat, proposal in chosen.items() if found.get(seat, 1)}
+        return {seat: row_drafts for seat, row_drafts in chosen.items() if found.get(seat, 1)}
 
-    def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, Proposal]:
-        """Return what each row proposes for the step after its last landing."""
+    def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, RowDrafts]:
+        """Return what each row drafts for the step after its last landing."""
         offered = {}
         guesses = MOST_GUESSES // max(1, sum(row.sequence.constraint is not None for row in rows.values()))
         for seat, row in rows.items():
-            ahead = row.flying + 1 if row.follows and row.flying is not None and self.model is None else 0
-            proposal = self._propose(seat, row.sequence, row.left, ahead, guesses)
-            if proposal is not None and row.flying is not None and (proposal.tokens or self.model is None):
-                proposal = proposal.later(row.flying)
-            if proposal is not None and proposal.worth and row.sequence.drafting is not None:
-                offered[seat] = row.sequence.drafting.bound(proposal)
+            ahead = (
+                row.unverified + 1 if row.builds_on_flight and row.unverified is not None and self.model is None else 0
+            )
+            row_drafts = self._find_drafts(seat, row.sequence, row.left, ahead, guesses)
+            if row_drafts is not None and row.unverified is not None and (row_drafts.tokens or self.model is None):
+                row_drafts = row_drafts.later(row.unverified)
+            if row_drafts is not None and row_drafts.worth and row.sequence.drafting is not None:
+                offered[seat] = row.sequence.drafting.bound(row_drafts)
         return offered
 
     def _note_fruitless(self, seat: int, number: int) -> None:
@@ -357,7 +360,9 @@ class DraftRows:
             # All rows in the same steps: the others are planned as if there were no drafts.
             self._wake(seat, number + steps - number % steps)
 
-    def _propose(self, seat: int, sequence: Sequence, left: int, ahead: int, guesses: int) -> Proposal | None:
+    def _find_drafts(
+        self, seat: int, sequence: DraftedSequence, left: int, ahead: int, guesses: int
+    ) -> RowDrafts | None:
         assert self.drafting is not None
         if sequence.drafting is None:
             return None
@@ -366,7 +371,8 @@ class DraftRows:
         if self.sampling.penalised[seat]:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
-            return sequence.drafting.propose(sequence.generated, most, self.drafting.shared, ahead)
+            return sequence.drafting.find_drafts(sequence.generated, most, self.drafting.shared, ahead)
+        assert self.masks is not None
         if not self.masks.affords(constraint):
             return None
         shared, habits, before = self.drafting.shared, self.drafting.habits, constraint.seconds
@@ -374,7 +380,7 @@ class DraftRows:
         self.masks.spend(constraint.seconds - before)
         return found
 
-    def _probe(self, offered: Mapping[int, Proposal], number: int) -> set[int]:
+    def _probe(self, offered: Mapping[int, RowDrafts], number: int) -> set[int]:
         """Return the seats that probe: those whose turn it is, or if it is time, the most likely."""
         assert self.drafting is not None
         waited = self._waiting & offered.keys()
@@ -383,7 +389,7 @@ class DraftRows:
         best = sorted(offered, key=lambda seat: -sum(offered[seat].worth))
         return set(best[:PROBED_ROWS])
 
-    def _sleep(self, seat: int, sequence: Sequence, number: int) -> None:
+    def _sleep(self, seat: int, sequence: DraftedSequence, number: int) -> None:
         if sequence.drafting is not None:
             # All rows wake in the same steps, because what does not pay in one row may pay in all: at the multiple of
             # their pause that is nearest to its end.
@@ -391,61 +397,61 @@ class DraftRows:
             end = number + 1 + pause
             self._wake(seat, (end + pause // 2) // pause * pause if pause else end)
 
-    def planned(self, drafts: dict[int, Proposal], number: int) -> None:
+    def planned(self, drafts: dict[int, RowDrafts], number: int) -> None:
         """Record the seats that have drafts in a plan. Their tokens are for the host to find."""
         self._drafted_in, self._drafted = number, drafts
         seats = list(drafts)
-        self.off_board[seats] = True
-        self.drafted[seats] = [len(proposal.tokens) for proposal in drafts.values()]
+        self.host_has_token[seats] = True
+        self.drafted[seats] = [len(row_drafts.tokens) for row_drafts in drafts.values()]
 
-    def flying(self, landed: int) -> bool:
+    def unverified(self, landed: int) -> bool:
         """Return whether drafts are in flight; `landed` is the last plan that is not."""
         return self._drafted_in > landed
 
     def take_off_board(self, seats: NDArray[np.int64]) -> list[int]:
         """Return those of the seats of a plan whose token the host supplies; their next one is on the board again."""
-        if not self.off_board.any():
+        if not self.host_has_token.any():
             return []
-        stale: list[int] = seats[self.off_board[seats]].tolist()
-        self.off_board[stale] = False
+        stale: list[int] = seats[self.host_has_token[seats]].tolist()
+        self.host_has_token[stale] = False
         return stale
 
-    def verified(self, seat: int, sequence: Sequence, proposal: Proposal, accepted: int, number: int) -> None:
+    def verified(self, seat: int, sequence: DraftedSequence, row_drafts: RowDrafts, accepted: int, number: int) -> None:
         """Decide when the row of a landed flight drafts again; `number` is the last plan made."""
         if self.model is not None:
-            self.model.verified(seat, proposal.drafter, accepted)
+            self.model.verified(seat, row_drafts.drafter, accepted)
         if sequence.drafting is not None and not sequence.leaving:
-            self._wake(seat, number + sequence.drafting.verified(proposal, accepted))
+            self._wake(seat, number + sequence.drafting.verified(row_drafts, accepted))
             if accepted:
                 self._fruitless.pop(seat, None)
             # What was likely and right is still not worth its costs.
-            if accepted == len(proposal.tokens) and proposal.worth[0] < LIKELY:
+            if accepted == len(row_drafts.tokens) and row_drafts.worth[0] < LIKELY:
                 self._waiting.add(seat)
 
-    def awaits(self, decoding: list[Sequence], landed: int, follows: bool, lost: float) -> bool:
+    def awaits(self, decoding: SequenceOf[DraftedSequence], landed: int, builds_on_flight: bool, lost: float) -> bool:
         """Return whether the next step waits for the one in flight, because enough of the decoding rows draft in it.
 
         If rows can follow, it depends on what they gain by knowing their tokens, and on the share of a step that the
         device waits for the host (`lost`).
         """
-        if not self.flying(landed) or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
+        if not self.unverified(landed) or len(self._drafted) < LAND_FIRST_SHARE * len(decoding):
             return False
-        if not follows or self.drafting is None:
+        if not builds_on_flight or self.drafting is None:
             return True
         known = unknown = float(len(decoding))
         for sequence in decoding:
-            proposal = self._drafted.get(sequence.seat)
-            if proposal is not None and sequence.drafting is not None:
-                after, along = sequence.drafting.outlook(proposal)
+            row_drafts = self._drafted.get(sequence.seat)
+            if row_drafts is not None and sequence.drafting is not None:
+                after, along = sequence.drafting.outlook(row_drafts)
                 if self.model is not None:
                     # A drafter on the device knows what it continues.
                     along = after
                 known += after
                 unknown += -1.0 if self.sampling.looks_back[sequence.seat] else along
-        return not self.drafting.follows(known, unknown, lost)
+        return not self.drafting.plans_ahead(known, unknown, lost)
 
 
-def spread(lengths: list[int], proposals: SequenceOf[Proposal], following: SequenceOf[bool]) -> None:
+def spread(lengths: list[int], all_drafts: SequenceOf[RowDrafts], following: SequenceOf[bool]) -> None:
     """Move drafts to rows that follow others in flight and have none: without one, such a row misses the step.
 
     They come from rows with several, the least likely first, so the step keeps its size. Rows whose drafts are worth
@@ -454,10 +460,10 @@ def spread(lengths: list[int], proposals: SequenceOf[Proposal], following: Seque
     missing = [row for row, count in enumerate(lengths) if following[row] and not count]
     if not missing:
         return
-    several = ((p.worth[place], row) for row, p in enumerate(proposals) for place in range(1, lengths[row]))
-    missing.sort(key=lambda row: -proposals[row].worth[0])
+    several = ((p.worth[place], row) for row, p in enumerate(all_drafts) for place in range(1, lengths[row]))
+    missing.sort(key=lambda row: -all_drafts[row].worth[0])
     for row, (worth, giving) in zip(missing, sorted(several)):
-        if proposals[row].worth[0] < WORTH_MOVING * worth:
+        if all_drafts[row].worth[0] < WORTH_MOVING * worth:
             return
         lengths[row], lengths[giving] = 1, lengths[giving] - 1
 

@@ -33,8 +33,8 @@ from weft.start.process_backend import ProcessBackend
 
 SECRET = b"s" * 32
 # The number of requests that the slow fuzz sends, and what it draws from: several may run side by side.
-REQUESTS = int(os.environ.get("WEFT_APART_REQUESTS", "1000"))
-SEED = int(os.environ.get("WEFT_APART_SEED", "1"))
+REQUESTS = int(os.environ.get("WEFT_DISAGGREGATED_REQUESTS", "1000"))
+SEED = int(os.environ.get("WEFT_DISAGGREGATED_SEED", "1"))
 # The share of them during which a process is killed. A restart takes as long as dozens of requests.
 KILLED = 0.01
 # A machine that is full of other work may take this long to start an engine again.
@@ -49,7 +49,7 @@ def backend_of(role: str, way: str = "tcp", **more: object) -> ProcessBackend:
 def fleet_of(prefillers: int = 1, decoders: int = 1, way: str = "tcp", **more: object) -> FleetBackend:
     members = [(f"p{i}", backend_of("prefill", way, **more)) for i in range(prefillers)]
     members += [(f"d{i}", backend_of("decode", way, **more)) for i in range(decoders)]
-    # Every prompt of more than two cells goes apart.
+    # Every prompt of more than two cells goes over a prefill engine.
     return FleetBackend(members, chooser=LeastOpen(), check_seconds=0.05)
 
 

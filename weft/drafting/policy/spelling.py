@@ -6,7 +6,9 @@ Each draft of such a row may come from something else, so each source has its ow
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from weft.base.constraint import LookAhead
 
 # Sources of drafts, and the acceptance that is assumed before any was verified.
 SOURCES = {
@@ -29,22 +31,6 @@ SOURCE_OF = {"prediction": "predicted", "long suffix": "long match", "suffix": "
 DRAFTER_OF = {"forced": "grammar", "predicted": "prediction", "long match": "suffix", "match": "suffix"}
 # Drafts that are less likely than this are not looked at.
 LEAST_WORTH = 0.1
-
-
-class LookAhead(Protocol):
-    """A position ahead of an answer that follows a grammar: at first the answer's own."""
-
-    def forced(self) -> int | None:
-        """Return the only token that may come next; None if there is a choice, or if the answer ends here."""
-        ...
-
-    def allows(self, token: int) -> bool:
-        """Return whether a token may come next and does not end the answer."""
-        ...
-
-    def take(self, token: int) -> bool:
-        """Advance by an allowed token, unless finding what may follow it takes too long. Return whether it did."""
-        ...
 
 
 class Guess(NamedTuple):

@@ -1,12 +1,12 @@
-"""What prefill and decode apart gain and cost: `python -m benchmarks.apart`, with `--device cuda` on one GPU.
+"""Gains and costs of disaggregated prefill: `python -m benchmarks.disaggregated`, with `--device cuda` on one GPU.
 
 Hidden: how much of a transfer happens while the prompt is still being computed. It compares the time from the end of
 the prefill to the confirmation that all has arrived with the time that sending takes.
 
 Gaps: the time between two tokens of answers that run while long prompts arrive. It compares a prefill and a decode
 engine with two engines that do both, on the same cores, and with one engine whose steps are bounded. With a GPU, all
-engines share it, and weights are random: `python -m benchmarks.apart --device cuda --model nemotron-nano-9b-v2 --tokens
-8192 --chunk 8192 2048 --arrivals 4GiB`.
+engines share it, and weights are random: `python -m benchmarks.disaggregated --device cuda --model nemotron-nano-9b-v2
+--tokens 8192 --chunk 8192 2048 --arrivals 4GiB`.
 
 Rate: how fast memory of one process arrives in another one, over TCP and read by NIXL, without engines.
 """
@@ -180,7 +180,7 @@ def main() -> None:
 
 
 # The roles of engines whose gaps are compared.
-SETS = {"two": ("both", "both"), "bounded": ("both",), "apart": ("prefill", "decode")}
+SETS = {"two": ("both", "both"), "bounded": ("both",), "disaggregated": ("prefill", "decode")}
 # Every measurement has prompts of its own.
 MEASURED = itertools.count(1)
 RATE_SIZES = ((32 << 10, 512), (1 << 20, 64), (16 << 20, 8))

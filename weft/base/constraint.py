@@ -10,7 +10,22 @@ from typing import Protocol
 
 from weft.base.grammar import Grammar
 from weft.base.plan import Ints
-from weft.speculate.spelling import LookAhead
+
+
+class LookAhead(Protocol):
+    """A position ahead of an answer that follows a grammar: at first the answer's own."""
+
+    def forced(self) -> int | None:
+        """Return the only token that may come next; None if there is a choice, or if the answer ends here."""
+        ...
+
+    def allows(self, token: int) -> bool:
+        """Return whether a token may come next and does not end the answer."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Advance by an allowed token, unless finding what may follow it takes too long. Return whether it did."""
+        ...
 
 
 class Constraint(Protocol):

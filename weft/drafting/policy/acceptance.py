@@ -31,7 +31,7 @@ class Acceptance:
         # some, and the past fades.
         self._accepted: list[float] = []
         self._refused: list[float] = []
-        # Of the places that were verified, computed in advance: steps wait for proposals, not for what is learned.
+        # Of the places that were verified, computed in advance: steps wait for drafts, not for what is learned.
         self._worth: tuple[float, ...] = ()
 
     def rate(self, place: int) -> float:

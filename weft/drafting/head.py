@@ -27,10 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.plan import Ints
-from weft.engine.draft_model import DraftModel, Guesses, KnownRows, Longs, Open
-from weft.engine.sequence import Sequence
+from weft.drafting.interfaces import DraftedSequence
+from weft.drafting.model import DraftModel, Guesses, KnownRows, Longs, Open
+from weft.drafting.policy.choosing import RowDrafts
 from weft.memory.keys import Key, PrefixIdentity
-from weft.speculate.drafting import Proposal
 
 # Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
 # it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
@@ -51,7 +51,7 @@ class UnreadStates(Protocol):
     first: Longs
     end: Longs
     # Whether they are kept at all.
-    keeps: NDArray[np.bool_]
+    kept_for: NDArray[np.bool_]
 
     def drop(self, seats: Longs, before: Longs) -> None: ...
 
@@ -68,7 +68,7 @@ class DraftHead(DraftModel):
     """
 
     name = "mtp"
-    stays = True
+    drafts_stay_on_device = True
 
     def __init__(self, hidden: UnreadStates, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -77,22 +77,22 @@ class DraftHead(DraftModel):
         self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
         self._rare = 0.0
         # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
-        self._unjudged: tuple[dict[int, tuple[Sequence, int]], Guesses] | None = None
+        self._unjudged: tuple[dict[int, tuple[DraftedSequence, int]], Guesses] | None = None
         # The seat from which on rows are judged next, and the steps since the last reading.
         self._judged_next = self._unread_steps = 0
         # By seat: drafts in flight when it was called last.
-        self._ahead = np.zeros(len(self.ledger.planned), np.int64)
+        self._unverified_before = np.zeros(len(self.ledger.planned), np.int64)
 
-    def known(self, sequence: Sequence) -> int:
+    def known(self, sequence: DraftedSequence) -> int:
         return sequence.length - 1
 
-    def inputs(self, sequence: Sequence, start: int, end: int) -> Ints:
+    def inputs(self, sequence: DraftedSequence, start: int, end: int) -> Ints:
         return sequence.tokens(start + 1, end + 1)
 
-    def keys(self, sequence: Sequence) -> list[Key]:
+    def keys(self, sequence: DraftedSequence) -> list[Key]:
         return self._identity(sequence).keys(sequence.request.prompt[1:])
 
-    def _identity(self, sequence: Sequence) -> PrefixIdentity:
+    def _identity(self, sequence: DraftedSequence) -> PrefixIdentity:
         """Return the identity of a sequence's entries here. All of them depend on the first token."""
         return replace(sequence.identity, before=sequence.tokens(0, 1).tobytes())
 
@@ -103,7 +103,7 @@ class DraftHead(DraftModel):
             tokens = self.inputs(row.sequence, first * self.ledger.cell, cells * self.ledger.cell)
             row.keys.extend(self._identity(row.sequence).keys(tokens, after))
 
-    def follow(self, by_seat: SequenceOf[Sequence | None]) -> None:
+    def follow(self, by_seat: SequenceOf[DraftedSequence | None]) -> None:
         """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All
         rows are then read together, and guesses after some of them show whether the head is right, without drafts.
         """
@@ -113,7 +113,7 @@ class DraftHead(DraftModel):
         least = self._followed_at_once(by_seat[int(waiting.argmax())])
         if int(waiting.max()) < least:
             return
-        rows, most, judged = dict[int, tuple[Sequence, int]](), 0, 0
+        rows, most, judged = dict[int, tuple[DraftedSequence, int]](), 0, 0
         seats = np.flatnonzero(waiting)
         for seat in np.roll(seats, -int(np.searchsorted(seats, self._judged_next))).tolist():
             sequence = by_seat[seat]
@@ -131,7 +131,7 @@ class DraftHead(DraftModel):
             self._unjudged = {seat: (rows[seat][0], rows[seat][0].length) for seat in found.counts}, found
             self._judged_next = list(found.counts)[-1] + 1
 
-    def _followed_at_once(self, sequence: Sequence | None) -> int:
+    def _followed_at_once(self, sequence: DraftedSequence | None) -> int:
         if sequence is None or sequence.drafting is None or not sequence.drafting.is_hopeless:
             return FOLLOWED_AT_ONCE
         return FOLLOWED_IF_HOPELESS if self._unread_steps < RARELY else FOLLOWED_RARELY
@@ -151,7 +151,7 @@ class DraftHead(DraftModel):
             sequence, place = rows[seat]
             if sequence.drafting is not None and sequence.length > place:
                 right = sequence.tokens(place, place + 1)[0] == guess
-                sequence.drafting.learn(Proposal(self.name, self.name, (guess,), (1.0,)), int(right))
+                sequence.drafting.learn(RowDrafts(self.name, self.name, (guess,), (1.0,)), int(right))
 
     def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
         lost = self.hidden.first[seats] > start
@@ -161,31 +161,35 @@ class DraftHead(DraftModel):
         return np.where(lost, start, np.minimum(self.hidden.end[seats], known))
 
     def expect(self, seat: int, guesses: bool) -> None:
-        self.hidden.keeps[seat] = guesses
+        self.hidden.kept_for[seat] = guesses
 
     def begin(
-        self, asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None = None
+        self, asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None = None
     ) -> Guesses | None:
         if self.frequent_tokens < self.vocab_size and asked:
             # The last token of each row that the host knows.
             rare = sum(int(s.tokens(s.length - 1, s.length)[0]) >= self.frequent_tokens for s, _ in asked.values())
             self._rare += (rare - self._rare * len(asked)) / (len(asked) + RARE_MEMORY)
             self.frequent = self._rare < RARE_SHARE
-        return super().begin(asked, flying)
+        return super().begin(asked, unverified)
 
     def _rows(
-        self, seats: SequenceOf[int], asked: Mapping[int, tuple[Sequence, int]], flying: Mapping[int, int] | None
+        self,
+        seats: SequenceOf[int],
+        asked: Mapping[int, tuple[DraftedSequence, int]],
+        unverified: Mapping[int, int] | None,
     ) -> KnownRows | None:
-        if flying is None:
+        if unverified is None:
             return self._known_rows(list(seats), asked)
-        seat, ahead = np.array(seats, np.int64), np.array([flying[each] for each in seats], np.int64)
+        seat, inside = np.array(seats, np.int64), np.array([unverified[each] for each in seats], np.int64)
         known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
         guesses = np.array([asked[each][1] for each in seats], np.int64)
-        end = known + ahead + 1
+        end = known + inside + 1
         # The flight writes the states that follow the last entry. Otherwise the row waits for its landing.
         there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known)
         there &= self.hidden.end[seat] == end
-        rows = KnownRows(seat, known, end, guesses, np.zeros(int((ahead + 1).sum()), np.int32), ahead).choose(there)
+        tokens = np.zeros(int((inside + 1).sum()), np.int32)
+        rows = KnownRows(seat, known, end, guesses, tokens, inside).choose(there)
         count = len(rows.seat)
         if not count or self._follows is None:
             return None
@@ -193,17 +197,17 @@ class DraftHead(DraftModel):
 
     def launched(self, rows: KnownRows) -> None:
         """Undo all guesses. Rows with drafts in flight are settled at their next call, when their tokens are known."""
-        self._ahead[rows.seat] = rows.ahead
-        for seat in rows.seat[rows.ahead == 0].tolist():
+        self._unverified_before[rows.seat] = rows.unverified
+        for seat in rows.seat[rows.unverified == 0].tolist():
             self.settle(seat, 0)
         self.hidden.drop(rows.seat, rows.end)
 
     def verified(self, seat: int, drafter: str, accepted: int) -> None:
         """Take note of where a row ends, and let hidden states after it have the positions where they really are."""
-        if self._ahead[seat]:
+        if self._unverified_before[seat]:
             self._right[seat] = accepted
-            self.hidden.move(seat, int(self._ahead[seat]) - accepted)
-            self._ahead[seat] = 0
+            self.hidden.move(seat, int(self._unverified_before[seat]) - accepted)
+            self._unverified_before[seat] = 0
 
     def kept(self, row: Open, accepted: int) -> int:
         # Some of the tokens are not known if the sequence was aborted.
@@ -212,4 +216,4 @@ class DraftHead(DraftModel):
     def leave(self, seat: int, returns: bool) -> None:
         super().leave(seat, returns)
         self.hidden.forget(seat)
-        self.hidden.keeps[seat], self._ahead[seat] = False, 0
+        self.hidden.kept_for[seat], self._unverified_before[seat] = False, 0

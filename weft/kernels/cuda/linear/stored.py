@@ -1,0 +1,77 @@
+"""Matmuls with weights that are not one matrix of plain numbers: each part has a kernel of its format.
+
+The sum of an output adds the blocks of its inputs in order, so a row has the same bits in any batch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
+from weft.kernels.cuda.launch.launching import jit, named
+from weft.kernels.cuda.launch.overlap import early, wait
+from weft.kernels.formats.stored import Stored
+from weft.kernels.plain.linear import decoded
+from weft.kernels.weight import Weight
+
+# Rows and outputs of a program.
+ROWS, OUTPUTS = 16, 64
+MANY_ROWS = 64
+
+
+def multiply_stored(x: Float[Tensor, "*n inputs"], weight: Weight) -> Float[Tensor, "*n outputs"]:
+    rows = x.reshape(-1, x.shape[-1])
+    if rows.stride(1) != 1:
+        rows = rows.contiguous()
+    y = torch.empty(len(rows), weight.outputs, dtype=x.dtype, device=x.device)
+    first = 0
+    for part in weight.parts:
+        place = slice(first, first + part.outputs)
+        multiply_part(rows, part, None if weight.bias is None else weight.bias[place], y[:, place])
+        first += part.outputs
+    return y.view(*x.shape[:-1], weight.outputs)
+
+
+def multiply_part(
+    x: Float[Tensor, "rows inputs"], part: Stored, bias: Float[Tensor, " outputs"] | None, y: Float[Tensor, "rows part"]
+) -> None:
+    """Fill the columns of an output that one part computes."""
+    if not len(x):
+        return
+    form = form_of(part)
+    if form is None:
+        total = decoded(x, part)
+        y.copy_(total if bias is None else total + bias.float())
+        return
+    rows = ROWS if len(x) <= ROWS else MANY_ROWS
+    stored_kernel[(-(-part.outputs // OUTPUTS), -(-len(x) // rows))](
+        named(x=x, x_stride=x.stride(0), rows=len(x)), pointers(part),
+        named(bias=bias, y=y, y_stride=y.stride(0), outputs=part.outputs, inputs=part.inputs),
+        ROWS=rows, OUTPUTS=OUTPUTS, **form.constants, num_warps=4, num_stages=3, **early(x),
+    )  # fmt: skip
+
+
+@jit(do_not_specialize=["rows"])
+def stored_kernel(
+    x, x_stride, rows, codes, scales, bias, y, y_stride, outputs, inputs,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    is_row = (row < rows)[:, None]
+    wait(EARLY)
+    total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for begin in range(0, inputs, STEP):
+        column = begin + tl.arange(0, STEP)
+        values = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
+        value = tl.load(values, mask=is_row & (column < inputs)[None, :], other=0.0)
+        tile, scale = load_tile(codes, scales, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS)
+        total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
+    if bias is not None:
+        total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
+    place = y + row.to(tl.int64)[:, None] * y_stride + output[None, :]
+    tl.store(place, total.to(y.dtype.element_ty), mask=is_row & (output < outputs)[None, :])

@@ -1,0 +1,239 @@
+"""Storage of a model's matrices: created from what a checkpoint has, in the format of each tensor.
+
+A layer declares a matrix with its sizes. Its sources say which tensors of the checkpoint hold which of its rows. Here
+the tensors are read, cut, reordered and put together by the rules of their formats, on codes and scales alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from weft.kernels.formats.recipe import Recipe
+from weft.kernels.formats.scheme import Scheme, Spelling
+from weft.kernels.formats.stored import DENSE, Stored, as_dense
+from weft.models.model import MatrixLayer, Source
+from weft.models.sharding import RankCut
+
+# Number of a matrix that is not one expert's.
+WHOLE = -1
+log = logging.getLogger("weft")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A source and the tensors of the checkpoint that it is read from, by the model's own names for them."""
+
+    source: Source
+    names: tuple[str, ...]
+    # How the tensors are one matrix; None: plain numbers.
+    spelling: Spelling | None = None
+    scheme: Scheme | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A matrix of a layer that has no memory yet."""
+
+    owner: MatrixLayer
+    name: str
+    parameter: nn.Parameter
+
+
+def declared_matrices(model: nn.Module) -> dict[int, Declared]:
+    """Return all matrices without memory, by the number of their storage."""
+    found = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_meta:
+                assert isinstance(module, MatrixLayer), (type(module), name)
+                found[storage_of(parameter)] = Declared(module, name, parameter)
+    return found
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number of the memory that a tensor is in. Without values, it has no address."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def materialise(matrix: Declared, device: torch.device | str) -> Tensor:
+    """Give a matrix memory for plain numbers."""
+    real = torch.empty(matrix.parameter.shape, dtype=matrix.parameter.dtype, device=device)
+    matrix.owner.store(matrix.name, (Stored.of(real),))
+    return real
+
+
+def on(source: Source, real: Tensor) -> Source:
+    """Return a source whose target is in a matrix that has got memory."""
+    target = source.target
+    return replace(source, target=real.as_strided(target.shape, target.stride(), target.storage_offset()))
+
+
+def assemble(
+    matrix: Declared,
+    readings: Sequence[Reading],
+    read: Callable[[str], Tensor],
+    device: torch.device | str,
+) -> tuple[Stored, ...]:
+    """Return a matrix, some of whose tensors are not plain numbers, as it will be stored."""
+    *experts, outputs, inputs = matrix.parameter.shape
+    dtype = matrix.parameter.dtype
+    pieces: dict[int, list[Placed]] = {}
+    for reading in readings:
+        target = reading.source.target
+        if not target.numel():
+            continue
+        number, place = divmod(int(target.storage_offset()), outputs * inputs)
+        key = WHOLE if target.ndim > 2 or not experts else number
+        stored = stored_of(reading, read, dtype).to(device)
+        pieces.setdefault(key, []).append(Placed(*divmod(place, inputs), stored))
+    if not experts:
+        return put_together(pieces[WHOLE], outputs, inputs, dtype)
+    if WHOLE in pieces:
+        whole = put_together(pieces[WHOLE], outputs, inputs, dtype)
+        return (one_part(whole, dtype),)
+    return (
+        of_experts([one_part(put_together(pieces[n], outputs, inputs, dtype), dtype) for n in sorted(pieces)], dtype),
+    )
+
+
+def encoded(matrix: Declared, real: Tensor, wanted: Sequence[Source], recipe: Recipe) -> tuple[Stored, ...]:
+    """Return a matrix of plain numbers as a checkpoint would store it: each of its sources in a format of its own."""
+    *experts, outputs, inputs = matrix.parameter.shape
+    pieces, covered = [], 0
+    # Of names for the same numbers, those that hold most of them.
+    for source in sorted(wanted, key=lambda source: -source.target.numel()):
+        target = source.target
+        if covered >= real.numel() or not target.numel():
+            break
+        covered += target.numel()
+        place = divmod(int(target.storage_offset()) % (outputs * inputs), inputs)
+        own = on(source, real).target
+        name = source.name.removesuffix(".weight")
+        pieces.append(Placed(*place, recipe.format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
+    parts = put_together(pieces, outputs, inputs, matrix.parameter.dtype)
+    return (one_part(parts, matrix.parameter.dtype),) if experts else parts
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A part of a matrix, from this row and this column on."""
+
+    row: int
+    column: int
+    stored: Stored
+
+
+def put_together(pieces: list[Placed], outputs: int, inputs: int, dtype: torch.dtype) -> tuple[Stored, ...]:
+    """Return the pieces of a matrix as parts of adjacent outputs, as few as their formats allow."""
+    if any(piece.stored.inputs < inputs for piece in pieces):
+        stored = [piece.stored for piece in sorted(pieces, key=lambda piece: piece.column)]
+        abreast = stored[0].format.abreast(stored) if len({type(each.format) for each in stored}) == 1 else None
+        return (abreast if abreast is not None else wide_abreast(stored, dtype),)
+    parts: list[Stored] = []
+    row = 0
+    for piece in sorted(pieces, key=lambda piece: piece.row):
+        assert piece.row == row, "rows of a matrix are read twice or not at all"
+        row += piece.stored.outputs
+        last = parts[-1] if parts else None
+        joined = (
+            last.format.stacked([last, piece.stored]) if last is not None and are_alike(last, piece.stored) else None
+        )
+        parts[-1:] = [joined] if joined is not None else [*parts[-1:], piece.stored]
+    if row < outputs:
+        # Places of a vocabulary that this rank does not use.
+        parts.append(Stored.of(parts[0].tensors[0].new_zeros(outputs - row, inputs, dtype=dtype)))
+    return tuple(parts)
+
+
+def are_alike(one: Stored, other: Stored) -> bool:
+    """Return whether two parts may be one."""
+    return type(one.format) is type(other.format) and [t.dtype for t in one.tensors] == [t.dtype for t in other.tensors]
+
+
+def one_part(parts: tuple[Stored, ...], dtype: torch.dtype) -> Stored:
+    """Return a matrix in one format."""
+    return (
+        parts[0] if len(parts) == 1 else Stored.of(torch.cat([widened(part, dtype).tensors[0] for part in parts], -2))
+    )
+
+
+def of_experts(stored: list[Stored], dtype: torch.dtype) -> Stored:
+    """Return the matrices of all experts as one."""
+    if any(each.format != stored[0].format for each in stored):
+        stored = [widened(each, dtype) for each in stored]
+    tensors = tuple(torch.stack(each) for each in zip(*(one.tensors for one in stored), strict=True))
+    return Stored(stored[0].format, tensors, stored[0].outputs, stored[0].inputs)
+
+
+def wide_abreast(stored: Sequence[Stored], dtype: torch.dtype) -> Stored:
+    return Stored.of(torch.cat([widened(each, dtype).tensors[0] for each in stored], -1))
+
+
+def widened(stored: Stored, dtype: torch.dtype) -> Stored:
+    """Return a matrix as plain numbers, where its format does not allow what a layer needs."""
+    if stored.format is DENSE:
+        return Stored.of(stored.tensors[0].to(dtype))
+    log.warning(
+        "a matrix of %s is kept in 16 bits: this model cuts or scales it where its format does not allow",
+        stored.format.name,
+    )
+    return as_dense(stored, dtype)
+
+
+def stored_of(reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtype) -> Stored:
+    """Read a source as its format stores it: this rank's part, reordered and scaled."""
+    source, tensors = reading.source, [read(name) for name in reading.names]
+    dim = source.dim
+    if reading.spelling is None:
+        assert source.transform is None, f"{source.name} is computed from plain numbers"
+        matrix = tensors[0]
+        if source.transposed:
+            matrix = matrix.transpose(-1, -2)
+        stored = Stored.of(matrix.to(dtype))
+    else:
+        assert reading.scheme is not None
+        stored = reading.spelling.read(tensors, reading.scheme)
+    if source.transposed and dim > 0:
+        dim = 3 - dim
+    if source.cut is not None and not source.cut.is_whole:
+        stored = cut(stored, source.cut, dim, source.target.ndim, dtype)
+    if source.order is not None:
+        index = source.order(torch.arange(stored.outputs))
+        stored = stored.format.reordered(stored, index) or Stored.of(widened(stored, dtype).tensors[0][..., index, :])
+    if source.factor is not None:
+        factor = torch.tensor(source.factor) if isinstance(source.factor, list) else source.factor
+        scaled = stored.format.scaled(stored, factor)
+        stored = scaled if scaled is not None else DENSE.scaled(widened(stored, dtype), factor)
+    return stored
+
+
+def cut(stored: Stored, part: RankCut, dim: int, dims: int, dtype: torch.dtype) -> Stored:
+    """Return a rank's part of a matrix, or of all experts."""
+    if dims == 3 and dim == 0:
+        [(start, end)] = part.ranges
+        return Stored(stored.format, tuple(each[start:end] for each in stored.tensors), stored.outputs, stored.inputs)
+    by_row = dim == dims - 2
+
+    def pieces(of: Stored) -> list[Stored | None]:
+        take = of.format.cut_rows if by_row else of.format.cut_columns
+        return [take(of, start, end) for start, end in part.ranges]
+
+    found = [each for each in pieces(stored) if each is not None]
+    joined = None
+    if len(found) == len(part.ranges):
+        joined = (
+            found[0]
+            if len(found) == 1
+            else found[0].format.stacked(found)
+            if by_row
+            else found[0].format.abreast(found)
+        )
+    if joined is None:
+        plain = [each.tensors[0] for each in pieces(widened(stored, dtype)) if each is not None]
+        joined = Stored.of(torch.cat(plain, -2 if by_row else -1))
+    return joined
