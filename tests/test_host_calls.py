@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.columns import COLUMNS, DEFAULT, options_of
 from benchmarks.host import AMPLE, ANSWER, SYSTEM, SYSTEMS, engine_with, fill, play, questions
 from benchmarks.planner import SPEC, prompt
+from weft.memory.valuation import Valuation
 
 
 def calls_per_request(column: str, points: int, full: bool) -> float:
@@ -40,6 +42,30 @@ def test_a_request_takes_as_many_calls_however_much_is_cached(column: str, full:
     few, many = (calls_per_request(column, points, full) for points in (300, 3000))
     # Where memory is full, what is evicted depends on what there is.
     assert many < 1.1 * few
+
+
+def test_while_memory_is_free_only_points_that_a_request_uses_are_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered, offer = 0, Valuation.offer
+
+    def counted(valuation: Valuation, candidate: Any) -> None:
+        nonlocal offered
+        offered += 1
+        offer(valuation, candidate)
+
+    random = np.random.default_rng(1)
+    engine = engine_with("draft=off", AMPLE)
+    fill(engine, 600, random)
+    systems = [prompt(random, SYSTEM) for _ in range(SYSTEMS)]
+    monkeypatch.setattr(Valuation, "offer", counted)
+    play(engine, asked := questions(random, systems), 8)
+    assert offered < 8 * len(asked)
+
+
+def test_the_first_column_of_a_benchmark_is_what_a_user_gets_without_options() -> None:
+    assert (COLUMNS[0], options_of(COLUMNS[0])) == (DEFAULT, {})
+    assert engine_with(DEFAULT, AMPLE).planner.drafting is not None
+    assert options_of("draft=off") == {"draft": "off"}
+    assert engine_with("draft=off", AMPLE).planner.drafting is None
 
 
 def test_drafts_that_find_nothing_add_few_calls_to_a_request() -> None:

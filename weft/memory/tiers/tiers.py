@@ -41,7 +41,7 @@ LEAST_SECONDS_TO_ASK = 0.01
 
 
 def _chained(upper: Cache, lowers: Sequence[LowerTier], tenancy: Tenancy) -> tuple[TierLink, ...]:
-    """Return the links of a chain of tiers: what is saved to one is told to the one below, so they begin there."""
+    """Return the links of a chain of tiers, made from below: each link reports what it has saved to the next one."""
     uppers = [upper]
     for tier in lowers[:-1]:
         # Tiers that outlive the process lie side by side below memory.
