@@ -114,22 +114,22 @@ def arrow(
     return [line(x1, y1, x2, y2, INK, 1.5, 'marker-end="url(#tip)"'), *labels]
 
 
-FRONT = ["keys, limits, 429 and 503", "reads, renders and", "tokenizes once", "detokenizes, streams"]
+SERVER = ["keys, limits, 429 and 503", "reads, renders and", "tokenizes once", "detokenizes, streams"]
 ROUTER = [
     "keys of the prompt's cells",
     "index: who holds which point",
     "price of each replica, in seconds:",
-    "waiting (prompts, seats, memory)",
+    "waiting (prompts, places, memory)",
     "+ computing + what it costs others",
 ]
-NEWS = "news of every replica: points published and dropped; work done, seats, memory, speed"
+NEWS = "news of every replica: points published and dropped; work done, places, memory, speed"
 
 
 def flow() -> str:
-    """Return the way of a request through front, router and replica, and of the news that come back."""
+    """Return the way of a request through server, router and replica, and of the news that come back."""
     parts = [text(20, 26, "The way of a request", 16, font_weight="600")]
     parts += box(20, 60, 140, 84, "client", ["HTTP, JSON", "server-sent events"])
-    parts += box(272, 44, 250, 116, "front", FRONT)
+    parts += box(272, 44, 250, 116, "server", SERVER)
     parts += box(272, 230, 250, 138, "router", ROUTER)
     for place, name in enumerate("ABC"):
         words = ["resumes at its point,", "computes the rest"] if name == "B" else ["planner, cache,", "tiers, device"]
@@ -145,7 +145,7 @@ def flow() -> str:
     parts += [text(532, 60, "a retry, before the first token", 12, font_style="italic")]
     parts += [line(965, 86, 965, 400, INK, 1.5), line(965, 400, 397, 400, INK, 1.5), *arrow(397, 400, 397, 370)]
     parts += [text(410, 418, NEWS, 12, font_style="italic")]
-    return page(990, 432, "The way of a request through front, router and replica", parts)
+    return page(990, 432, "The way of a request through server, router and replica", parts)
 
 
 def main() -> None:

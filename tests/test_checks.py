@@ -18,7 +18,7 @@ CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 BUILD = (ROOT / ".ci" / "run").read_text()
 DOCUMENTS = {"CONTRIBUTING.md": CONTRIBUTING, "README.md": (ROOT / "README.md").read_text(), ".ci/run": BUILD}
 STATIC = ["ruff format --check .", "ruff check .", "mypy"]
-SITE = ["mkdocs --version", "mkdocs --quiet build --strict"]
+SITE = ["mkdocs --version", "mkdocs build --strict"]
 # An interpreter that records what it is asked to run, and says that all is well (or not).
 RECORDER = """#!{python}
 import os, pathlib, sys

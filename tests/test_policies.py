@@ -325,4 +325,4 @@ def test_reasons_are_ranked_by_what_they_cost():
     lost = {Reason.NEVER_COMPUTED: 100, Reason.EVICTED: 900, Reason.NOTHING_MORE: 0}
     found = ranked_misses(lookups, lost)
     assert [each["reason"] for each in found] == ["evicted", "never_computed", "nothing_more"]
-    assert found[0]["sentence"] == "the next cell was evicted"
+    assert found[0]["sentence"] == "the next 64 tokens were evicted"

@@ -327,7 +327,7 @@ def test_the_command_tells_a_table_reasons_json_and_a_plot(tmp_path, capsys):
     assert main(["simulate", *given, *files, "--eviction", "value", "--eviction", "lru"]) == 0
     told = capsys.readouterr().out
     assert "Share of the oracle" in told
-    assert "never_computed: the next cell was never computed before" in told
+    assert "never_computed: the next 64 tokens were never computed before" in told
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert 0 < runs["value"]["hit_rate"] < runs["value"]["hit_tokens"]
     lost = [miss["lost_tokens"] for miss in runs["value"]["misses"]]

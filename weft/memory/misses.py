@@ -37,15 +37,15 @@ class Reason(StrEnum):
 
 
 SENTENCES = {
-    Reason.NOTHING_MORE: "everything that lies on the grid was reused",
-    Reason.BELOW_GRID: "the prompt is shorter than one cell, the unit of reuse",
+    Reason.NOTHING_MORE: "everything up to the last multiple of 64 tokens was reused",
+    Reason.BELOW_GRID: "the prompt is shorter than 64 tokens, the unit of reuse",
     Reason.CACHE_OFF: "the prefix cache is off",
-    Reason.NEVER_COMPUTED: "the next cell was never computed before",
+    Reason.NEVER_COMPUTED: "the next 64 tokens were never computed before",
     Reason.OTHER_SALT: "the same tokens were computed under another salt",
-    Reason.EVICTED: "the next cell was evicted",
-    Reason.STATE_NEVER_KEPT: "pages matched further, but no state was kept there",
-    Reason.STATE_SKIPPED: "pages matched further, but there was no memory for a state when they were computed",
-    Reason.STATE_EVICTED: "pages matched further, but the state there was evicted",
+    Reason.EVICTED: "the next 64 tokens were evicted",
+    Reason.STATE_NEVER_KEPT: "more tokens matched, but no state to resume from was kept there",
+    Reason.STATE_SKIPPED: "more tokens matched, but there was no memory for a state when they were computed",
+    Reason.STATE_EVICTED: "more tokens matched, but the state to resume from was evicted",
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
     Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
     Reason.IN_DISK: "more is on disk, but it could not be loaded",
