@@ -411,7 +411,7 @@ def the_board_is_read_in_the_order_of_rows(patch: Patch) -> None:
         seats = np.arange(plan.rows, dtype=np.int32) % len(board)
         return original(replace(plan, seat=seats), spec, board, *more)
 
-    patch.setattr("weft.runner.runner.build_step", by_row)
+    patch.setattr("weft.runner.eager.build_step", by_row)
 
 
 # harvest --------------------------------------------------------------------------------------------------------------

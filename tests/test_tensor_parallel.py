@@ -172,6 +172,9 @@ class CountedSlice:
     def get_shape(self):
         return self.part.get_shape()
 
+    def get_dtype(self):
+        return self.part.get_dtype()
+
     def __getitem__(self, index):
         return self.file.count(self.part[index])
 

@@ -140,14 +140,14 @@ def test_admission_counts_the_cached_paths_that_running_sequences_read_from():
     shared = text(1, 400)
     finish(target, shared)
     other = PrefixIdentity(CELL).keys(text(2, 200))
-    assert target.has_room(target.room_for(other, 0, 200))
+    assert target.room_for(other, 0, 200) is not None
     lease = begin(target, 0, np.concatenate([shared, text(3, 8)]))
     assert lease.shared >= 90
     # Nothing was computed yet, but 96 of its cells are pinned: 12 slabs of 22.
-    assert not target.has_room(target.room_for(other, 0, 200))
+    assert target.room_for(other, 0, 200) is None
     target.close(lease)
     assert target.cache.trie.held == 0
-    assert target.has_room(target.room_for(other, 0, 200))
+    assert target.room_for(other, 0, 200) is not None
 
 
 def test_paths_that_several_sequences_share_count_once():
@@ -169,7 +169,7 @@ def test_what_a_waiting_request_will_resume_from_goes_last():
         finish(target, first)
         keys = PrefixIdentity(CELL).keys(first)
         for seed in range(10, 40):
-            target.keep_for([(keys, 99)] if awaited else [])
+            target.keep_for([1] if awaited else [], [(keys, 99)] if awaited else [])
             finish(target, text(seed, 100))
         kept[awaited] = target.match(keys, 99).cached
     assert kept == {False: 0, True: 96}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,6 +21,7 @@ from weft.kernels.interface import Batch, Operations
 from weft.kernels.stream import Addend, Residual
 
 
+@runtime_checkable
 class RankGroup(Protocol):
     """All ranks that compute one model. Every rank calls the same methods in the same order.
 

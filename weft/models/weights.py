@@ -82,7 +82,9 @@ def load_model(
     model = build(config, dtype, device, shard=shard, declare=True)
     when_built(model, str(device), dtype)
     if weights == "dummy":
-        fill_dummy(model, seed, recipe_for_dummy(model, folder, config), device)
+        recipe = recipe_for_dummy(model, folder, config)
+        check_size(model, device, least_random_bytes(model, recipe))
+        fill_dummy(model, seed, recipe, device)
     elif weights == "checkpoint":
         fill_from(model, folder, config, progress, device)
     else:
@@ -207,6 +209,13 @@ def build(
     if not declare:
         check_size(model, device, sum(each.numel() * each.element_size() for each in model.parameters()))
     return model.eval()
+
+
+def least_random_bytes(model: CausalModel, recipe: Recipe) -> int:
+    """Return what random weights take at least: with a recipe, 4 bits a number."""
+    if recipe.rules:
+        return sum(each.numel() for each in model.parameters()) // 2
+    return sum(each.numel() * each.element_size() for each in model.parameters())
 
 
 def check_size(model: CausalModel, device: torch.device | str, size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -117,6 +117,7 @@ def check_complete(plan: Plan) -> None:
     assert not ends_move, "only recorded steps have rows that end where drafts in flight do"
 
 
+@runtime_checkable
 class Numerics(Protocol):
     """In which passes a plan is computed, and so how its sums are rounded."""
 

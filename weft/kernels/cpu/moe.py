@@ -105,8 +105,10 @@ def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
     fits = panels_of(layer.first) is not None and panels_of(layer.second) is not None and are_few(x)
+    if not fits:
+        return False
     few = layer.first.format is PANELS or chosen.numel() <= FEW_EACH[x.dtype] * layer.first.experts
-    return fits and (few or prefers_calls(x.shape[0]))
+    return few or prefers_calls(x.shape[0])
 
 
 def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:
