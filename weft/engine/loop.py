@@ -99,6 +99,8 @@ class Engine:
         departures_bytes = 0 if transport is None else config.departures_bytes
         self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes)
         tiers, can = self.ledger.tiers, device.capabilities
+        # Asked once: with late masks, every step waits for this call.
+        self._send_masks = can.supply_masks
         self.copier: Copier | None = None
         if tiers is not None and can.tiers is not None:
             self.copier = Copier(tiers, can.tiers, now, closing_seconds)
@@ -371,9 +373,8 @@ class Engine:
 
         A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
         """
-        supply = self._device.capabilities.supply_masks
-        assert supply is not None
-        supply(self._flights[-1][1], late_masks(step))
+        assert self._send_masks is not None
+        self._send_masks(self._flights[-1][1], late_masks(step))
         for sequence in without_masks(step):
             self._maskless.add(sequence.id)
             self.planner.leave(sequence)

@@ -1,6 +1,6 @@
 """Steps recorded as CUDA graphs by size, and replayed for any plan that fits.
 
-StepRecording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
+Recording runs the model's own code once; a replay costs the host a few microseconds for a model of any depth.
 Without a GPU the same steps run eagerly on the same padded inputs, which is how they are tested.
 """
 
