@@ -475,7 +475,7 @@ def _continued(text: RowDrafts | None, before: list[int], ahead: LookAhead) -> G
 def _lengths(all_drafts: Sequence[RowDrafts], count: int, least: float) -> list[int]:
     """Return how many drafts each row has among the best `count` of all, which are worth at least this much.
 
-    >>> _lengths([Proposal("a", "a", (1, 2), (0.9, 0.5)), Proposal("a", "a", (1, 2), (0.6, 0.5))], 3, 0.5)
+    >>> _lengths([RowDrafts("a", "a", (1, 2), (0.9, 0.5)), RowDrafts("a", "a", (1, 2), (0.6, 0.5))], 3, 0.5)
     [2, 1]
     """
     # Within a row worth falls, so the best ones are its first.
