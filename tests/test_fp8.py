@@ -19,6 +19,7 @@ from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.experts import ExpertWeights, gated
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.recipe import paths, targets_of
 from weft.kernels.formats.stored import Stored, as_dense
 from weft.kernels.weight import Weight
 from weft.models.model import CausalModel, MatrixLayer
@@ -389,3 +390,16 @@ def test_kernels_of_experts_equal_their_definition(biased):
     wanted = PLAIN.experts(x, (weights, chosen), layer)
     found = stored_experts(x, (weights.contiguous(), chosen.int().contiguous()), layer, None)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("expression", ["(a|a)*b", "((a*)b?)*c", "(a+)+b", ".*" * 20 + "b"])
+def test_expressions_that_may_take_forever_are_refused(expression):
+    with pytest.raises(ModelError, match="is not a regular expression to use"):
+        targets_of([f"re:{expression}"])
+    assert targets_of([r"re:.*self_attn\.(q|k|v)_proj$"])("model.layers.0.self_attn.q_proj")
+
+
+def test_names_with_many_wildcards_are_compared_in_no_time():
+    """A search that goes back for each wildcard would not end."""
+    assert not paths(["*a" * 100 + "b"])("a" * 300)
+    assert paths(["layers.*.mlp.*.up"])("model.layers.3.mlp.1.up.x")

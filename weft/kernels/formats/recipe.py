@@ -24,8 +24,9 @@ LEFT_OUT = re.compile(
 WIDE = re.compile(
     r"(^|\.)(embed\w*|\w*embeddings?|lm_head|output|gate|router|shared_expert_gate|\w*conv\w*|\w*norm\w*)$"
 )
-# A repetition in a repetition may take forever.
-NESTED = re.compile(r"[*+}]\??\)[*+{]")
+# A repeated group may take forever, and so may many repetitions after each other.
+REPEATED_GROUP = re.compile(r"\)[*+{]")
+MOST_REPETITIONS = 4
 # Groups, and names in lists.
 MOST_GROUPS, MOST_NAMES, MOST_CHARACTERS = 64, 100_000, 500
 
@@ -174,7 +175,10 @@ def paths(texts: Sequence[str]) -> Matches:
 
 
 def _path(text: str) -> re.Pattern[str]:
-    return re.compile(r"(^|\.)" + ".*".join(re.escape(part) for part in text.strip(".").split("*")) + r"(\.|$)")
+    first, *between, last = (re.escape(part) for part in text.strip(".").split("*"))
+    # What stands between two wildcards is found once and never elsewhere, so that many of them take no longer.
+    middle = "".join(f"(?>.*?{part})" for part in between)
+    return re.compile(rf"(^|\.){first}{middle}.*{last}(\.|$)")
 
 
 def targets_of(texts: Sequence[str]) -> Matches:
@@ -188,8 +192,8 @@ def targets_of(texts: Sequence[str]) -> Matches:
 
 def _expression(text: str) -> re.Pattern[str]:
     try:
-        if NESTED.search(text):
-            raise ValueError("a repetition in a repetition")
+        if REPEATED_GROUP.search(text) or len(re.findall(r"[*+{]", text)) > MOST_REPETITIONS:
+            raise ValueError(f"it repeats a group, or has more than {MOST_REPETITIONS} repetitions")
         return re.compile(text)
     except (re.error, ValueError, RecursionError, OverflowError) as error:
         raise ModelError(f"quantization_config: {_shown(text)} is not a regular expression to use: {error}") from error
