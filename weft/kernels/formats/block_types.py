@@ -61,7 +61,7 @@ def _fifth_bits(block: Bytes, place: int) -> UInt8[Tensor, "*blocks 32"]:
     return _bits(block[..., place : place + 4], 1, range(8)).transpose(-1, -2).flatten(-2) << 4
 
 
-# Blocks of 32 --------------------------------------------------------------------------------------------------------------
+# Blocks of 32 ---------------------------------------------------------------------------------------------------------
 
 
 def unpack_q4_0(block: Bytes) -> Numbers:
@@ -105,7 +105,7 @@ def unpack_nvfp4(block: Bytes) -> Numbers:
     return _in_runs(scale, _looked_up(DOUBLED, _nibbles(block[..., 4:].unflatten(-1, (4, 8)))).flatten(-2))
 
 
-# Blocks of 256 -------------------------------------------------------------------------------------------------------------
+# Blocks of 256 --------------------------------------------------------------------------------------------------------
 
 
 def unpack_q2_k(block: Bytes) -> Numbers:
