@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import ModelError
+from weft.gguf.header import is_gguf, read_header
 from weft.kernels.rotary import VARIANTS, RotaryKind, yarn_scale
 from weft.models.bounds import CONFIG_BYTES, INTEGERS, LAYERS, MOST_ENTRIES, MOST_SHOWN, NUMBERS
 
@@ -50,6 +51,15 @@ def read_config(path: Path, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ModelError(f"{path} must contain a JSON object, got {type(config).__name__}")
     return config
+
+
+def checkpoint_config(place: Path) -> dict[str, Any]:
+    """Return the configuration of a folder, of a file with one, or of a GGUF file."""
+    if is_gguf(place):
+        from weft.models.gguf.configuration import config_of
+
+        return config_of(read_header(place))
+    return read_config(place if place.is_file() else place / "config.json")
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:

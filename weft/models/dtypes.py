@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from weft.base.errors import ModelError
-from weft.models.config import read_config, shown, text_part
+from weft.models.config import checkpoint_config, shown, text_part
 
 log = logging.getLogger("weft")
 
@@ -19,7 +19,7 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
     """Return the requested dtype, or the checkpoint's, or float32."""
     if asked != "auto":
         return DTYPES[asked]
-    config = read_config(folder if folder.is_file() else folder / "config.json")
+    config = checkpoint_config(folder)
     stated = text_part(config).get("dtype") or text_part(config).get("torch_dtype")
     stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
     if not isinstance(stated, str) or stated not in DTYPES:

@@ -9,7 +9,7 @@ import torch
 
 from weft.kernels.choosing import everywhere
 from weft.memory.spec import AttentionMemory, Memory
-from weft.models.config import Config, read_config, text_part
+from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.weights import build
 
 
@@ -22,7 +22,7 @@ class ModelShape:
 
 
 def shape_of(path: Path) -> ModelShape:
-    fields = text_part(read_config(path))
+    fields = text_part(checkpoint_config(path))
     model = build(fields, torch.bfloat16, "meta")
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)

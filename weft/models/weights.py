@@ -22,15 +22,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.errors import ModelError
+from weft.gguf.header import is_gguf
 from weft.kernels.choosing import choose
 from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, is_wide, recipe_of
 from weft.kernels.formats.scheme import Scheme
 from weft.kernels.interface import Operations
 from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
-from weft.models.config import read_config, shown, text_part
+from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
-from weft.models.hints import refuse_gguf, similar_id, similar_name
+from weft.models.gguf.tensors import tensors as gguf_tensors
+from weft.models.hints import similar_id, similar_name
 from weft.models.identity import weights_digest
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
@@ -79,7 +81,7 @@ def load_model(
     the part of `shard` is built and read; random weights are then the same on every rank.
     """
     folder = find_checkpoint(path, with_weights=weights != "dummy")
-    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    config = text_part(checkpoint_config(folder))
     model = build(config, dtype, device, shard=shard, declare=True)
     when_built(model, str(device), dtype)
     if weights == "dummy":
@@ -109,7 +111,7 @@ def load_head(
 ) -> MtpHead:
     """Load the MTP head of the checkpoint that `base` was loaded from, to the same device."""
     folder = find_checkpoint(path, with_weights=weights != "dummy")
-    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    config = text_part(checkpoint_config(folder))
     head = build(config, dtype, device, family=head_of(config), declare=True)
     assert isinstance(head, MtpHead)
     if weights == "dummy":
@@ -130,7 +132,7 @@ def has_head(folder: Path, weights: str) -> bool:
 
     Random weights have one if config.json says so.
     """
-    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    config = text_part(checkpoint_config(folder))
     try:
         head = build(config, torch.float32, "meta", family=head_of(config))
         if weights == "dummy":
@@ -153,7 +155,8 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     """Return a folder, or without weights the file of a configuration; download a hub id."""
     local = Path(path).expanduser()
-    refuse_gguf(local)
+    if is_gguf(local) and local.is_file():
+        return local
     if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
         return local
     packaged = configurations.find(str(path))
@@ -243,10 +246,15 @@ class Entry:
     file: Path
     name: str
     shape: tuple[int, ...]
-    dtype: str  # as safetensors names it
+    dtype: str  # as safetensors names it, or GGUF
+    # Of a file of another kind: what reads the tensor, and its bytes.
+    read: Callable[[], Tensor] | None = None
+    bytes: int | None = None
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
+    if is_gguf(folder):
+        return [folder]
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -293,11 +301,14 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Entry]:
     """Return every tensor that is not ignored, under the model's own name for it."""
     found: dict[str, Entry] = {}
     for file in files:
+        if is_gguf(file):
+            found |= {own: each for own, each in gguf_entries(file) if not is_ignored(model, own)}
+            continue
         try:
             with safe_open(file, framework="pt") as reader:
                 for name in reader.keys():  # noqa: SIM118 (not a mapping)
                     own = own_name(model, name)
-                    if any(re.search(pattern, own) for pattern in model.ignored):
+                    if is_ignored(model, own):
                         continue
                     if own in found:
                         raise ModelError(f"{name} and {found[own].name} are both stored for {own}")
@@ -306,6 +317,20 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Entry]:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read {file}: {error}") from error
     return found
+
+
+def is_ignored(model: CausalModel, own: str) -> bool:
+    return any(re.search(pattern, own) for pattern in model.ignored)
+
+
+def gguf_entries(file: Path) -> Iterator[tuple[str, Entry]]:
+    """Return every tensor of the model that a GGUF file has, under the model's own name for it."""
+    names: set[str] = set()
+    for each in gguf_tensors(file):
+        if each.name in names:
+            raise ModelError(f"{file}: {each.stored.name} and another tensor are both stored for {each.name}")
+        names.add(each.name)
+        yield each.name, Entry(each.stored.file, each.stored.name, each.shape, each.type, each.read, each.bytes)
 
 
 def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Reading], dict[str, Entry]]:
@@ -451,6 +476,9 @@ class Files:
         return self.readers[file]
 
     def whole(self, name: str) -> Tensor:
+        read = self.stored[name].read
+        if read is not None:
+            return read()
         tensor: Tensor = self.reader_of(name).get_tensor(self.stored[name].name)
         return tensor
 
@@ -458,6 +486,8 @@ class Files:
         """Return this rank's part of a tensor, and read nothing else of it."""
         if source.cut is None or source.cut.is_whole or source.concatenated:
             return self.whole(name)
+        if self.stored[name].read is not None:
+            return read_part(self.whole(name), source.cut, source.dim)
         return read_part(self.reader_of(name).get_slice(self.stored[name].name), source.cut, source.dim)
 
 
@@ -467,7 +497,11 @@ def size_of(reading: Reading, stored: Mapping[str, Entry]) -> int:
     if reading.spelling is None or not target.numel():
         return target.numel() * target.element_size()
     share = target.numel() / max(1, math.prod(reading.source.stored_shape))
-    return int(share * sum(math.prod(stored[name].shape) * BYTES.get(stored[name].dtype, 4) for name in reading.names))
+    return int(share * sum(bytes_of(stored[name]) for name in reading.names))
+
+
+def bytes_of(entry: Entry) -> int:
+    return math.prod(entry.shape) * BYTES.get(entry.dtype, 4) if entry.bytes is None else entry.bytes
 
 
 def read_part(stored: Any, cut: RankCut, dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from weft.base.options import Options, draft_of
 from weft.device.devices import free_bytes
 from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
-from weft.models.config import read_config
+from weft.models.config import checkpoint_config
 from weft.models.dtypes import choose_dtype
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
@@ -22,7 +22,7 @@ from weft.runner.hidden_states import HiddenStates, hidden_bytes
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
 from weft.start.assembling import assemble_runner, threads_on
-from weft.text.tokenizer import Tokenizer, load_tokenizer
+from weft.text.tokenizer import Tokenizer, load_tokenizer, text_place
 
 # Steps whose hidden states may wait for an MTP head.
 HIDDEN_STEPS = 2
@@ -78,8 +78,8 @@ def load_draft(
     """Load a draft model, if it reads the same token ids as the target."""
     name = options.draft
     folder = find_checkpoint(builtin.place_of(name), options.weights != "dummy")
-    refuse_block_drafter(name, read_config(folder if folder.is_file() else folder / "config.json"))
-    own = load_tokenizer(folder if folder.is_dir() else folder.parent)
+    refuse_block_drafter(name, checkpoint_config(folder))
+    own = load_tokenizer(text_place(folder))
     if (own and own.digest) != (tokenizer and tokenizer.digest):
         raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
     dtype = choose_dtype(options.dtype, folder)

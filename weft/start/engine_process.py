@@ -32,7 +32,7 @@ from weft.engine.preparation import OwnCommand
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service
 from weft.text.identity import text_digest
-from weft.text.tokenizer import find_text_files
+from weft.text.tokenizer import find_text_files, text_place
 from weft.wire.frames import Frames, ProtocolError
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _folder(options: Options) -> Path:
 def _text_folder(options: Options, folder: Path) -> Path:
     if options.tokenizer is not None:
         return find_text_files(builtin.place_of(options.tokenizer))
-    return folder if folder.is_dir() else folder.parent
+    return text_place(folder)
 
 
 def _name(model: str | None) -> str:
@@ -222,9 +222,9 @@ def _name(model: str | None) -> str:
 
 
 def _architecture(folder: Path) -> str:
-    from weft.models.config import read_config
+    from weft.models.config import checkpoint_config
 
-    config = read_config(folder if folder.is_file() else folder / "config.json")
+    config = checkpoint_config(folder)
     return str((config.get("architectures") or [config.get("model_type", "unknown")])[0])
 
 

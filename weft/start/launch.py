@@ -51,7 +51,7 @@ from weft.start.thread_backend import ThreadBackend
 from weft.start.watchdog import Watchdog, notify
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
-from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer
+from weft.text.tokenizer import Tokenizer, find_text_files, load_tokenizer, text_place
 from weft.wire.tls import TlsFiles
 
 log = logging.getLogger("weft")
@@ -396,7 +396,7 @@ def load_texts(options: TextOptions, settings: dict[str, Any]) -> Texts:
     """Return tokenizer and template, from the folder in which the engine found the model, or from another one."""
     ends = frozenset(settings["end_tokens"])
     folder = Path(settings["folder"])
-    folder = folder if folder.is_dir() else folder.parent
+    folder = text_place(folder)
     suggested = suggested_params(folder)
     if options.tokenizer is not None:
         folder = find_text_files(builtin.place_of(options.tokenizer))

@@ -29,7 +29,7 @@ from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.identity import Identity
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
-from weft.models.config import Config, read_config, text_part
+from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.dtypes import choose_dtype
 from weft.models.identity import identity_of, revisions_of
 from weft.models.layers.moe import ExpertLayer
@@ -52,7 +52,7 @@ from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
-from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer
+from weft.text.tokenizer import Tokenizer, end_tokens, find_text_files, load_tokenizer, text_place
 
 log = logging.getLogger("weft")
 
@@ -184,7 +184,7 @@ def load(
 def check_shapes(options: Options) -> None:
     """Raise if the model cannot be cut over this many ranks."""
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
-    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    config = text_part(checkpoint_config(folder))
     model = build(config, torch.float32, "meta", shard=shard_of(options, 0))
     if options.expert_parallel and not any(isinstance(module, ExpertLayer) for module in model.modules()):
         raise OptionError("expert_parallel needs a mixture of experts, and this model has none; leave it out")
@@ -236,7 +236,7 @@ def load_model_of(
     for name, reason in reasons.items():
         log.info("%s: %s", name, reason)
     check_length(model, engine_config.max_length, facts.model_length)
-    beside = folder if folder.is_dir() else folder.parent
+    beside = text_place(folder)
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
@@ -264,7 +264,7 @@ def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, dis
 
 def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype) -> tuple[bool, str]:
     """Return what `--exact auto` means, and why. Drafts exclude it only if they were asked for."""
-    config = text_part(read_config(folder if folder.is_file() else folder / "config.json"))
+    config = text_part(checkpoint_config(folder))
     conflict = "tensor_parallel is not supported with it" if options.tensor_parallel > 1 else None
     if device != "cpu" and options.draft not in ("auto", "off"):
         # On a GPU a model's drafts exclude it, and with others its cost was not measured.
@@ -435,7 +435,7 @@ def _root(error: BaseException) -> str:
 def load_text(options: Options, folder: Path) -> tuple[Tokenizer | None, ChatTemplate | None]:
     if options.tokenizer is not None:
         folder = find_text_files(builtin.place_of(options.tokenizer))
-    folder = folder if folder.is_dir() else folder.parent
+    folder = text_place(folder)
     found = load_tokenizer(folder)
     if found is None and options.tokenizer is not None:
         raise ModelError(f"tokenizer: {folder} has no tokenizer.json")

@@ -30,6 +30,9 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+"
 _CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
 _SLASHED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+_NO_HAN = "&&[^\\p{Han}]"
+_KIMI = rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}{_NO_HAN}]"
+_KIMI = rf"{_KIMI}*[{_LOWER}{_NO_HAN}]+{_ENDINGS}?|{_KIMI}+[{_LOWER}{_NO_HAN}]*{_ENDINGS}?"
 # By the first models that had them. Patterns that `ByteLevel` and `Whitespace` bring along are not in the file.
 LINEAR = {
     "weft": r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -40,6 +43,7 @@ LINEAR = {
     ),
     "llama 3": rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}",
     "gpt-4o": rf"{_CASED}{_ENDINGS}?|{_CAPITALS}{_ENDINGS}?|\p{{N}}{{1,3}}|{_SLASHED}|{_SPACES}",
+    "kimi": rf"[\p{{Han}}]+|{_KIMI}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}",
     "mistral tekken": rf"{_CASED}|{_CAPITALS}|\p{{N}}|{_SLASHED}|{_SPACES}",
 }
 _LINEAR = frozenset(LINEAR.values())

@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 from weft.base.errors import InvalidField, ModelError, OptionError, RequestError
+from weft.gguf.header import is_gguf, read_header
 from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 
@@ -192,6 +193,12 @@ def load_template(folder: Path, specials: Mapping[str, str], chosen: str | None 
     """
     if chosen is not None:
         return read_template(Path(chosen), specials)
+    if is_gguf(folder):
+        metadata = read_header(folder).metadata
+        source, with_tools = (metadata.get(f"tokenizer.chat_template{end}") for end in ("", ".tool_use"))
+        if not isinstance(source, str):
+            return None
+        return ChatTemplate(source, specials, with_tools=with_tools if isinstance(with_tools, str) else None)
     path = folder / "chat_template.jinja"
     if path.is_file():
         return ChatTemplate(path.read_text(encoding="utf-8"), specials)

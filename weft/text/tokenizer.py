@@ -15,7 +15,9 @@ from typing import Any
 import tokenizers
 
 from weft.base.errors import InvalidField, ModelError
+from weft.gguf.header import is_gguf, read_header
 from weft.text.detokenizer import Detokenizer, Vocabulary
+from weft.text.gguf_tokenizer import end_ids, tokenizer_of
 from weft.text.patterns import are_linear, check_pattern, patterns_of
 
 FILES = (
@@ -134,17 +136,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of a model's folder, or None if it has none (the model then takes token ids only)."""
-    path = folder / "tokenizer.json"
+    """Return the tokenizer of a model's folder or GGUF file, or None if it has none.
+
+    The model then takes token ids only.
+    """
+    path = folder if is_gguf(folder) else folder / "tokenizer.json"
     if not path.is_file():
         return None
-    if path.stat().st_size > MAX_FILE_BYTES:
+    if not is_gguf(path) and path.stat().st_size > MAX_FILE_BYTES:
         raise ModelError(f"{path} must have at most {MAX_FILE_BYTES} bytes")
     try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-        for pattern in patterns_of(backend):
-            check_pattern(path, pattern)
-        found = Tokenizer(backend, special_tokens(folder), end_tokens(folder))
+        read = tokenizer_of(path, read_header(path).metadata) if is_gguf(path) else from_file(path)
+        if read is None:
+            return None
+        found = Tokenizer(*read, end_tokens(folder))
         found.encode_all(PROBES)
     except ModelError:
         raise
@@ -153,6 +158,14 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
             raise
         raise ModelError(f"cannot use {path} as a tokenizer: {_first_line(error)}") from None
     return found
+
+
+def from_file(path: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Return the tokenizer of a tokenizer.json, and the named special tokens beside it."""
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    for pattern in patterns_of(backend):
+        check_pattern(path, pattern)
+    return backend, special_tokens(path.parent)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -169,6 +182,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 def end_tokens(folder: Path) -> frozenset[int]:
     """Return the ids that end an answer, from generation_config.json or config.json: one number or a list."""
+    if is_gguf(folder):
+        return end_ids(folder, read_header(folder).metadata)
     for name in ("generation_config.json", "config.json"):
         config = read_json(folder / name)
         stated = config.get("eos_token_id")
@@ -187,6 +202,11 @@ def _token_ids(path: Path, stated: Any) -> list[int]:
     return found
 
 
+def text_place(place: Path) -> Path:
+    """Return where the texts of a model are: its folder, or the GGUF file that has all."""
+    return place if place.is_dir() or is_gguf(place) else place.parent
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file, which may be missing."""
     if not path.is_file():
@@ -203,7 +223,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def find_text_files(place: str) -> Path:
     """Return the folder of a tokenizer: a local one, or the hub's, of which only the small files are downloaded."""
     local = Path(place).expanduser()
-    if local.is_dir():
+    if local.is_dir() or (is_gguf(local) and local.is_file()):
         return local
     if place.count("/") != 1:
         raise ModelError(f"{place} is neither a folder with a tokenizer nor a hub id such as 'owner/name'")

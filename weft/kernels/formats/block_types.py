@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from weft.kernels.formats.blocks import BlockFormat
+from weft.kernels.formats.blocks import BlockFormat, OtherInputs
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 from weft.kernels.formats.stored import Stored
 
@@ -209,7 +209,21 @@ def _spelling(kind: str, format: BlockFormat) -> Spelling:
     return Spelling(kind.lower(), ("",), ((kind,),), sizes, read, is_stated=False)
 
 
-SPELLINGS = tuple(_spelling(kind, format) for kind, format in BLOCK_TYPES.items())
+def _with_order(plain: Spelling) -> Spelling:
+    """Return how a matrix is spelled whose inputs are stored in another order, which stands beside it."""
+
+    def sizes(shapes: Sequence[tuple[int, ...]], scheme: Scheme) -> tuple[int, ...] | str:
+        return plain.sizes(shapes[:1], scheme)
+
+    def read(tensors: Sequence[Tensor], scheme: Scheme) -> Stored:
+        return OtherInputs.of(plain.read(tensors[:1], scheme), tensors[1])
+
+    return Spelling(plain.kind, ("", "_order"), (*plain.dtypes, ("I64",)), sizes, read, is_stated=False)
+
+
+_PLAIN = tuple(_spelling(kind, format) for kind, format in BLOCK_TYPES.items())
+# Those with more tensors first: the first whose tensors are all there counts.
+SPELLINGS = (*map(_with_order, _PLAIN), *_PLAIN)
 
 
 def claim(statement: Statement) -> Scheme | None:
