@@ -78,23 +78,6 @@ def test_the_list_for_people_has_every_model_command_and_architecture(capsys):
 # names that cannot be loaded ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model.gguf", "no/such/model-Q4_K_M.GGUF", "owner/LFM2-1.2B-GGUF"])
-@pytest.mark.parametrize("with_weights", [True, False])
-def test_a_gguf_name_is_refused_with_what_to_do(name, with_weights):
-    with pytest.raises(ModelError, match=r"GGUF format, which is not supported; pass the folder or hub id") as found:
-        find_checkpoint(name, with_weights)
-    assert "\n" not in str(found.value)
-
-
-def test_a_folder_with_gguf_weights_only_is_refused_and_one_with_others_is_not(tmp_path):
-    for name in ("model.gguf", "config.json"):
-        (tmp_path / name).touch()
-    with pytest.raises(ModelError, match="has only GGUF weights"):
-        find_checkpoint(tmp_path, with_weights=True)
-    (tmp_path / "model.safetensors").touch()
-    assert find_checkpoint(tmp_path, with_weights=True) == tmp_path
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

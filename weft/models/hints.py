@@ -1,25 +1,10 @@
-"""What a model that cannot be loaded may have meant: formats of other programs, and misspelt names. No torch."""
+"""What a model that cannot be loaded may have meant: misspelt names. No torch."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from weft.base.errors import ModelError
 from weft.base.suggest import did_you_mean
 from weft.models import configurations
 from weft.models.catalogue import BUILT_IN, hub_ids, published
-
-
-def refuse_gguf(path: Path) -> None:
-    """Raise if the path is a GGUF file, a folder with weights in that format only, or a hub id that ends in GGUF."""
-    inside = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-    named = not path.is_dir() and path.name.lower().endswith((".gguf", "-gguf"))
-    if inside or named:
-        what = "has only GGUF weights" if inside else "is in the GGUF format"
-        raise ModelError(
-            f"{path} {what}, which is not supported; pass the folder or hub id of the original checkpoint with "
-            "config.json and *.safetensors, such as LiquidAI/LFM2-1.2B (weft models lists more)"
-        )
 
 
 def similar_id(hub_id: str) -> str:

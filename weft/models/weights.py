@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from weft.base.errors import ModelError
 from weft.gguf.header import is_gguf
+from weft.gguf.places import chosen, hub_place, local_file
 from weft.kernels.choosing import choose
 from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, is_wide, recipe_of
 from weft.kernels.formats.scheme import Scheme
@@ -155,8 +156,14 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
 def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     """Return a folder, or without weights the file of a configuration; download a hub id."""
     local = Path(path).expanduser()
-    if is_gguf(local) and local.is_file():
-        return local
+    file = local_file(local)
+    if file is not None:
+        return file
+    if is_gguf(local) and str(path).count("/") < 2:
+        raise ModelError(f"there is no file {path}")
+    place = None if local.exists() else hub_place(str(path))
+    if place is not None:
+        return download_file(*place)
     if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
         return local
     packaged = configurations.find(str(path))
@@ -174,6 +181,20 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise ModelError(
             f"{path} is not a local folder, and the download from the hub failed: {error}{similar_id(str(path))}"
+        ) from error
+
+
+def download_file(repository: str, wanted: str) -> Path:
+    """Return a GGUF file of a hub repository, chosen by its name or by a tag; download all of its parts."""
+    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        names = chosen(list_repo_files(repository), wanted, repository)
+        return Path(snapshot_download(repository, allow_patterns=names)) / names[0]
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise ModelError(
+            f"{repository} is not a local folder, and the download from the hub failed: {first_line(error)}"
         ) from error
 
 

@@ -44,9 +44,12 @@ class Mapped:
         """Return plain numbers, or the bytes of blocks [..., outputs, bytes], without a copy."""
         content = self.files.get(stored.file)
         if content is None:
-            with stored.file.open("rb") as file:
-                # Writes would go to memory of this process. None happen; but torch wants to be able to.
-                content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            try:
+                with stored.file.open("rb") as file:
+                    # Writes would go to memory of this process. None happen; but torch wants to be able to.
+                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"cannot read {stored.file}: {error}") from error
             self.files[stored.file] = content
         if stored.offset + stored.bytes > len(content):
             raise ModelError(f"{stored.file} has become shorter")
