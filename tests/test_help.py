@@ -10,8 +10,8 @@ from dataclasses import fields
 
 import pytest
 
+from weft.base.aliases import translate
 from weft.base.options import Options
-from weft.cli.aliases import translate
 from weft.cli.completion import SHELLS, completed
 from weft.cli.groups import ENGINE, EXAMPLES, GROUPS
 from weft.cli.main import COMMANDS, build_parser, main

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft import __version__
+from weft.base.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
 from weft.cli import cache, completion, doctor, generate, models, route, serve, simulate
-from weft.cli.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.chat import command as chat

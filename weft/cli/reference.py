@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from weft.base import aliases
 from weft.base.options import Options
-from weft.cli import aliases
 from weft.cli.chat.conversation import COMMANDS as chat_commands
 from weft.cli.chat.conversation import KEYS
 from weft.cli.groups import EXAMPLES
