@@ -56,7 +56,7 @@ HEAVY = {"torch", "transformers", "safetensors", "triton"}
 WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}
 HOMES = ("weft.memory", "weft.device", "weft.models", "weft.kernels")
 # OpenAI's API calls a streamed piece a delta: whoever speaks it must say so.
-SPEAKERS = {"weft.server": {"delta"}, "weft.cli": {"delta"}}
+SPEAKERS = {"weft.server": {"delta"}, "weft.cli": {"delta"}, "weft.offline": {"delta"}}
 
 WAITING = {"item", "tolist", "cpu", "nonzero", "unique", "unique_consecutive", "masked_select", "synchronize"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}

@@ -23,7 +23,7 @@ from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.route import RouteOptions, check_given
 from weft.cli.serve import ServeOptions
-from weft.offline.result import Chunk, Completion, Result, Times
+from weft.offline.result import Chunk, CompletionOutput, Result, Times
 from weft.text.template import ChatTemplate
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
@@ -166,7 +166,7 @@ def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
 def test_an_answer_cannot_control_the_terminal(monkeypatch, capsys, terminal):
     """A file or pipe gets the answer as it is."""
     evil, shown = "a\x1b]0;title\x07b\u202e\n", "a]0;titleb\n" if terminal else "a\x1b]0;title\x07b\u202e\n"
-    result = Result("0", None, [], [Completion(0, evil, [], "stop")], Times(0.0))
+    result = Result("0", None, [], [CompletionOutput(0, evil, [], "stop")], Times(0.0))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     show_stream([Chunk(evil[:2], (), None), Chunk(evil[2:], (), None, "stop", result)])
     show_all([result])

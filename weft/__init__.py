@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from weft.offline.asking import TextPrompt, TokensPrompt
     from weft.offline.async_llm import AsyncLLM
     from weft.offline.async_llm import AsyncLLM as AsyncLLMEngine
-    from weft.offline.engine import Engine
     from weft.offline.keywords import EngineArgs
     from weft.offline.keywords import EngineArgs as AsyncEngineArgs
     from weft.offline.llm import LLM
-    from weft.offline.result import BeamSearchOutput, Chunk, Completion, Logprob, Result
-    from weft.offline.result import Completion as CompletionOutput
+    from weft.offline.result import BeamSearchOutput, Chunk, CompletionOutput, Logprob, Result
     from weft.offline.result import Result as RequestOutput
-    from weft.offline.sampling import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+    from weft.offline.sampling import BeamSearchParams, RequestOutputKind, StructuredOutputsParams
+    from weft.offline.sampling import GenerationParams as SamplingParams
     from weft.offline.sampling import StructuredOutputsParams as GuidedDecodingParams
+    from weft.offline.sglang_engine import SglangEngine as Engine
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "BeamSearchOutput",
     "BeamSearchParams",
     "Chunk",
-    "Completion",
     "CompletionOutput",
     "Engine",
     "EngineArgs",
@@ -69,9 +68,8 @@ _HOMES = {
     "BeamSearchOutput": "weft.offline.result",
     "BeamSearchParams": "weft.offline.sampling",
     "Chunk": "weft.offline.result",
-    "Completion": "weft.offline.result",
-    "CompletionOutput": "weft.offline.result:Completion",
-    "Engine": "weft.offline.engine",
+    "CompletionOutput": "weft.offline.result",
+    "Engine": "weft.offline.sglang_engine:SglangEngine",
     "EngineArgs": "weft.offline.keywords",
     "FlexibleArgumentParser": "argparse:ArgumentParser",
     "GuidedDecodingParams": "weft.offline.sampling:StructuredOutputsParams",
@@ -79,7 +77,7 @@ _HOMES = {
     "RequestOutput": "weft.offline.result:Result",
     "RequestOutputKind": "weft.offline.sampling",
     "Result": "weft.offline.result",
-    "SamplingParams": "weft.offline.sampling",
+    "SamplingParams": "weft.offline.sampling:GenerationParams",
     "StructuredOutputsParams": "weft.offline.sampling",
     "TextPrompt": "weft.offline.asking",
     "TokensPrompt": "weft.offline.asking",

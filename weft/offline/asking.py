@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +19,14 @@ from weft.base.sampling import SamplingParams as EngineParams
 from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.offline.result import Decode, Result, Times, completion_of, prompt_scores
-from weft.offline.sampling import SamplingParams, of_engine
+from weft.offline.sampling import GenerationParams, of_engine
 from weft.text.bad_words import token_sequences
 from weft.text.conversation import render
 from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
+
+log = logging.getLogger("weft")
 
 
 class TextPrompt(TypedDict, total=False):
@@ -42,7 +45,7 @@ class TokensPrompt(TypedDict, total=False):
 
 
 AnyPrompt: TypeAlias = Prompt | TextPrompt | TokensPrompt
-AnyParams: TypeAlias = SamplingParams | EngineParams
+AnyParams: TypeAlias = GenerationParams | EngineParams
 Params: TypeAlias = AnyParams | Sequence[AnyParams] | None
 Conversation: TypeAlias = Sequence[Message]
 PROMPT_NAMES = ("prompt", "prompt_token_ids", "cache_salt")
@@ -69,12 +72,12 @@ class Answering:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OpenPrompt:
     """One prompt and its answers: the requests that compute them, and how they are shown."""
 
     id: str
     prompt: str | None
-    params: SamplingParams
+    params: GenerationParams
     answers: list[Answering]
     decode: Decode | None = None
     arrival_time: float = field(default_factory=time.time)
@@ -140,7 +143,7 @@ class Asking:
         self.suggested = suggested
         self._numbers = itertools.count()
 
-    def defaults(self) -> SamplingParams:
+    def defaults(self) -> GenerationParams:
         """Return a copy of the model's own sampling parameters, the defaults of every call."""
         return of_engine(self.suggested)
 
@@ -153,7 +156,7 @@ class Asking:
         priority: int | Sequence[int] = 0,
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
         request_id: str | None = None,
-    ) -> list[Asked]:
+    ) -> list[OpenPrompt]:
         """Return what is asked with every prompt; raise before any of it runs."""
         listed = [_plain(each) for each in _as_list(prompts)]
         texts = [text for text, _, _ in listed]
@@ -174,7 +177,7 @@ class Asking:
         cache_salt: str | None = None,
         priority: int | Sequence[int] = 0,
         request_id: str | None = None,
-    ) -> list[Asked]:
+    ) -> list[OpenPrompt]:
         """Return what is asked with every conversation."""
         template = self.template
         if chat_template is not None:
@@ -206,7 +209,7 @@ class Asking:
         priority: int | Sequence[int],
         snapshots: Sequence[int] | Sequence[Sequence[int]],
         request_id: str | None,
-    ) -> list[Asked]:
+    ) -> list[OpenPrompt]:
         count = len(prompts)
         each_params = _per_prompt(self.defaults() if params is None else params, count)
         each_snapshots = _snapshots_per_prompt(snapshots, count)
@@ -225,7 +228,7 @@ class Asking:
         priority: int,
         snapshots: Sequence[int],
         request_id: str | None,
-    ) -> Asked:
+    ) -> OpenPrompt:
         if not isinstance(salt, str | None):
             raise InvalidField("cache_salt", f"must be a string, got {salt!r}")
         params, own, grammar = self._params(given, prompt)
@@ -246,9 +249,9 @@ class Asking:
             request = msgspec.structs.replace(first, params=found)
             answers.append(Answering(FollowedAnswer(request, self._detokenizer(params), place)))
         name = request_id or str(next(self._numbers))
-        return Asked(name, text, params, answers, None if self.tokenizer is None else self._decode)
+        return OpenPrompt(name, text, params, answers, None if self.tokenizer is None else self._decode)
 
-    def _params(self, given: AnyParams, prompt: Tokens) -> tuple[SamplingParams, EngineParams, Grammar | None]:
+    def _params(self, given: AnyParams, prompt: Tokens) -> tuple[GenerationParams, EngineParams, Grammar | None]:
         """Return parameters as the caller's and as the engine's, and the form of the answers."""
         if isinstance(given, EngineParams):
             params, own, grammar = replace(of_engine(given), max_tokens=given.max_tokens), given, None
@@ -261,7 +264,7 @@ class Asking:
             own = replace(own, bad_words=token_sequences(own.bad_words, self.tokenizer))
         return params, own, grammar
 
-    def _detokenizer(self, params: SamplingParams) -> Any:
+    def _detokenizer(self, params: GenerationParams) -> Any:
         if self.tokenizer is None or not params.detokenize:
             return None
         return self.tokenizer.detokenizer(params.skip_special_tokens)
@@ -269,6 +272,18 @@ class Asking:
     def _decode(self, token: int) -> str:
         assert self.tokenizer is not None
         return self.tokenizer.decode([token], skip_special=False)
+
+
+def report_cut(results: Sequence[Result]) -> None:
+    """Log once for all results that the default length ended an answer."""
+    cut = [each.why_cut for each in results if each.why_cut]
+    if cut:
+        log.warning("%d of %d: %s", len(cut), len(results), cut[0])
+
+
+def refuse_adapters(lora_request: object) -> None:
+    if lora_request is not None:
+        raise InvalidField("lora_request", "is not supported: there are no LoRA adapters")
 
 
 def _as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> Sequence[AnyPrompt]:

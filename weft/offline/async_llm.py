@@ -11,11 +11,19 @@ from weft.answers.requests import ModelBounds
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.options import Options
-from weft.offline.asking import Answering, AnyParams, AnyPrompt, Asked, Asking, Conversation
+from weft.offline.asking import (
+    Answering,
+    AnyParams,
+    AnyPrompt,
+    Asking,
+    Conversation,
+    OpenPrompt,
+    refuse_adapters,
+    report_cut,
+)
 from weft.offline.keywords import EngineArgs, options_of
-from weft.offline.llm import refuse_adapters, report_cut
 from weft.offline.result import Result
-from weft.offline.sampling import RequestOutputKind, SamplingParams
+from weft.offline.sampling import GenerationParams, RequestOutputKind
 from weft.offline.text import TextTokenizer
 from weft.start.engine_process import load_engine
 from weft.start.launch import load_texts
@@ -120,7 +128,7 @@ class AsyncLLM:
             raise RequestError(NO_TOKENIZER)
         return TextTokenizer(self._asking.tokenizer, self._asking.template)
 
-    def get_default_sampling_params(self) -> SamplingParams:
+    def get_default_sampling_params(self) -> GenerationParams:
         """Return a copy of the model's own sampling parameters, which may be changed and passed."""
         return self._asking.defaults()
 
@@ -164,7 +172,7 @@ class AsyncLLM:
             self._starting = asyncio.ensure_future(self._backend.start())
         await asyncio.shield(self._starting)
 
-    async def _follow(self, asked: Asked) -> AsyncIterator[Result]:
+    async def _follow(self, asked: OpenPrompt) -> AsyncIterator[Result]:
         if asked.id in self._named:
             raise RequestError(f"request_id {asked.id!r} is already in use")
         streams = self._named[asked.id] = []
@@ -194,7 +202,7 @@ class AsyncLLM:
                 await self._freed.wait()
             self._open += count
 
-    async def _results(self, asked: Asked, streams: list[OutputStream]) -> AsyncIterator[Result]:
+    async def _results(self, asked: OpenPrompt, streams: list[OutputStream]) -> AsyncIterator[Result]:
         kind, shown = asked.params.output_kind, [0] * len(streams)
         tokens = [0] * len(streams)
         changed = asyncio.Event()
@@ -232,7 +240,7 @@ class AsyncLLM:
             changed.set()
 
 
-def _only(asked: list[Asked]) -> Asked:
+def _only(asked: list[OpenPrompt]) -> OpenPrompt:
     if len(asked) != 1:
         raise RequestError(f"an iterator has the answers to one prompt, got {len(asked)}")
     return asked[0]

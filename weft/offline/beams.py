@@ -4,23 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from weft.base.errors import InvalidField
 from weft.base.sampling import MAX_LOGPROBS
-from weft.offline.result import BeamSearchOutput, BeamSearchSequence, TokenScore
-from weft.offline.sampling import BeamSearchParams, SamplingParams
-
-if TYPE_CHECKING:
-    from weft.offline.asking import AnyPrompt
-    from weft.offline.llm import LLM
+from weft.offline.asking import AnyPrompt
+from weft.offline.result import BeamSearchOutput, BeamSearchSequence, Result, TokenScore
+from weft.offline.sampling import BeamSearchParams, GenerationParams
+from weft.text.tokenizer import Tokenizer
 
 # Each beam proposes twice as many tokens as beams are kept, so that enough are left when some of them end.
 WIDEST = MAX_LOGPROBS // 2
 
 
+class Generates(Protocol):
+    """What a search asks of an `LLM`."""
+
+    tokenizer: Tokenizer | None
+    end_tokens: frozenset[int]
+
+    def generate(
+        self, prompts: Sequence[AnyPrompt], sampling_params: GenerationParams, use_tqdm: bool
+    ) -> list[Result]: ...
+
+
 @dataclass(slots=True)
-class Search:
+class BeamSearch:
     """The beams of one prompt: those that grow, and those that have ended."""
 
     prompt: str | None
@@ -30,18 +39,18 @@ class Search:
 
 
 def search(
-    llm: LLM, prompts: Sequence[AnyPrompt], params: BeamSearchParams, progress: bool = False
+    llm: Generates, prompts: Sequence[AnyPrompt], params: BeamSearchParams, progress: bool = False
 ) -> list[BeamSearchOutput]:
     """Return the likeliest answers to each prompt, best first."""
     if not 1 <= params.beam_width <= WIDEST:
         raise InvalidField("beam_width", f"must be an integer from 1 to {WIDEST}, got {params.beam_width!r}")
     # Also computes the prompts, so that all beams find them in the cache.
-    found = llm.generate(prompts, SamplingParams(max_tokens=0), use_tqdm=False)
+    found = llm.generate(prompts, GenerationParams(max_tokens=0), use_tqdm=False)
     searches = [
-        Search(each.prompt, each.prompt_token_ids, [BeamSearchSequence(each.prompt_token_ids, [])], [])
+        BeamSearch(each.prompt, each.prompt_token_ids, [BeamSearchSequence(each.prompt_token_ids, [])], [])
         for each in found
     ]
-    step = SamplingParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
+    step = GenerationParams(max_tokens=1, temperature=0.0, logprobs=2 * params.beam_width, detokenize=False)
     ends = frozenset() if params.ignore_eos else llm.end_tokens
     for _ in range(params.max_tokens):
         growing = [beam for each in searches for beam in each.beams]
@@ -66,7 +75,9 @@ def _longer(beam: BeamSearchSequence, scores: list[TokenScore] | None) -> Iterat
         )
 
 
-def _keep_best(search: Search, found: list[BeamSearchSequence], params: BeamSearchParams, ends: frozenset[int]) -> None:
+def _keep_best(
+    search: BeamSearch, found: list[BeamSearchSequence], params: BeamSearchParams, ends: frozenset[int]
+) -> None:
     for beam in found:
         if beam.tokens[-1] in ends:
             search.ended.append(replace(beam, finish_reason="stop", stop_reason=beam.tokens[-1]))
@@ -75,7 +86,7 @@ def _keep_best(search: Search, found: list[BeamSearchSequence], params: BeamSear
     search.beams = growing[: params.beam_width]
 
 
-def _output(llm: LLM, search: Search, params: BeamSearchParams) -> BeamSearchOutput:
+def _output(llm: Generates, search: BeamSearch, params: BeamSearchParams) -> BeamSearchOutput:
     """Return the best beams, with their texts."""
     start = len(search.prompt_tokens)
 

@@ -6,7 +6,6 @@ several threads: every waiting thread steps the engine for all of them.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
@@ -19,16 +18,25 @@ from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.options import Options
 from weft.engine.events import Output
 from weft.engine.loop import Engine
-from weft.offline.asking import Answering, AnyParams, AnyPrompt, Asked, Asking, Conversation, Params
+from weft.offline.asking import (
+    Answering,
+    AnyParams,
+    AnyPrompt,
+    Asking,
+    Conversation,
+    OpenPrompt,
+    Params,
+    refuse_adapters,
+    report_cut,
+)
+from weft.offline.beams import search
 from weft.offline.interrupts import InterruptLater
 from weft.offline.keywords import options_of
 from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
-from weft.offline.sampling import BeamSearchParams, SamplingParams
+from weft.offline.sampling import BeamSearchParams, GenerationParams
 from weft.offline.text import TextTokenizer
 from weft.start.loading import load
 from weft.text.prompts import NO_TOKENIZER
-
-log = logging.getLogger("weft")
 
 
 @dataclass(slots=True)
@@ -37,7 +45,7 @@ class OpenRequest:
 
     number: int
     answering: Answering
-    asked: Asked
+    asked: OpenPrompt
     chunks: deque[Chunk] | None = None
     ended: bool = False
 
@@ -190,8 +198,6 @@ class LLM:
         self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """Return the likeliest answers to each prompt that beam search finds, best first."""
-        from weft.offline.beams import search
-
         return search(self, prompts, params, use_tqdm)
 
     def get_tokenizer(self) -> TextTokenizer:
@@ -200,7 +206,7 @@ class LLM:
             raise RequestError(NO_TOKENIZER)
         return TextTokenizer(self.tokenizer, self.template)
 
-    def get_default_sampling_params(self) -> SamplingParams:
+    def get_default_sampling_params(self) -> GenerationParams:
         """Return a copy of the model's own sampling parameters, which may be changed and passed."""
         return self._asking.defaults()
 
@@ -234,7 +240,7 @@ class LLM:
 
     # running ----------------------------------------------------------------------------------------------------------
 
-    def _run(self, asked: list[Asked], progress: bool) -> list[Result]:
+    def _run(self, asked: list[OpenPrompt], progress: bool) -> list[Result]:
         from weft.offline.progress import Progress
 
         opened: list[OpenRequest] = []
@@ -253,7 +259,7 @@ class LLM:
         report_cut(results)
         return results
 
-    def _follow(self, asked: Asked) -> Generator[Chunk, None, None]:
+    def _follow(self, asked: OpenPrompt) -> Generator[Chunk, None, None]:
         chunks: deque[Chunk] = deque()
         opened: list[OpenRequest] = []
         try:
@@ -268,7 +274,7 @@ class LLM:
         finally:
             self._abort(opened)
 
-    def _add(self, asked: Asked, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
+    def _add(self, asked: OpenPrompt, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
         """Give the requests to the engine. `chunks`, if given, receives their output from the first token on.
 
         They join `opened` before an interrupt can be raised, so that the caller can abort them.
@@ -334,22 +340,10 @@ class LLM:
                 self._land_rest()
 
 
-def single(asked: list[Asked]) -> Asked:
+def single(asked: list[OpenPrompt]) -> OpenPrompt:
     """Return the only prompt with its only answer."""
     if len(asked) != 1:
         raise RequestError(f"stream takes one prompt, got {len(asked)}; use generate for several")
     if len(asked[0].answers) != 1:
         raise InvalidField("n", "must be 1 in a stream; use generate for several answers")
     return asked[0]
-
-
-def report_cut(results: Sequence[Result]) -> None:
-    """Log once for all results that the default length ended an answer."""
-    cut = [each.why_cut for each in results if each.why_cut]
-    if cut:
-        log.warning("%d of %d: %s", len(cut), len(results), cut[0])
-
-
-def refuse_adapters(lora_request: object) -> None:
-    if lora_request is not None:
-        raise InvalidField("lora_request", "is not supported: there are no LoRA adapters")

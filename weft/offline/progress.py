@@ -8,7 +8,7 @@ from types import TracebackType
 
 from tqdm import tqdm
 
-from weft.offline.asking import Asked
+from weft.offline.asking import OpenPrompt
 
 SECONDS_BETWEEN = 0.2
 
@@ -27,7 +27,7 @@ class Progress:
     ) -> None:
         self._bar.close()
 
-    def show(self, asked: Sequence[Asked]) -> None:
+    def show(self, asked: Sequence[OpenPrompt]) -> None:
         now = time.monotonic()
         if self._bar.disable or now - self._last < SECONDS_BETWEEN:
             return

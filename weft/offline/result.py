@@ -66,7 +66,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionOutput:
     """One of the answers to a prompt.
 
     `finish_reason` is "stop", "length", "abort" or "error" (then `error` says why); None: the answer is still growing.
@@ -111,7 +111,7 @@ class Result:
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
-    outputs: list[Completion]
+    outputs: list[CompletionOutput]
     metrics: Times
     prompt_logprobs: list[TokenScore | None] | None = None
     cached_tokens: int = 0
@@ -182,10 +182,10 @@ class Result:
         return f"the answer was cut at the default length of {max(cut)} tokens; pass SamplingParams(max_tokens=...)"
 
 
-def completion_of(followed: FollowedAnswer, index: int, scored: bool, decode: Decode | None) -> Completion:
+def completion_of(followed: FollowedAnswer, index: int, scored: bool, decode: Decode | None) -> CompletionOutput:
     """Return an answer as far as it has grown. `scored`: with log-probabilities."""
     answer, has_scores = followed.answer, followed.request.params.logprobs is not None
-    return Completion(
+    return CompletionOutput(
         index=index,
         text=answer.text,
         token_ids=list(answer.tokens),

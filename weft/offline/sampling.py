@@ -79,7 +79,7 @@ class StructuredOutputsParams:
 
 
 @dataclass(kw_only=True)
-class SamplingParams:
+class GenerationParams:
     """How to sample the answers to a prompt, and when they end.
 
     `n` answers are returned, the likeliest of `best_of` if that is more. `max_tokens` bounds an answer; None: all that
@@ -176,7 +176,7 @@ class SamplingParams:
         form = given[0]
         return (StructuredOutputsParams(**form) if isinstance(form, Mapping) else form).compiled_from()
 
-    def clone(self) -> SamplingParams:
+    def clone(self) -> GenerationParams:
         """Return a copy, which may be changed."""
         return replace(self)
 
@@ -194,9 +194,9 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
 
 
-def of_engine(params: EngineParams) -> SamplingParams:
+def of_engine(params: EngineParams) -> GenerationParams:
     """Return the engine's parameters as a caller's, with the default of `max_tokens`."""
-    return SamplingParams(**{name: getattr(params, name) for name in SHARED})
+    return GenerationParams(**{name: getattr(params, name) for name in SHARED})
 
 
 def _check_count(name: str, value: Any, most: int, least: int = 1) -> None:

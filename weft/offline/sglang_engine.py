@@ -13,18 +13,18 @@ from weft.base.errors import InvalidField
 from weft.base.suggest import did_you_mean
 from weft.offline.async_llm import AsyncLLM
 from weft.offline.keywords import EngineArgs
-from weft.offline.result import Completion, Result, TokenScore
-from weft.offline.sampling import SamplingParams, StructuredOutputsParams
+from weft.offline.result import CompletionOutput, Result, TokenScore
+from weft.offline.sampling import GenerationParams, StructuredOutputsParams
 
 # Names of sampling parameters that differ; those with a form are `FORMS`. The others are ours.
 RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "no_stop_trim": "include_stop_str_in_output"}
 FORMS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
-OWN = tuple(SamplingParams.__dataclass_fields__)
+OWN = tuple(GenerationParams.__dataclass_fields__)
 # A stream's answer, or the answers of a call.
 Answer = dict[str, Any]
 
 
-class Engine:
+class SglangEngine:
     """A model in this process with SGLang's interface. Keywords are those of `LLM` and of SGLang's `Engine`."""
 
     def __init__(self, model_path: str | None = None, **options: Any) -> None:
@@ -81,7 +81,7 @@ class Engine:
             self._thread.join()
             self._loop.close()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> SglangEngine:
         return self
 
     def __exit__(
@@ -98,7 +98,7 @@ class Engine:
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None,
         return_logprob: bool,
         top_logprobs_num: int,
-    ) -> list[tuple[Any, SamplingParams]]:
+    ) -> list[tuple[Any, GenerationParams]]:
         if (prompt is None) == (input_ids is None):
             raise InvalidField("prompt", "or input_ids must be given, and not both")
         given: Any = prompt if prompt is not None else input_ids
@@ -109,7 +109,7 @@ class Engine:
         scores = top_logprobs_num if return_logprob else None
         return [(one, self._params(own or {}, scores)) for one, own in zip(prompts, each, strict=True)]
 
-    def _params(self, given: Mapping[str, Any], scores: int | None) -> SamplingParams:
+    def _params(self, given: Mapping[str, Any], scores: int | None) -> GenerationParams:
         params = self._llm.get_default_sampling_params()
         forms = {FORMS[name]: value for name, value in given.items() if name in FORMS and value is not None}
         for name, value in given.items():
@@ -130,16 +130,16 @@ class Engine:
     async def _end(self) -> None:
         self._llm.shutdown()
 
-    async def _answers(self, asked: list[tuple[Any, SamplingParams]]) -> list[Answer]:
+    async def _answers(self, asked: list[tuple[Any, GenerationParams]]) -> list[Answer]:
         found = await asyncio.gather(*(self._last(*each) for each in asked))
         return [answer_of(result, output) for result in found for output in result.outputs]
 
-    async def _last(self, prompt: Any, params: SamplingParams) -> Result:
+    async def _last(self, prompt: Any, params: GenerationParams) -> Result:
         async for result in self._llm.generate(prompt, params):
             last = result
         return last
 
-    def _stream(self, prompt: Any, params: SamplingParams) -> Iterator[Answer]:
+    def _stream(self, prompt: Any, params: GenerationParams) -> Iterator[Answer]:
         results = self._llm.generate(prompt, params)
         try:
             while (result := self._run(_next(results)).result()) is not None:
@@ -147,7 +147,7 @@ class Engine:
         finally:
             self._run(_leave(results)).result()
 
-    async def _async_stream(self, prompt: Any, params: SamplingParams) -> AsyncIterator[Answer]:
+    async def _async_stream(self, prompt: Any, params: GenerationParams) -> AsyncIterator[Answer]:
         results = self._llm.generate(prompt, params)
         try:
             while (result := await asyncio.wrap_future(self._run(_next(results)))) is not None:
@@ -156,7 +156,7 @@ class Engine:
             await asyncio.wrap_future(self._run(_leave(results)))
 
 
-def answer_of(result: Result, output: Completion) -> Answer:
+def answer_of(result: Result, output: CompletionOutput) -> Answer:
     """Return an answer as SGLang's dictionary."""
     finish: Answer | None = None if output.finish_reason is None else {"type": output.finish_reason}
     if finish is not None and output.stop_reason is not None:
@@ -185,7 +185,7 @@ def _is_many(prompt: Any, input_ids: Any) -> bool:
     return bool(input_ids) and not isinstance(input_ids[0], int)
 
 
-def _one(asked: list[tuple[Any, SamplingParams]]) -> tuple[Any, SamplingParams]:
+def _one(asked: list[tuple[Any, GenerationParams]]) -> tuple[Any, GenerationParams]:
     if len(asked) != 1:
         raise InvalidField("stream", f"takes one prompt, got {len(asked)}")
     return asked[0]
