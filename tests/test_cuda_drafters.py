@@ -26,8 +26,8 @@ from tests.plans import Row, make_plan
 from tests.test_cuda_runner import SHORT_CELL
 from tests.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, check_hits
 from weft import LLM
+from weft.base.completion import complete
 from weft.base.config import EngineConfig
-from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Plan, StepDrafts
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
@@ -82,7 +82,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     # What the model chose, and the sample after the last right draft.
     plan = make_plan([Row(s, s + k + 1, seat=seat, pages=each, tokens=[0] * (k + 1)) for seat, s, k, each in facts])
     plan = replace(plan, drafts=StepDrafts(unverified_inside=ahead, on_device=ahead + 1))
-    wanted = read_guesses(plan, refused, guesses)
+    wanted = complete(plan, refused, cell, guesses)
     inputs = StepInputs(Size(0, 4, 16), seats, *where)
     inputs.fill(plan, np.arange(len(plan.tokens), dtype=np.int32))
     step, ids = inputs.step, inputs.step.batch.token_ids.clone()
@@ -97,7 +97,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     # The guesses after it.
     after = [Row(s + k + 1, s + k + 2, seat=seat, pages=each, from_board=1) for seat, s, k, each in facts]
     plan = replace(make_plan(after), drafts=StepDrafts(unverified_before=ahead, earlier_slot=none))
-    wanted = move_rows(plan, refused, cell)
+    wanted = complete(plan, refused, cell)
     decodes = DecodeInputs(seats, *where)
     decodes.fill(plan, 4, np.zeros(3, np.int32))
     seat = decodes.tensor("seat", 4)

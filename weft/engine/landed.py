@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.moving import move_rows
+from weft.base.completion import complete
 from weft.base.plan import Ints, Landing, Scores
 from weft.drafting.policy.choosing import Drafting, RowDrafts
 from weft.engine.assembly import PlannedStep
@@ -65,7 +65,7 @@ def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
     drafts = {row: row_drafts.moved(int(refused[row])) for row, row_drafts in step.drafts.items()}
     # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
     void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)
-    return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
+    return replace(step, plan=complete(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
 
 
 def _landed(drafts: dict[int, RowDrafts]) -> dict[int, RowDrafts]:

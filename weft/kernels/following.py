@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class FollowingRows:
-    """Where rows start if drafts in the flight before are wrong (`weft.base.moving`). Rows are those of the batch.
+    """Where rows start if drafts in the flight before are wrong (`weft.base.completion`). Rows are those of the batch.
 
     A row that follows has `behind` of them, at most one capture in any case, and `width` guesses in a line: those of
     the tokens before its drafts, then its drafts.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import move_rows, read_guesses
+from weft.base.completion import complete
 from weft.base.parts import rows_of_one
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
@@ -45,15 +45,12 @@ class EagerSteps:
         if not placed.store.is_host_memory:
             check_complete(plan)
             return plan
-        if plan.drafts.may_move:
-            # Rows of a head start earlier by what the model refused.
-            refused = states.board.refused if states and placed.computes.is_head else placed.boards.refused
-            plan = move_rows(plan, refused.numpy()[plan.seat], placed.spec.cell)
-        if len(plan.drafts.on_device):
-            assert states is not None, "guesses are where hidden states are"
-            board = states.board
-            plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
-        return plan
+        if not plan.drafts.may_move and not len(plan.drafts.on_device):
+            return plan
+        # Rows of a head start and end earlier by what the model refused.
+        refused = states.board.refused if states and placed.computes.is_head else placed.boards.refused
+        tokens = states.board.tokens.numpy()[plan.seat] if states else None
+        return complete(plan, refused.numpy()[plan.seat], placed.spec.cell, tokens)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a batch of the model."""

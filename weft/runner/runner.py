@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import add_masks
+from weft.base.completion import add_masks
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory

@@ -1,4 +1,4 @@
-"""Drafts verified on the device, and the rows that follow them, in place. `weft.base.moving` says the same of plans."""
+"""Drafts verified on the device, and rows that follow them, in place: what `weft.base.completion` does with plans."""
 
 from __future__ import annotations
 
