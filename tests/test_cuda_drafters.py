@@ -46,7 +46,7 @@ from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepRecording, moved_decodes, step_sizes
 from weft.runner.eager import EagerSteps
-from weft.runner.hidden_states import GuessBoard, HiddenStates
+from weft.runner.hidden_states import DraftBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Flight, Runner
 
@@ -69,7 +69,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     random, cell, seats = Random(seed), 8, 5
     spec = MemorySpec((AttentionMemory(1, 4, "float32"),), cell=cell, draft_room=3)
     where = (8, spec, {Kind.PAGE: 99}, "cpu", PLAIN, 0)
-    board = GuessBoard(seats, "cpu")
+    board = DraftBoard(seats, "cpu")
     board.tokens.copy_(torch.randint(0, 1000, board.tokens.shape, generator=torch.Generator().manual_seed(seed)))
     rows, drafts = random.sample(range(seats), 3), [random.randint(1, 3) for _ in range(3)]
     board.refused[rows] = torch.tensor([random.randint(0, count) for count in drafts], dtype=torch.int32)
@@ -86,8 +86,8 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     inputs = StepInputs(Size(0, 4, 16), seats, *where)
     inputs.fill(plan, np.arange(len(plan.tokens), dtype=np.int32))
     step, ids = inputs.step, inputs.step.batch.token_ids.clone()
-    board.read(ids, step.guess)
-    answer = (step.answer - step.ahead * board.refused[step.answer_seat])[:3].tolist()
+    board.read(ids, step.on_device)
+    answer = (step.answer - step.ends_earlier * board.refused[step.answer_seat])[:3].tolist()
     firsts = step.batch.first[:3].tolist()
     for row, (first, last, length) in enumerate(zip(firsts, answer, wanted.end - wanted.start, strict=True)):
         before = int((wanted.end - wanted.start)[:row].sum())
@@ -101,7 +101,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     decodes = DecodeInputs(seats, *where)
     decodes.fill(plan, 4, np.zeros(3, np.int32))
     seat = decodes.tensor("seat", 4)
-    batch = moved_decodes(decodes.batch(4, seat), decodes.tensor("behind", 4) * board.refused[seat])
+    batch = moved_decodes(decodes.batch(4, seat), decodes.tensor("starts_earlier", 4) * board.refused[seat])
     assert batch.start.tolist() == batch.positions.tolist() == [*wanted.start.tolist(), 0]
     assert batch.full.write_page.tolist() == [*(pages[row][p // cell] for row, p in enumerate(wanted.start)), 99]
 
@@ -171,7 +171,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
     family = "qwen3_5, one layer"
     asks = [Ask(tokens(11, 1), greedy(16)), *(Ask(tokens(40, n), greedy(1), step=4 * n) for n in (1, 2))]
     engine = interpreted_engine(family, PLAIN, depth=1)
-    engine.planner.following = None
+    engine.planner.device_builds_on_flight = None
     model = engine.planner.drafts.model
     model.answers = {tuple(ask.prompt): greedy_answer(family, ask) for ask in asks}
     assert [answer.tokens for answer in serve(engine, asks)] == list(model.answers.values())
@@ -183,7 +183,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
 def test_guesses_stay_on_the_device_beside_prompts_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     check_guesses_beside_prompts(monkeypatch)
     with monkeypatch.context() as planted:
-        planted.setattr(EagerSteps, "read_guesses", lambda self, *args: None)
+        planted.setattr(EagerSteps, "read_drafts", lambda self, *args: None)
         with pytest.raises(AssertionError):
             check_guesses_beside_prompts(planted)
 

@@ -26,7 +26,7 @@ from weft.base.config import EngineConfig
 from weft.base.plan import NO_DRAFTS, Plan
 from weft.base.sampling import SamplingParams
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.choosing import Drafting, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
@@ -194,7 +194,7 @@ class CheckedHead(DraftHead):
             right = [*known, *tokens][: len(tokens)]
             guesses[seat] = tuple((t + (self.random.random() < self.wrong)) % VOCABULARY for t in right)
             target.chosen[seat] = list(guesses[seat])
-        return Guesses(found.counts, lambda: guesses)
+        return DecodedDrafts(found.counts, lambda: guesses)
 
 
 class Lengths(Drafting):

@@ -28,7 +28,7 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Plan
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
 from weft.drafting.policy.choosing import PRIORS, Drafting, RowDrafts, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
@@ -57,7 +57,7 @@ class WatchedStates(HiddenStates):
 
 
 class WatchedHead(CheckedHead):
-    """After a row has left, nothing of it is here, and nothing of it is computed. Guesses are judged without a wait."""
+    """After a row has left, nothing of it is here, and nothing of it is computed. Drafts are judged without a wait."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -91,7 +91,7 @@ class WatchedHead(CheckedHead):
         found = super().begin(asked, unverified)
         if found is None:
             return None
-        return Guesses(found.counts, lambda: self.landed(found))
+        return DecodedDrafts(found.counts, lambda: self.landed(found))
 
     def landed(self, guesses):
         """Return guesses of a reading, or those of drafts, which nothing waits for here."""
@@ -247,7 +247,7 @@ def test_guesses_in_rows_that_wait_to_continue_do_not_keep_others_from_being_jud
     workload = stream(rolling_spec(cell=HEAD.cell, room=3), 4, depth=1)
     run, head = engine_of(workload, 1, Drafting(3, costs=Dear(), model=DraftHead.name), room=8.0)
     waiting, running = (SimpleNamespace(length=9, lease=lease, drafting=None) for lease in (None, object()))
-    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, Guesses({}, dict)
+    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, DecodedDrafts({}, dict)
     head.judge()
     assert head._unjudged is not None
     running.lease = None

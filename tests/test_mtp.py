@@ -27,7 +27,7 @@ from weft.base.errors import ModelError
 from weft.base.options import Options
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.choosing import Drafting, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
 from weft.engine.loop import Engine
@@ -74,7 +74,7 @@ class Recording(DraftHead):
                 known += [3] * (len(drafts) - len(known))
                 guesses[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
                 board[seat, : len(drafts)] = torch.tensor(guesses[seat], dtype=board.dtype)
-        return Guesses(found.counts, lambda: guesses)
+        return DecodedDrafts(found.counts, lambda: guesses)
 
     def text(self, seat, sequence, unverified):
         """What the guesses follow: what the host knows, and with drafts in flight what only the device knows."""

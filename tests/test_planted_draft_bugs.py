@@ -188,7 +188,7 @@ def a_capture_that_the_next_flight_did_not_write_is_kept(patch: Patch) -> None:
     original = Ledger.move_next
 
     def hasty(self, lease, start, slot):
-        grants = [grant for grant in lease.pending[:1] if grant.behind and self.enabled]
+        grants = [grant for grant in lease.pending[:1] if grant.unverified_before and self.enabled]
         captures = [capture for grant in grants for capture in grant.captures]
         unwritten = [c for c in captures if c.position <= start and c.slot is not None]
         for capture in unwritten:
@@ -203,13 +203,13 @@ def a_capture_that_the_next_flight_did_not_write_is_kept(patch: Patch) -> None:
 
 @plant(following_workloads)
 def random_numbers_do_not_move_with_their_row(patch: Patch) -> None:
-    original = SeatSampling.early_numbers
+    original = SeatSampling.earlier_numbers
 
     def same(self, seats, index, behind):
         numbers = original(self, seats, index, behind)
         return np.repeat(uniform(self._seed[seats], index)[:, None], behind, axis=1) if behind else numbers
 
-    patch.setattr(SeatSampling, "early_numbers", same)
+    patch.setattr(SeatSampling, "earlier_numbers", same)
 
 
 @plant(following_workloads)

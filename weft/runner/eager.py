@@ -15,7 +15,7 @@ from weft.device.upload import upload
 from weft.kernels.interface import Batch, OrderedDecodes
 from weft.memory.kinds import Kind
 from weft.runner.batching import build_batch, build_step
-from weft.runner.hidden_states import guess_places
+from weft.runner.hidden_states import draft_places
 from weft.runner.placed import PlacedModel
 from weft.runner.step_sampling import StepSampling
 
@@ -80,12 +80,12 @@ class EagerSteps:
         found: StepSampling = staged.finish(upload(staged.arrays(), self.placed.device))
         return found
 
-    def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
+    def read_drafts(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
         if len(plan.drafts.on_device):
             states = self.placed.computes.states
-            assert states is not None, "guesses are where hidden states are"
-            sent = upload({"place": guess_places(plan)}, self.placed.device, widen=False)
+            assert states is not None, "drafts are where hidden states are"
+            sent = upload({"place": draft_places(plan)}, self.placed.device, widen=False)
             states.board.read(ids, sent["place"])
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
@@ -147,6 +147,6 @@ class UsualNumerics:
             if hidden is not None:
                 return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = steps.step_of(plan, staged)
-        steps.read_guesses(plan, batch.token_ids)
+        steps.read_drafts(plan, batch.token_ids)
         hidden = steps.forward_head(batch, plan) if steps.placed.computes.is_head else steps.compute(batch)
         return ComputedStep(batch, sampling, batch.token_ids, hidden)

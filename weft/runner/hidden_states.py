@@ -23,16 +23,16 @@ BLOCK = 16
 BLOCKS_OF_A_SEAT = 6
 
 
-class GuessBoard:
+class DraftBoard:
     """What follows the last token of a seat that the host knows, on the device: `tokens` [seats + 1, most].
 
     First what its last verification chose, of which all after the first `refused` ones do not count, then what the head
-    guesses after it. The last line is that of padding.
+    drafts after it. The last line is that of padding.
     """
 
     def __init__(self, seats: int, device: torch.device | str) -> None:
         self.tokens = torch.zeros(seats + 1, MOST_DRAFTS + 1, dtype=torch.int32, device=device)
-        self.refused, self.guesses = (torch.zeros(seats + 1, dtype=torch.int32, device=device) for _ in range(2))
+        self.refused, self._last = (torch.zeros(seats + 1, dtype=torch.int32, device=device) for _ in range(2))
         self._place = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=device)
 
     def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
@@ -41,10 +41,10 @@ class GuessBoard:
         self.tokens[rows.seat] = tokens[place.clamp(max=len(tokens) - 1)].to(self.tokens.dtype)
         self.refused[rows.seat] = refused[rows.seat]
 
-    def guessed(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
-        """Keep a guess of each seat: the first one, or if it `continues` the next one."""
-        place = (self.guesses[seat] + 1) * continues
-        self.guesses[seat] = place
+    def drafted(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
+        """Keep a draft of each seat: the first one, or if it `continues` the next one."""
+        place = (self._last[seat] + 1) * continues
+        self._last[seat] = place
         self.tokens[seat, place] = tokens.to(self.tokens.dtype)
 
     def read(self, ids: Int[Tensor, " tokens"], place: Int[Tensor, " tokens"]) -> None:
@@ -52,8 +52,8 @@ class GuessBoard:
         ids.copy_(torch.where(place < 0, ids, self.tokens.view(-1)[place.clamp(min=0)].to(ids.dtype)))
 
 
-def guess_places(plan: Plan) -> Longs:
-    """Return the place of each token of a plan on the board of guesses; negative, if the host knows the token."""
+def draft_places(plan: Plan) -> Longs:
+    """Return the place of each token of a plan on the board of drafts; negative, if the host knows the token."""
     length = (plan.end - plan.start).astype(np.int64)
     place, owners = ranges(plan.drafts.on_device - length, length)
     return np.where(place < 0, -1, plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1) + place)
@@ -84,7 +84,7 @@ class HiddenStates:
         self._free = list(range(blocks))
         # By seat: how many positions lower its blocks are numbered than when they were written.
         self._moved = np.zeros(seats, np.int64)
-        self.board = GuessBoard(seats, device)
+        self.board = DraftBoard(seats, device)
 
     # on the host ------------------------------------------------------------------------------------------------------
 
