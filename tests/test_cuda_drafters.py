@@ -34,6 +34,7 @@ from weft.drafting.head import DraftHead
 from weft.drafting.model import DraftModel
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.loop import Engine
 from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind
@@ -114,12 +115,12 @@ def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **setting
     options = {"max_sequences": SEATS, "max_tokens_per_step": 64, "max_length": 128, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=MEMORY, **options)
     spec, own = (MemorySpec(each.memories(GPU_ROWS), SHORT_CELL, ROOM) for each in (model, head))
-    hidden = HiddenStates(SEATS, 128, head.width, torch.float32)
+    hidden = HiddenStates(StateLines(SEATS, 128), head.width, torch.float32)
     more = {"operations": operations, "recording": StepRecording(128)}
     runner = Runner(model, spec, MEMORY, SEATS, computes=KeepingPass(hidden), **more)
     executor = Runner(head, own, MEMORY, SEATS, computes=HeadPass(hidden), **more)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
-    drafter = Recording(hidden, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
+    drafter = Recording(hidden.rows, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Places = slice | NDArray[np.int64]
 NO_INTS: Ints = np.zeros(0, np.int32)

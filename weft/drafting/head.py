@@ -21,15 +21,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.base.plan import Ints
+from weft.base.plan import Ints, Longs
 from weft.drafting.interfaces import DraftedSequence
-from weft.drafting.model import DecodedDrafts, DraftModel, KnownRows, Longs, Open
+from weft.drafting.model import DecodedDrafts, DraftModel, KnownRows, Open
 from weft.drafting.policy.choosing import RowDrafts
+from weft.drafting.state_lines import StateLines
 from weft.memory.keys import Key, PrefixIdentity
 
 # Positions that wait for the head before it reads them without being asked for drafts: it then computes many at once.
@@ -45,21 +45,6 @@ JUDGED = 32
 RARE_SHARE, RARE_MEMORY = 1 / 8, 64
 
 
-class UnreadStates(Protocol):
-    """Final hidden states of the target by seat: one interval of positions each, [first, end)."""
-
-    first: Longs
-    end: Longs
-    # Whether they are kept at all.
-    kept_for: NDArray[np.bool_]
-
-    def drop(self, seats: Longs, before: Longs) -> None: ...
-
-    def move(self, seat: int, refused: int) -> None: ...
-
-    def forget(self, seat: int) -> None: ...
-
-
 class DraftHead(DraftModel):
     """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no drafts.
 
@@ -70,7 +55,7 @@ class DraftHead(DraftModel):
     name = "mtp"
     drafts_stay_on_device = True
 
-    def __init__(self, hidden: UnreadStates, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
+    def __init__(self, hidden: StateLines, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
         # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
-from weft.base.plan import NO_DRAFTS, Ints, Sampling, StepDrafts
+from weft.base.plan import NO_DRAFTS, Ints, Longs, Sampling, StepDrafts
 from weft.drafting.interfaces import DraftedSequence, DraftingDevice
 from weft.memory.audit import check_plan
 from weft.memory.keys import Key
@@ -27,7 +27,6 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.plans import build_plan
 
-Longs = NDArray[np.int64]
 FREQUENT_ONLY = StepDrafts(frequent_only=True)
 
 

@@ -18,8 +18,6 @@ from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.plans import build_plan
 
-Longs = NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class StepBuilder:

@@ -28,7 +28,7 @@ class ModelPass:
     @property
     def padding_line(self) -> int | None:
         """The line of hidden states for tokens of padding."""
-        return None if self.states is None else self.states.padding
+        return None if self.states is None else self.states.rows.padding
 
     def lines(self, plan: Plan) -> Ints | None:
         """Return the line of hidden states of each token of a plan. Called once for each launch."""
@@ -71,7 +71,7 @@ class KeepingPass(ModelPass):
         self.states = states
 
     def lines(self, plan: Plan) -> Ints:
-        return self.states.place(plan)
+        return self.states.rows.place(plan)
 
     def keep(self, lines: Int[Tensor, " tokens"] | None, hidden: Float[Tensor, "tokens hidden"]) -> None:
         assert lines is not None
@@ -96,7 +96,7 @@ class HeadPass(ModelPass):
         self.states = states
 
     def lines(self, plan: Plan) -> Ints:
-        return self.states.find(plan)
+        return self.states.rows.find(plan)
 
     def compute(
         self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"] | None
@@ -106,7 +106,7 @@ class HeadPass(ModelPass):
         return model.predict(batch, views, self.states.read(lines))
 
     def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
-        self.states.write(seat + self.states.own, hidden)
+        self.states.write(seat + self.states.rows.own, hidden)
 
     def logits(
         self, model: CausalModel, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool

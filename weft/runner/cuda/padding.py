@@ -17,11 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.base.parts import ranges
 from weft.base.plan import NO_DRAFTS, Ints, Plan, Sampling, StepDrafts, row_arrays
 from weft.device.staging import StagedValue
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
-from weft.kernels.rows import RowPositions, ranges
+from weft.kernels.rows import RowPositions
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import stage_batch, write_captures
