@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests import tiny_model
+from tests.support.models import tiny_model
 from weft import (
     LLM,
     AsyncEngineArgs,

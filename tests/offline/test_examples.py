@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.fences import ROOT
+from tests.support.fences import ROOT
 from weft.offline.result import Result
 
 FOLDER = ROOT / "examples" / "offline"

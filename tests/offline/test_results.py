@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests import tiny_model
+from tests.support.models import tiny_model
 from weft import LLM, BeamSearchParams, RequestError, SamplingParams, TextPrompt, TokensPrompt
 from weft.base.sampling import SamplingParams as EngineParams
 from weft.offline.sampling import DEFAULT_LENGTH, StructuredOutputsParams

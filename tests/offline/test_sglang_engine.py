@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests import tiny_model
+from tests.support.models import tiny_model
 from weft import LLM, Engine, RequestError, SamplingParams
 
 LIMITS = {"memory": "32MiB", "threads": 1, "max_running_requests": 8, "context_length": 1024}
