@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from weft.kernels.formats.recipe import Recipe
 from weft.kernels.formats.scheme import Scheme, Spelling
-from weft.kernels.formats.stored import DENSE, Stored, as_dense
+from weft.kernels.formats.stored import DENSE, Format, Stored, as_dense
 from weft.models.model import MatrixLayer, Source
 from weft.models.sharding import RankCut
 
@@ -33,6 +32,13 @@ class Reading:
     # How the tensors are one matrix; None: plain numbers.
     spelling: Spelling | None = None
     scheme: Scheme | None = None
+    # What plain numbers are stored as.
+    wanted: Format = DENSE
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether the result is not one tensor of plain numbers."""
+        return self.spelling is not None or self.wanted is not DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +95,7 @@ def assemble(
             continue
         number, place = divmod(int(target.storage_offset()), outputs * inputs)
         key = WHOLE if target.ndim > 2 or not experts else number
-        stored = stored_of(reading, read, dtype).to(device)
+        stored = stored_of(reading, read, dtype, device).to(device)
         pieces.setdefault(key, []).append(Placed(*divmod(place, inputs), stored))
     if not experts:
         return put_together(pieces[WHOLE], outputs, inputs, dtype)
@@ -101,7 +107,9 @@ def assemble(
     )
 
 
-def encoded(matrix: Declared, real: Tensor, wanted: Sequence[Source], recipe: Recipe) -> tuple[Stored, ...]:
+def encoded(
+    matrix: Declared, real: Tensor, wanted: Sequence[Source], format_of: Callable[[str, int, int], Format]
+) -> tuple[Stored, ...]:
     """Return a matrix of plain numbers as a checkpoint would store it: each of its sources in a format of its own."""
     *experts, outputs, inputs = matrix.parameter.shape
     pieces, covered = [], 0
@@ -114,7 +122,7 @@ def encoded(matrix: Declared, real: Tensor, wanted: Sequence[Source], recipe: Re
         place = divmod(int(target.storage_offset()) % (outputs * inputs), inputs)
         own = on(source, real).target
         name = source.name.removesuffix(".weight")
-        pieces.append(Placed(*place, recipe.format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
+        pieces.append(Placed(*place, format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
     parts = put_together(pieces, outputs, inputs, matrix.parameter.dtype)
     return (one_part(parts, matrix.parameter.dtype),) if experts else parts
 
@@ -185,8 +193,17 @@ def widened(stored: Stored, dtype: torch.dtype) -> Stored:
     return as_dense(stored, dtype)
 
 
-def stored_of(reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtype) -> Stored:
-    """Read a source as its format stores it: this rank's part, reordered and scaled."""
+def on_host(stored: Stored) -> Stored:
+    return replace(stored, tensors=tuple(each.to("cpu") for each in stored.tensors))
+
+
+def stored_of(
+    reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Stored:
+    """Read a source as its format stores it, on the host: this rank's part, reordered and scaled.
+
+    Plain numbers are quantised on `device`, before anything else, so that no cut or order changes a number.
+    """
     source, tensors = reading.source, [read(name) for name in reading.names]
     dim = source.dim
     if reading.spelling is None:
@@ -194,7 +211,9 @@ def stored_of(reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtyp
         matrix = tensors[0]
         if source.transposed:
             matrix = matrix.transpose(-1, -2)
-        stored = Stored.of(matrix.to(dtype))
+        # From the numbers of the checkpoint: a conversion to the model's dtype would round them twice.
+        plain = reading.wanted is DENSE
+        stored = Stored.of(matrix.to(dtype)) if plain else on_host(reading.wanted.encode(matrix.to(device)))
     else:
         assert reading.scheme is not None
         stored = reading.spelling.read(tensors, reading.scheme)

@@ -48,7 +48,7 @@ from weft.runner.runner import Runner
 from weft.start.assembling import assemble_runner, threads_on
 from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.start.exact_costs import decide, family_of
-from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
+from weft.start.rank_loading import quantising_of, shard_of, spare_bytes, use_share_of
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
@@ -217,6 +217,7 @@ def load_model_of(
             exact=exact,
             shard=shard,
             identify=stores,
+            quantising=quantising_of(options),
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
