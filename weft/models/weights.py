@@ -25,7 +25,8 @@ from tqdm import tqdm
 from weft.base.errors import InvalidOption, ModelError
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
-from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, Recipe, claimed, is_wide, recipe_of
+from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, claimed, is_wide, recipe_of
+from weft.kernels.formats.scheme import Scheme
 from weft.kernels.formats.stored import DENSE, Format
 from weft.kernels.interface import Operations
 from weft.models import configurations
@@ -404,6 +405,8 @@ def reading_of(source: Source, stored: Mapping[str, Entry], recipe: Recipe) -> R
         names = spelling.names_of(source.name)
         if not all(name in stored and stored[name].dtype in kinds for name, kinds in zip(names, spelling.dtypes)):
             continue
+        if not spelling.is_stated:
+            return Reading(source, names, spelling, Scheme(spelling.kind))
         module = stored[names[0]].name.removesuffix(spelling.names[0]).removesuffix(".weight")
         scheme = recipe.scheme_of(module)
         if scheme is None or scheme.kind != spelling.kind:
@@ -417,7 +420,7 @@ def reading_of(source: Source, stored: Mapping[str, Entry], recipe: Recipe) -> R
     if entry.dtype not in PLAIN:
         raise ModelError(
             f"{entry.name} has dtype {entry.dtype} without the tensors of a known format beside it; use weights in "
-            f"{', '.join(sorted({spelling.kind for spelling in SPELLINGS}))} or 16 bits"
+            f"{', '.join(STATED)} or 16 bits"
         )
     module = entry.name.removesuffix(".weight")
     if source.target.ndim > 1 and recipe.rules and not is_wide(module) and not entry.name.endswith("bias"):

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.base.errors import ModelError
-from weft.kernels.formats import fp8, mxfp4
+from weft.kernels.formats import block_types, fp8, mxfp4
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 from weft.kernels.formats.stored import DENSE, Format
 
-FORMATS = (fp8, mxfp4)
+FORMATS = (fp8, mxfp4, block_types)
 SPELLINGS: tuple[Spelling, ...] = tuple(spelling for format in FORMATS for spelling in format.SPELLINGS)
+STATED = tuple(sorted({spelling.kind for spelling in SPELLINGS if spelling.is_stated}))
 # Scales of activations and of cached keys and values, which stay 16 bits wide here, and sizes that others say as well.
 LEFT_OUT = re.compile(
     r"(\.(input_scale|activation_scale|qscale_act|input_global_scale|[qkv]_scale|weight_shape)|_input_scale)$"
@@ -67,7 +68,7 @@ class Recipe:
         if scheme is None:
             raise ModelError(
                 f"{name} is quantised as {statement}, which is not supported; use weights in "
-                f"{', '.join(sorted({spelling.kind for spelling in SPELLINGS}))} or 16 bits"
+                f"{', '.join(STATED)} or 16 bits"
             )
         return scheme
 

@@ -50,6 +50,8 @@ class Spelling:
     # The sizes of the matrix by the shapes of its tensors, or a complaint.
     sizes: Callable[[Sequence[tuple[int, ...]], Scheme], tuple[int, ...] | str]
     read: Callable[[Sequence[Tensor], Scheme], Stored]
+    # A configuration must state it too. Otherwise the dtypes of the tensors are statement enough.
+    is_stated: bool = True
 
     def names_of(self, matrix: str) -> tuple[str, ...]:
         """
