@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,6 +22,9 @@ from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.spec import Memory
 from weft.models.sharding import ALONE, RankCut, Shard
+
+if TYPE_CHECKING:
+    from weft.models.inventory import WeightFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,8 @@ class CausalModel(Layer):
     dtype: torch.dtype
     # Of the weights, if they are to be identified (`identity.py`).
     weights_digest: bytes = b""
+    # What its weights take, once they are filled.
+    held: WeightFacts
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)

@@ -7,7 +7,7 @@ the tensors are read, cut, reordered and put together by the rules of their form
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -112,19 +112,24 @@ def encoded(
 ) -> tuple[Stored, ...]:
     """Return a matrix of plain numbers as a checkpoint would store it: each of its sources in a format of its own."""
     *experts, outputs, inputs = matrix.parameter.shape
-    pieces, covered = [], 0
-    # Of names for the same numbers, those that hold most of them.
-    for source in sorted(wanted, key=lambda source: -source.target.numel()):
-        target = source.target
-        if covered >= real.numel() or not target.numel():
-            break
-        covered += target.numel()
-        place = divmod(int(target.storage_offset()) % (outputs * inputs), inputs)
+    pieces = []
+    for source in fewest_sources(matrix, wanted):
+        place = divmod(int(source.target.storage_offset()) % (outputs * inputs), inputs)
         own = on(source, real).target
-        name = source.name.removesuffix(".weight")
-        pieces.append(Placed(*place, format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
+        format = format_of(source.name.removesuffix(".weight"), own.shape[-2], own.shape[-1])
+        pieces.append(Placed(*place, format.encode(own)))
     parts = put_together(pieces, outputs, inputs, matrix.parameter.dtype)
     return (one_part(parts, matrix.parameter.dtype),) if experts else parts
+
+
+def fewest_sources(matrix: Declared, wanted: Sequence[Source]) -> Iterator[Source]:
+    """Return sources that fill a matrix: of names for the same numbers, those that hold most of them."""
+    covered = 0
+    for source in sorted(wanted, key=lambda source: -source.target.numel()):
+        if covered >= matrix.parameter.numel() or not source.target.numel():
+            return
+        covered += source.target.numel()
+        yield source
 
 
 @dataclass(frozen=True, slots=True)

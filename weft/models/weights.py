@@ -35,6 +35,7 @@ from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_dummy
 from weft.models.hints import refuse_gguf, similar_id, similar_name
 from weft.models.identity import weights_digest
+from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
 from weft.models.registry import family_of
@@ -95,6 +96,7 @@ def load_model(
         fill_from(model, folder, config, progress, device, quantising)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    model.held = weight_facts(model, config)
     if identify:
         model.weights_digest = weights_digest(model)
     operations = operations or choose(str(device), dtype, model.memories, exact=exact).operations

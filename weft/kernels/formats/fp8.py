@@ -19,6 +19,7 @@ from weft.kernels.formats.stored import Format, Stored
 
 CODES = torch.float8_e4m3fn
 LARGEST = 448.0
+SCALE_BYTES = 4
 # Fewest numbers of a block: below it, scales would be a large part of the matrix.
 LEAST_BLOCK = 64
 # Outputs and inputs of a block, where no configuration states it.
@@ -117,6 +118,9 @@ class Fp8(Format):
                 codes[number, place], scales[number, block : block + step] = own
         tensors = (codes.view(matrix.shape), scales.view(*experts, *scales.shape[1:]))
         return Stored(replace(self, block_rows=rows, block_columns=columns), tensors, outputs, inputs)
+
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        return outputs * inputs + SCALE_BYTES * -(-outputs // self.block_rows) * -(-inputs // self.block_columns)
 
     def _encoded(
         self, matrix: Float[Tensor, "outputs inputs"], rows: int, columns: int
