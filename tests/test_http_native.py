@@ -213,6 +213,7 @@ def test_facts_about_server_and_model(served: Served):
     for path in ("/model_info", "/get_model_info"):
         info = served.client.get(path).json()
         assert (info["vocab_size"], info["is_generation"], info["has_tokenizer"]) == (259, True, True)
+    served.generate(LONG)
     facts = served.client.get("/server_info").json()
     assert facts["max_length"] == 32768
     assert facts["quantize"] == "off"
