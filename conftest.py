@@ -38,21 +38,25 @@ OUTSIDE = {
     "socket",
     "subprocess",
     "threading",
-    "tests.fake_members",
-    "tests.held_steps",
-    "tests.http_server",
-    "tests.ranks",
-    "tests.serving",
-    "tests.wire_server",
+    "tests.support.servers.fake_members",
+    "tests.support.servers.held_steps",
+    "tests.support.servers.http_server",
+    "tests.support.models.ranks",
+    "tests.support.servers.serving",
+    "tests.support.servers.wire_server",
 }
 # Tests of what `--draft auto` means. In others it means no drafts: plans would depend on measured times.
-DRAFTS_BY_DEFAULT = ("tests/test_draft_default.py", "tests/test_mtp.py", "tests/test_shipped_head.py")
+DRAFTS_BY_DEFAULT = (
+    "tests/drafting/test_draft_default.py",
+    "tests/drafting/test_mtp.py",
+    "tests/builtin/test_shipped_head.py",
+)
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the native kernels once, before the first test and not in each of the processes at the same time."""
-    from tests.gpu_memory import completed
+    from tests.support.kernels.gpu_memory import completed
 
     config.option.markexpr = completed(config.option.markexpr)
     if not hasattr(config, "workerinput"):
@@ -91,14 +95,14 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give tests of a model on a GPU to few processes: loading it takes memory, and longer than most of its tests."""
-    from tests.gpu_memory import scheduler
+    from tests.support.kernels.gpu_memory import scheduler
 
     return scheduler(config, log) if config.option.markexpr.startswith("gpu") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
-    from tests.gpu_memory import group_of
+    from tests.support.kernels.gpu_memory import group_of
 
     for item in items:
         if uses(item, OUTSIDE):
@@ -129,7 +133,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test finds does not depend on which tests the same process has run before."""
     if item.get_closest_marker("gpu"):
-        from tests import gpu_memory
+        from tests.support.kernels import gpu_memory
 
         gpu_memory.claim(item)
     torch = sys.modules.get("torch")
@@ -137,6 +141,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         # Without a GPU, `torch.manual_seed` would record a stack trace for several kinds of them: half a millisecond.
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
     if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
-        from tests import interpreter
+        from tests.support.kernels import interpreter
 
         interpreter.speed_up()

@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.instant import INFO, PROGRAM
-from tests import tiny_model
-from tests.fake_engines import InstantEngine
+from tests.support.models import tiny_model
+from tests.support.servers.fake_engines import InstantEngine
 from weft.backends.dispatcher import Dispatcher
 from weft.base.options import Options
 from weft.engine.protocol import Command, End, Replies, Submit

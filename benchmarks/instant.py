@@ -9,7 +9,7 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.fake_engines import InstantEngine, fake_info
+from tests.support.servers.fake_engines import InstantEngine, fake_info
 from weft.backends.backend import ModelInfo
 from weft.base.options import Options
 from weft.start.engine_process import main

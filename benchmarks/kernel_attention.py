@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, matrix_rate, recorded, seconds_of
-from tests.operations import GPU
-from tests.plans import Row, make_plan
+from tests.support.kernels.operations import GPU
+from tests.support.kernels.plans import Row, make_plan
 from weft.device.store import AttentionView
 from weft.kernels.cuda import attention
 from weft.kernels.cuda.attention import flashinfer

@@ -21,8 +21,8 @@ import triton.language as tl
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from tests.operations import GPU, gated_delta_memory, projected_gated_delta
-from tests.plans import Capture, Row, make_plan
+from tests.support.kernels.operations import GPU, gated_delta_memory, projected_gated_delta
+from tests.support.kernels.plans import Capture, Row, make_plan
 from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda.gated_delta import SOLVE, WALK, GatedDeltaLaunch, launch_decode, launch_extend
 from weft.kernels.interface import Batch

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from tests.operations import GPU, experts
+from tests.support.kernels.operations import GPU, experts
 from weft.kernels.cuda.linear.vectors import Vectors
 from weft.kernels.cuda.moe.choices import WHOLE_TOKENS, Tiles, tiles, vectors
 from weft.kernels.cuda.moe.few import few_experts

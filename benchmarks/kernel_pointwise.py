@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.floors import copy_bandwidth, recorded, seconds_of
-from tests.operations import GPU, causal_conv, gated_short_conv
+from tests.support.kernels.operations import GPU, causal_conv, gated_short_conv
 from weft.device.store import AttentionView, RecurrentView, Store
 from weft.kernels.interface import Batch, PageList
 from weft.kernels.plain.norm import rms_norm as rms_norm_heads

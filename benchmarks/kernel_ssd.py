@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from tests.operations import GPU, ssd, ssd_memory
-from tests.plans import NOWHERE, Capture, Row, make_plan
+from tests.support.kernels.operations import GPU, ssd, ssd_memory
+from tests.support.kernels.plans import NOWHERE, Capture, Row, make_plan
 from weft.device.store import RecurrentView, Store
 from weft.kernels.cuda.ssd import decode, extend
 from weft.kernels.cuda.ssd.choices import CellsChoice, DecodeChoice

@@ -35,7 +35,7 @@ import uvloop
 from benchmarks.http import ask, stopped
 from benchmarks.instant import PROGRAM
 from benchmarks.replicas import SECRET
-from tests import tiny_model
+from tests.support.models import tiny_model
 from weft.backends.dispatcher import Dispatcher
 from weft.base.options import Options
 from weft.fleet.backend import FleetBackend

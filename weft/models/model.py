@@ -176,7 +176,7 @@ class CausalModel(Layer):
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)
     # Number of what the family computes. A change of the logits of any configuration raises it: then no engine reads
-    # states that were stored before (`identity.py`). `tests/test_goldens.py` checks it.
+    # states that were stored before (`identity.py`). `tests/models/test_goldens.py` checks it.
     revision: ClassVar[int]
 
     @property

@@ -1,7 +1,8 @@
 """Parses one connection's bytes into events. Knows no socket, no time and no route.
 
 httptools (llhttp) does the parsing. It accepts headers and trailers of any size, and stops at a request to upgrade the
-protocol. `tests/test_http_wire.py` covers what it refuses itself: two lengths, unknown encodings, bare line feeds.
+protocol. `tests/server/http/test_http_wire.py` covers what it refuses itself: two lengths, unknown encodings, bare line
+feeds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Matmuls whose bits do not depend on the number of rows: every output is a sum over its inputs, in their order.
 
 Tensor cores give such a sum the same bits in every tile, and so does the library wherever it does not split the
-inputs; `tests/test_exact_cuda.py` compares them on a GPU. So the number of rows may decide which kernel multiplies, but
-never how a sum is split. Narrow layers have too few outputs to keep a GPU busy; their sums are split into a number of
-shares that the weights alone decide, added in order. The kernels for one row (`linear_one`) add in another order and
-are not used.
+inputs; `tests/kernels/cuda/test_exact_cuda.py` compares them on a GPU. So the number of rows may decide which kernel
+multiplies, but never how a sum is split. Narrow layers have too few outputs to keep a GPU busy; their sums are split
+into a number of shares that the weights alone decide, added in order. The kernels for one row (`linear_one`) add in
+another order and are not used.
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+"""The delta rule with decays by channel in extend form, by every package, against a loop over tokens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.kernels.operations import CPU, PLAIN
+from tests.support.kernels.plans import Known, Rig
+from weft.kernels.plain.channel_delta import decays_and_rates
+from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape
+
+
+def naive_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs token by token, and the state after every number of tokens read: [heads, key_dim, value_dim]."""
+    q, k, v, g, beta = (t.double() for t in (q, k, v, g, beta))
+    q, k = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    state = torch.zeros(v.shape[1], k.shape[2], v.shape[2], dtype=torch.float64)
+    outputs, states = [], [state]
+    for t in range(len(v)):
+        state = state * g[t].exp()[:, :, None]
+        correction = beta[t][:, None] * (v[t] - (k[t][:, :, None] * state).sum(1))
+        state = state + k[t][:, :, None] * correction[:, None]
+        outputs.append((q[t][:, :, None] * state).sum(1) * q.shape[-1] ** -0.5)
+        states.append(state)
+    return torch.stack(outputs).float(), torch.stack(states).float()
+
+
+def random_inputs(tokens: int, sizes, dtype=torch.float32, decay=0.3) -> tuple[Tensor, ...]:
+    heads, key_dim, value_dim = sizes
+    q, k, g = torch.randn(3, tokens, heads, key_dim)
+    v, beta = torch.randn(tokens, heads, value_dim), torch.rand(tokens, heads)
+    return tuple(x.to(dtype) for x in (q, k, v, -torch.rand_like(g) * decay, beta))
+
+
+def make_rig(lengths, sizes=(2, 6, 5), dtype=torch.float32, seed=0, decay=0.3, operations=CPU, **options) -> Rig:
+    torch.manual_seed(seed)
+    sequences = []
+    for n in lengths:
+        inputs = random_inputs(n, sizes, dtype, decay)
+        y, states = naive_delta(*inputs)
+        sequences.append(Known(inputs, (y,), {"channel_delta": states}))
+
+    def call(inputs, batch, view):
+        return (batch.operations.channel_delta(ChannelDeltaInputs(*inputs), batch, view),)
+
+    memory = operations.channel_delta_memory(ChannelDeltaShape(*sizes, 3, 4), str(dtype).removeprefix("torch."))
+    return Rig(memory, sequences, call, seed=seed, operations=operations, **options)
+
+
+@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
+@pytest.mark.parametrize("room", [0, 3])
+def test_packed_rows_of_any_length_equal_the_loop(operations, room):
+    rig = make_rig([50, 33, 24, 8, 7, 1, 65], room=room, seed=room, operations=operations)
+    rig.run([1, 1, 2, 3, 5, 8, 9, 16, 27])
+
+
+def test_full_cells_of_64_equal_the_loop():
+    rig = make_rig([200, 128, 64, 63, 5], cell=64, decay=0.05)
+    rig.run([1, 7, 64, 65, 128])
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8, 64])
+def test_any_chunking_gives_the_same(chunk):
+    make_rig([64, 64, 30]).run([chunk])
+
+
+@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
+def test_strong_decay_neither_overflows_nor_leaks(operations):
+    make_rig([50, 33], decay=300.0, operations=operations, cell=32).run([1, 3, 8, 20])
+
+
+@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
+def test_rejected_drafts_leave_no_trace(operations):
+    rig = make_rig([60, 40], room=5, operations=operations)
+    rig.step([(0, 14), (1, 7)])
+    rig.run_with_drafts(6)
+
+
+@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
+def test_decays_and_rates_may_be_projections(operations):
+    torch.manual_seed(0)
+    q, k, v, g, beta = random_inputs(20, (2, 6, 5))
+    rates, bias = -torch.rand(2), torch.randn(2, 6)
+    given = (q, k, v, rates[:, None] * torch.nn.functional.softplus(g + bias), beta.sigmoid())
+    known = Known((q, k, v, g, beta), (naive_delta(*given)[0],), {"channel_delta": naive_delta(*given)[1]})
+
+    def call(inputs, batch, view):
+        return (batch.operations.channel_delta(ChannelDeltaInputs(*inputs, rates, bias), batch, view),)
+
+    memory = operations.channel_delta_memory(ChannelDeltaShape(2, 6, 5, 3, 4), "float32")
+    Rig(memory, [known], call, operations=operations).run([1, 5, 9])
+
+
+def test_the_loop_and_the_decays_are_those_of_kimi_linear():
+    kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
+    torch.manual_seed(0)
+    q, k, v, _, strength = random_inputs(20, (2, 6, 5))
+    gate = kimi.KimiLinearForgetGate(SimpleNamespace(linear_head_dim=6, linear_num_heads=2, hidden_size=7))
+    gate.dt_bias.data.normal_()
+    gate.A_log.data.normal_()
+    hidden = torch.randn(1, 20, 7)
+    with torch.no_grad():
+        step = gate.f_b_proj(gate.f_a_proj(hidden))[0].view(20, 2, 6)
+        rates, bias = -gate.A_log.exp().flatten(), gate.dt_bias.view(2, 6)
+        g, beta = decays_and_rates(ChannelDeltaInputs(q, k, v, step, strength, rates, bias))
+        torch.testing.assert_close(g, gate(hidden)[0])
+    y, states = naive_delta(q, k, v, g, beta)
+    batched = {"query": q, "key": k, "value": v, "g": g, "beta": beta}
+    theirs, last = kimi.recurrent_kimi_delta_attention(
+        **{name: value[None] for name, value in batched.items()},
+        initial_state=None, output_final_state=True, use_qk_l2norm_in_kernel=True,
+    )  # fmt: skip
+    torch.testing.assert_close(y, theirs[0])
+    torch.testing.assert_close(states[-1], last[0])

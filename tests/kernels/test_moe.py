@@ -1,0 +1,111 @@
+"""Routers and experts equal their definitions, token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.support.kernels.operations import CPU, PLAIN, experts
+from weft.kernels.activations import squared_relu
+from weft.kernels.cpu.moe import route_sigmoid, route_softmax, route_top
+from weft.kernels.experts import clamped, gated, plain
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("renormalise", [True, False])
+def test_softmax_routing_takes_the_likeliest(renormalise):
+    logits = random(9, 7)
+    weights, chosen = route_softmax(logits, 3, renormalise)
+    for token in range(9):
+        likeliest = sorted(range(7), key=lambda e: -logits[token, e].item())[:3]
+        assert chosen[token].tolist() == likeliest
+        expected = logits[token].softmax(-1)[likeliest]
+        torch.testing.assert_close(weights[token], expected / expected.sum() if renormalise else expected)
+
+
+def test_softmax_over_the_best_equals_renormalised_softmax():
+    logits = random(9, 7)
+    torch.testing.assert_close(route_top(logits, 3), route_softmax(logits, 3, renormalise=True))
+
+
+def test_a_bias_decides_who_is_chosen_and_not_how_much_they_weigh():
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    weights, chosen = route_sigmoid(logits, 2, bias=torch.tensor([-5.0, 0.0, 0.0, 5.0]), scaling=2.5)
+    assert sorted(chosen[0].tolist()) == [1, 3]
+    scores = logits[0, chosen[0]].sigmoid()
+    torch.testing.assert_close(weights[0], 2.5 * scores / scores.sum())
+
+
+def test_sigmoid_weights_are_left_alone_without_renormalisation():
+    logits = random(4, 6)
+    weights, chosen = route_sigmoid(logits, 2, renormalise=False)
+    torch.testing.assert_close(weights, logits.sigmoid().gather(1, chosen))
+
+
+def test_only_experts_of_the_best_groups_are_chosen():
+    # Group 1 has the single best expert, groups 0 and 2 the best pairs.
+    logits = torch.tensor([[2.0, 2.0, 9.0, -9.0, 1.5, 1.5]])
+    _, chosen = route_sigmoid(logits, 3, groups=3, kept_groups=2)
+    assert sorted(chosen[0].tolist()) == [0, 1, 4] or sorted(chosen[0].tolist()) == [0, 1, 5]
+
+
+ACTIVATIONS = {
+    "gated silu": (gated(F.silu), lambda x: F.silu(x[: len(x) // 2]) * x[len(x) // 2 :], 2),
+    "squared relu": (plain(squared_relu), lambda x: F.relu(x) ** 2, 1),
+    "clamped swiglu": (
+        clamped(),
+        lambda x: (x[len(x) // 2 :].clamp(-7, 7) + 1) * (g := x[: len(x) // 2].clamp(max=7)) * torch.sigmoid(1.702 * g),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("tokens", [1, 2, 50])
+@pytest.mark.parametrize("operations", [CPU, PLAIN])
+def test_experts_equal_their_definition(operations, tokens, name, biased):
+    activation, defined, parts = ACTIVATIONS[name]
+    count, hidden, inner, k = 5, 12, 7, 2
+    first, second = random(count, parts * inner, hidden, seed=1) * 3, random(count, hidden, inner, seed=2)
+    biases = (random(count, parts * inner, seed=3), random(count, hidden, seed=4)) if biased else (None, None)
+    x, logits = random(tokens, hidden, seed=5), random(tokens, count, seed=6)
+    # Expert 3 is never chosen.
+    logits[:, 3] = -100
+    weights, chosen = route_softmax(logits, k, renormalise=False)
+    ours = experts(x, weights, chosen, first, second, activation, *biases, by=operations)
+    for token in range(tokens):
+        expected = torch.zeros(hidden)
+        for weight, number in zip(weights[token], chosen[token].tolist()):
+            outer = first[number] @ x[token] + (biases[0][number] if biased else 0)
+            expected += weight * (second[number] @ defined(outer) + (biases[1][number] if biased else 0))
+        torch.testing.assert_close(ours[token], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 50, 300])
+@pytest.mark.parametrize("operations", [CPU, PLAIN])
+def test_parts_of_the_experts_add_up_to_all(operations, tokens):
+    """Each half leaves out what the other one holds."""
+    first, second, x = random(6, 16, 8, seed=1), random(6, 8, 8, seed=2), random(tokens, 8, seed=3)
+    weights, chosen = route_top(random(tokens, 6, seed=4), 3)
+    chosen[0] = torch.tensor([0, 1, 2])
+    together = experts(x, weights, chosen, first, second, gated(F.silu), by=operations)
+    low = experts(x, weights, chosen, first[:3], second[:3], gated(F.silu), by=operations)
+    high = experts(x, weights, chosen - 3, first[3:], second[3:], gated(F.silu), by=operations)
+    torch.testing.assert_close(low + high, together, rtol=1e-4, atol=1e-5)
+    assert not high[0].any()
+
+
+def test_a_token_is_worth_the_same_in_any_company():
+    first, second = random(6, 16, 8, seed=1), random(6, 8, 8, seed=2)
+    x, logits = random(40, 8, seed=3), random(40, 6, seed=4)
+    weights, chosen = route_top(logits, 3)
+    together = experts(x, weights, chosen, first, second, gated(F.silu))
+    for token in (0, 7, 39):
+        part = slice(token, token + 1)
+        alone = experts(x[part], weights[part], chosen[part], first, second, gated(F.silu))
+        torch.testing.assert_close(alone[0], together[token], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,93 @@
+"""What a failed sync has lost is never reported as written or dropped, whichever thread it failed in."""
+
+from __future__ import annotations
+
+import errno
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.memory.tiers.disk.test_disk_file import Writer, check_found, fresh
+from tests.support.tiers.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, header
+from weft.memory.kinds import Kind
+from weft.memory.tiers.disk.block_file import FileBlocks
+from weft.memory.tiers.disk.file import DiskFile
+
+# What does not come within this time never does.
+NEVER_SECONDS = 20.0
+
+
+def check_failed_syncs(seed: int) -> None:
+    """Write, drop and sync while syncs fail, lose power, and check that what was reported as done had been done."""
+    random = Random(f"syncs {seed}")
+    file, blocks = fresh()
+    writer = Writer(file, random)
+    doomed: set[tuple[Kind, int]] = set()
+    erased: set[tuple[Kind, int]] = set()
+    blocks.forget = random
+    for _ in range(60):
+        with suppress(OSError):
+            if random.random() < 0.7 or len(writer.live) < 4:
+                writer.write()
+                continue
+            # These units stay with the arena, so that no other overwrites them.
+            units = [writer.live.pop(key) for key in random.sample(sorted(writer.live), 2)]
+            file.doom(units)
+            doomed.update(units)
+            file.erase(units)
+            erased.update(units)
+    blocks.forget = None
+    blocks.lose_power(random)
+    after = DiskFile(blocks, LAYOUT)
+    check_found(after)
+    assert doomed.isdisjoint((each.kind, each.unit) for each in after.found), "a dropped unit was found"
+    for kind, unit in erased:
+        place = LAYOUT.offset_of(kind, unit)
+        assert not any(blocks.durable[place : place + LAYOUT.padded[kind]]), "bytes of a dropped unit"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_failed_sync_has_lost_is_never_reported_as_written_or_dropped(seed: int) -> None:
+    check_failed_syncs(seed)
+
+
+def test_a_sync_that_fails_is_counted_before_another_thread_syncs(tmp_path: Path, monkeypatch) -> None:
+    """The system reports a loss once, so the second one returns as if nothing had happened."""
+    blocks, seen = FileBlocks(tmp_path / "file"), []
+    with ThreadPoolExecutor(1) as other:
+        waiting: list[Future[None]] = []
+
+        def fdatasync(file: int) -> None:
+            seen.append(blocks.failed_syncs)
+            if len(seen) == 1:
+                waiting.append(other.submit(blocks.sync))
+                raise OSError(errno.EIO, "a bad sector")
+
+        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        with pytest.raises(OSError, match="a bad sector"):
+            blocks.sync()
+        waiting[0].result(NEVER_SECONDS)
+    assert seen == [0, 1]
+    blocks.close()
+
+
+def test_a_plan_whose_payloads_were_lost_by_the_sync_of_another_writes_no_headers() -> None:
+    blocks = FlakyBlocks(LAYOUT.size_bytes)
+    file = DiskFile(blocks, LAYOUT)
+    units = [
+        (header(Kind.STATE, unit, bytes([unit]) * 32), memoryview(bytes(UNIT_BYTES[Kind.STATE]))) for unit in (1, 2)
+    ]
+    staged = [file.stage([unit]) for unit in units]
+    for task in (task for staging in staged for task in staging.tasks):
+        task()
+    blocks.fail_sync(Random(0))
+    for staging in staged:
+        with pytest.raises(OSError, match="a sync has failed meanwhile"):
+            file.commit(staging)
+    assert not DiskFile(blocks, LAYOUT).found
+    file.write(units)
+    assert len(DiskFile(blocks, LAYOUT).found) == 2

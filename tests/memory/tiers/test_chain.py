@@ -1,0 +1,159 @@
+"""Device, host memory and a file: whatever is demoted, promoted, cancelled, killed or lost, the answers are right."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.memory.tiers.test_tiers import finish, two_prompts
+from tests.support.hashed.chained import Chain, ChainedDevice, layout_of, run_chained
+from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
+from tests.support.tiers.disk_blocks import IDENTITY, FlakyBlocks
+from weft.base.config import EngineConfig
+from weft.engine.loop import Engine
+from weft.memory.misses import Miss, Reason
+from weft.runner.runner import Runner
+
+SEEDS = 24
+
+
+def test_every_answer_is_the_oracles_with_host_memory_and_a_file() -> None:
+    chain = Chain()
+    for seed in range(SEEDS):
+        run_chained(seed, chain)
+    assert chain.from_host > 0
+    assert chain.from_disk > 0
+    assert chain.to_disk > 0
+    assert chain.failed > 0
+
+
+@pytest.mark.slow
+def test_every_answer_is_the_oracles_with_host_memory_and_a_file_often() -> None:
+    for seed in range(SEEDS, SEEDS + int(os.environ.get("WEFT_EXAMPLES", "1000"))):
+        run_chained(seed, Chain())
+
+
+def chained_engine(family: str, path: Path, **settings: object) -> Engine:
+    """An engine on a tiny model whose device memory holds one sequence, host memory two, and a file many."""
+    spec, memory = spec_of(family), smallest_memory(family, 420, 4)
+    options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
+    config = EngineConfig(memory_bytes=memory, host_bytes=2 * memory, disk_bytes=16 << 20, **options)
+    runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
+    runner.tiers.add_host_memory(config.host_bytes)
+    runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
+    return Engine(spec, runner, config, closing_seconds=300.0)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
+def test_what_host_memory_evicted_is_answered_from_the_file(family: str, tmp_path: Path) -> None:
+    engine = chained_engine(family, tmp_path / "tier", depth=1)
+    prompts = [tokens(300 + 10 * seed, seed) for seed in range(10)]
+    first = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    again = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    assert [a.tokens for a in again] == [a.tokens for a in first]
+    assert sum(a.report.disk_tokens for a in again) > 256
+    assert all(a.report.disk_tokens <= a.report.loaded_tokens <= a.report.cached_tokens for a in again)
+    engine.close()
+    engine = chained_engine(family, tmp_path / "tier")
+    after = [serve(engine, [Ask(prompt)])[0] for prompt in prompts]
+    engine.close()
+    assert [a.tokens for a in after] == [a.tokens for a in first]
+    assert sum(a.report.disk_tokens for a in after) > 1024
+
+
+def chain_of_two() -> tuple[Engine, ChainedDevice, list[list[int]]]:
+    workload = two_prompts()
+    workload = replace(workload, config=replace(workload.config, disk_bytes=1))
+    layout = layout_of(workload, 1 << 20)
+    device = ChainedDevice(workload, FlakyBlocks(layout.size_bytes), layout, Random("chain"))
+    device.patience = 1.0
+    return (
+        Engine(workload.spec, device, workload.config, closing_seconds=300.0),
+        device,
+        [a.prompt for a in workload.arrivals],
+    )
+
+
+def save_all(engine: Engine) -> None:
+    engine.write_behind()
+    while not engine.idle:
+        while not engine.idle:
+            engine.step()
+        engine.write_behind()
+
+
+def missing(reusable: int) -> Miss:
+    return Miss(Reason.NEVER_COMPUTED, 0, 0, reusable, reusable)
+
+
+def test_a_lookup_says_where_a_prefix_lies_and_what_bringing_it_costs() -> None:
+    engine, _, (prompt, _) = chain_of_two()
+    finish(engine, prompt)
+    save_all(engine)
+    tiers = engine.ledger.tiers
+    assert tiers is not None
+    host, disk = tiers.links
+    host.rates.load_bytes, disk.rates.load_bytes, host.rates.prefill_tokens = 1e6, 1e5, 1e3
+    keys = list(engine.ledger.cache.trie.nodes)
+    engine.ledger.cache.clear()
+    (near,) = tiers.find(keys, 16, missing(16))
+    host.lower.clear()
+    (far,) = tiers.find(keys, 16, missing(16))
+    assert (near.level, far.level) == (0, 1)
+    assert near.tokens == far.tokens > 0
+    assert near.load_seconds == pytest.approx(near.load_bytes / 1e6)
+    # Through both links.
+    assert far.load_bytes == 2 * near.load_bytes
+    assert far.load_seconds == pytest.approx(near.load_bytes / 1e6 + near.load_bytes / 1e5)
+    assert near.compute_seconds == far.compute_seconds == near.tokens / 1e3
+    device_only = replace(missing(16), cached=far.tokens)
+    assert tiers.find(keys, 16, device_only) == []
+    engine.close()
+
+
+def test_a_file_that_is_too_slow_does_not_hide_what_host_memory_has() -> None:
+    engine, _, (prompt, _) = chain_of_two()
+    longer = [*prompt, *prompt[:8]]
+    finish(engine, prompt)
+    save_all(engine)
+    finish(engine, longer)
+    save_all(engine)
+    tiers = engine.ledger.tiers
+    assert tiers is not None
+    host, disk = tiers.links
+    engine.ledger.cache.clear()
+    host.lower.clear()
+    # Only the shorter one returns to host memory.
+    finish(engine, prompt)
+    assert host.lower.trie.nodes
+    engine.ledger.cache.clear()
+    for link in tiers.links:
+        link.rates.prefill_tokens = 1e3
+    host.rates.load_bytes, disk.rates.load_bytes = 1e12, 1.0
+    report = finish(engine, longer)
+    assert report.loaded_tokens > 0
+    assert report.disk_tokens == 0
+    engine.close()
+
+
+def test_a_state_comes_from_the_file_and_its_pages_from_host_memory() -> None:
+    engine, _, (prompt, _) = chain_of_two()
+    finish(engine, prompt)
+    save_all(engine)
+    tiers = engine.ledger.tiers
+    assert tiers is not None
+    host = tiers.links[0].lower
+    engine.ledger.cache.clear()
+    for node in list(host.trie.nodes.values()):
+        host.drop_point(node)
+    pages = len(host.trie)
+    assert pages
+    read = tiers.links[1].loads.bytes
+    report = finish(engine, prompt)
+    assert report.disk_tokens > 0
+    assert tiers.links[1].loads.bytes - read == host.point_bytes
+    engine.close()

@@ -1,0 +1,46 @@
+"""Drafts through `LLM`: stop strings inside accepted drafts, streams, and options that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.models import tiny_model
+from weft import LLM, SamplingParams
+from weft.base.errors import OptionError
+from weft.base.options import Options
+from weft.drafting.policy import choosing as drafting
+from weft.drafting.policy.costs import FreeDrafts
+
+LETTERS = tuple(range(ord("a"), ord("z") + 1))
+
+
+def open_llm(draft: str) -> LLM:
+    return LLM(**tiny_model.OPTIONS, progress=False, memory="16MiB", threads=1, max_length=512, draft=draft)
+
+
+def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "LearnedCosts", FreeDrafts)
+    with open_llm("off") as plain, open_llm("suffix") as drafted:
+        whole = plain.generate("Hello", letters(60), progress=False)[0]
+        for params in (letters(60), letters(60, stop=(whole.text[30:33],)), letters(60, stop_token_ids=(101,))):
+            wanted = plain.generate("Hello", params, progress=False)[0]
+            before = drafted.engine.planner.number
+            # The second time, the answer is known from the first.
+            for _ in range(2):
+                found = drafted.generate("Hello", params, progress=False)[0]
+                assert (found.text, found.token_ids) == (wanted.text, wanted.token_ids)
+                assert (found.finish_reason, found.logprobs) == (wanted.finish_reason, wanted.logprobs)
+            assert drafted.engine.planner.number - before < 2 * len(wanted.token_ids)
+            pieces = [chunk.text for chunk in drafted.stream("Hello", params)]
+            assert "".join(pieces) == wanted.text
+        assert drafted.engine.planner.drafting.counts.accepted.total() > 40
+
+
+def letters(count: int, **more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=count, temperature=0, allowed_token_ids=LETTERS, ignore_eos=True, **more)
+
+
+@pytest.mark.parametrize("draft", ["eagle", "dflash", "DSpark", ""])
+def test_drafters_that_do_not_exist_are_refused_by_name(draft: str) -> None:
+    with pytest.raises(OptionError, match="draft"):
+        Options(draft=draft)
