@@ -9,8 +9,9 @@ from io import StringIO
 import pytest
 import torch
 
-from tests.engines import FAMILIES, config_of
-from tests.operations import PLAIN
+from tests.support.kernels.operations import PLAIN
+from tests.support.models.engines import FAMILIES
+from tests.support.models.oracle import config_of
 from weft.base.options import Options
 from weft.cli.main import main
 from weft.fleet.totals import difference

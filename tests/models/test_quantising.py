@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.engines import FAMILIES
-from tests.operations import CPU, PLAIN
-from tests.oracle import DirectRunner, Oracle, random_tokens
-from tests.quantised import FP8, Written, by_block, by_channel, quantise
+from tests.support.kernels.operations import CPU, PLAIN
+from tests.support.models.engines import FAMILIES
+from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
+from tests.support.models.quantised import FP8, Written, by_block, by_channel, quantise
 from weft import LLM
 from weft.base.errors import InvalidOption
 from weft.kernels.formats.fp8 import Fp8
