@@ -121,9 +121,6 @@ SERVER = (
     refused("--quantization-param-path --kv-cache-scales", "the KV cache has no scales", takes_value=True),
     refused("--calculate-kv-scales", "the KV cache has no scales"),
     refused("--torchao-config --modelopt-quant --quantization-config", "use --quantize fp8", takes_value=True),
-    only(
-        "--mamba-ssm-dtype --mamba-cache-dtype --mamba-ssm-cache-dtype", "auto", "states have the dtype of their layers"
-    ),
     refused("--enable-lora", "LoRA adapters are not supported"),
     refused("--lora-modules --lora-paths", "LoRA adapters are not supported", takes_value=True),
     refused("--speculative-algorithm --speculative-config", "speculative decoding is not supported", takes_value=True),
