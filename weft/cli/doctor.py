@@ -150,9 +150,7 @@ def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
 
 def decode_floor(llm: LLM) -> str:
     """Return the least time in which a token of one sequence can be decoded, by what it reads."""
-    from weft.device.devices import read_rate
-
-    read, rate = llm.model.held.decode_bytes, read_rate(llm.device)
+    read, rate = llm.model.held.decode_bytes, llm.measure_rate()
     return f"{read / 1e9:.3g} GB read per token: {1e3 * read / rate:.3g} ms at the {rate / 1e9:.3g} GB/s measured here"
 
 
