@@ -4,42 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from weft.kernels.formats.stored import DENSE, Format, Stored
 from weft.models.config import Config
+from weft.models.held import WeightFacts
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel, MatrixLayer, Source, sources
 from weft.models.storing import declared_matrices, fewest_sources, storage_of
 
 FormatOf = Callable[[str, int, int], Format]
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFacts:
-    """`bytes` by format, and `decode_bytes`: what one row of a decode step reads, the floor of its time.
-
-    Of experts, that is the share of those that a token goes to; of an embedding that is not the head, nothing.
-    """
-
-    bytes: Mapping[str, int]
-    decode_bytes: int
-
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
-    def __str__(self) -> str:
-        """
-        >>> str(WeightFacts({"fp8": 9_000_000, "bfloat16": 1_200_000_000}, 0))
-        '1.2 GB bfloat16, 0.009 GB fp8'
-        """
-        parts = sorted(self.bytes.items(), key=lambda part: -part[1])
-        return ", ".join(f"{size / 1e9:.3g} GB {name}" for name, size in parts)
 
 
 def weight_facts(model: CausalModel, config: Mapping[str, Any]) -> WeightFacts:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -21,10 +21,8 @@ from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.spec import Memory
+from weft.models.held import WeightFacts
 from weft.models.sharding import ALONE, RankCut, Shard
-
-if TYPE_CHECKING:
-    from weft.models.inventory import WeightFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from weft.kernels.choosing import everywhere
 from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.config import Config, read_config, text_part
-from weft.models.inventory import WeightFacts, planned_facts
+from weft.models.held import WeightFacts
+from weft.models.inventory import planned_facts
 from weft.models.weights import build, formats_of_dummy
 
 
