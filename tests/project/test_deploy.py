@@ -258,6 +258,7 @@ def test_a_pod_has_no_more_rights_than_it_needs():
     assert inner["allowPrivilegeEscalation"] is False
     assert inner["capabilities"] == {"drop": ["ALL"]}
     assert POD["automountServiceAccountToken"] is False
+    assert POD["enableServiceLinks"] is False
     assert CONTAINER["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "memory" in CONTAINER["resources"]["requests"]
 
@@ -345,6 +346,7 @@ def test_pods_of_ray_have_no_more_rights_than_they_need(group):
     # What Ray and Weft write are these folders: `HOME` is in the first, Ray's sockets and logs are in the second.
     assert {"/cache", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["serve"] == SERVE["http_options"]["port"]
