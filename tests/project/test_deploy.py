@@ -18,7 +18,10 @@ import yaml
 
 from tests.support.deployment import DEPLOY, complaints, documents, instructions, is_sent, served
 from tests.support.fences import ROOT
-from weft.cli.serve import trusted_hosts
+from weft.cli.main import parse
+from weft.cli.options import read_options
+from weft.cli.serve import ServeOptions, trusted_hosts
+from weft.cli.sources import collect
 from weft.ray.deployments import MARGIN_SECONDS
 from weft.ray.settings import parse as parse_fleet
 from weft.server.access.guard import OPEN_ROUTES
@@ -210,12 +213,13 @@ POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 
 
 def options_of_pod():
-    variables = OBJECTS["ConfigMap"]["data"]
-    return served([re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word) for word in CONTAINER["args"]])
+    given = vars(parse(CONTAINER["args"]))
+    return read_options(ServeOptions, collect(ServeOptions, given, OBJECTS["ConfigMap"]["data"], ()).values)
 
 
 def test_a_pod_starts_a_server_that_exists():
     options = options_of_pod()
+    assert options.model == OBJECTS["ConfigMap"]["data"]["WEFT_MODEL"]
     assert CONTAINER["ports"] == [{"name": "http", "containerPort": options.port}]
     assert POD["terminationGracePeriodSeconds"] > options.drain_seconds + 5
     assert trusted_hosts(options, has_keys=True) == ()
