@@ -343,7 +343,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 # The only modules that make one plan of another: one completes it before the launch, one cuts it into parts.
-PLANS_OF_PLANS = ("weft.base.moving", "weft.base.parts")
+PLANS_OF_PLANS = ("weft.base.completion", "weft.base.parts")
 # The only ones that build plans: from the memory of sequences, and trials on scratch memory.
 PLAN_BUILDERS = ("weft.base.plan", "weft.memory.plans", "weft.runner.cuda.padding")
 

@@ -271,7 +271,7 @@ def test_a_constrained_sequence_takes_part_in_every_step_and_holds_up_no_other()
     assert bound == list(range(bound[0], bound[0] + len(bound)))
     free = [step for step, seats in enumerate(decodes) if 0 in seats]
     assert free == list(range(free[0], free[0] + len(free))), "an unconstrained sequence was held up"
-    assert all(len(p.sampling.late) == (step in bound) for step, p in enumerate(plans) if step > 1)
+    assert all(len(p.sampling.awaiting_mask) == (step in bound) for step, p in enumerate(plans) if step > 1)
 
 
 def test_a_finished_grammar_ends_the_answer_without_a_stop_token():

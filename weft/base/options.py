@@ -120,7 +120,7 @@ class Options:
     )
     draft_vocabulary: int = option(
         1 << 16,
-        "tokens that an MTP head guesses from while text consists of them: the first ones of a vocabulary at least "
+        "tokens that an MTP head drafts from while text consists of them: the first ones of a vocabulary at least "
         "twice as large; 0: all",
         metavar="TOKENS",
     )

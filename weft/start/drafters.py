@@ -11,6 +11,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options, draft_of
 from weft.device.devices import free_bytes
+from weft.drafting.state_lines import StateLines, line_count
 from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config
@@ -18,7 +19,7 @@ from weft.models.dtypes import choose_dtype
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import find_checkpoint, load_head, load_model
-from weft.runner.hidden_states import HiddenStates, hidden_bytes
+from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
 from weft.start.assembling import assemble_runner, threads_on
@@ -40,8 +41,8 @@ class LoadedDraft:
         """Return memory for the hidden states that a head reads; None for a model of its own."""
         if not isinstance(self.model, MtpHead):
             return None
-        most = HIDDEN_STEPS * config.max_tokens_per_step
-        return HiddenStates(config.max_sequences, most, self.model.width, model_dtype(self.model), device)
+        lines = StateLines(config.max_sequences, HIDDEN_STEPS * config.max_tokens_per_step)
+        return HiddenStates(lines, self.model.width, model_dtype(self.model), device)
 
     def runner(
         self, config: EngineConfig, device: str, hidden: HiddenStates | None, threads: int, progress: bool
@@ -114,4 +115,4 @@ def kept_bytes(drafter: CausalModel, tokens: int, rows: int) -> int:
     """Return the bytes of the hidden states that are kept for a drafter."""
     if not isinstance(drafter, MtpHead):
         return 0
-    return hidden_bytes(rows, HIDDEN_STEPS * tokens, drafter.width, model_dtype(drafter))
+    return line_count(rows, HIDDEN_STEPS * tokens) * drafter.width * model_dtype(drafter).itemsize

@@ -145,7 +145,7 @@ class Loaded:
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
         assert isinstance(model, MtpHead)
-        parts = (hidden, ledger, executor, vocab_size, step, config.paranoid)
+        parts = (hidden.rows, ledger, executor, vocab_size, step, config.paranoid)
         return DraftHead(*parts, frequent_tokens=model.frequent)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
