@@ -269,6 +269,7 @@ NOT_WAITING = {
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",
+    ("weft.device.devices", "read_rate"): "a measurement that was asked for, when nothing runs",
 }
 
 

@@ -50,6 +50,9 @@ def refused(names: str, why: str, takes_value: bool = False) -> Alias:
     return Alias(tuple(names.split()), takes_value=takes_value, values={}, refused=why)
 
 
+# Methods of other engines whose checkpoints say themselves how they are stored.
+READ = ("mxfp4", "gpt_oss_mxfp4", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_fp8", "none")
+
 SERVER = (
     value("--model-path", "--model"),
     value("--tokenizer-path", "--tokenizer"),
@@ -88,7 +91,7 @@ SERVER = (
     only("--data-parallel-size --dp-size --dp -dp", "1", "use --replicas"),
     only("--pipeline-parallel-size --pp-size --pp -pp", "1", "use --tensor-parallel"),
     only("--expert-parallel-size --ep-size --ep", "1", "use --tensor-parallel with --expert-parallel"),
-    only("--kv-cache-dtype", "auto", "the KV cache has the model's data type"),
+    only("--kv-cache-dtype", "auto", "the KV cache has the model's data type, --dtype; fewer bits are not supported"),
     only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
     value("--gpu-memory-utilization --mem-fraction-static", "--memory-fraction"),
     ignored("--enforce-eager --disable-cuda-graph", "decode steps on a GPU always use CUDA graphs"),
@@ -107,7 +110,17 @@ SERVER = (
     ),
     refused("--ssl-ca-certs --ssl-cert-reqs", "client certificates are not supported; use a proxy", takes_value=True),
     refused("--trust-remote-code", "Weft never runs code from a model's folder"),
-    refused("--quantization -q", "quantised weights are not supported", takes_value=True),
+    Alias(
+        ("--quantization", "-q"),
+        ("--quantize", "{}"),
+        values={"fp8": "fp8", "fp8_per_block": "fp8"} | dict.fromkeys(READ, "off"),
+        note="activations keep 16 bits, and formats of quantised checkpoints are read from them",
+        refused="weights are quantised to fp8, or read as they are stored (docs/formats.md)",
+    ),
+    ignored("--fp8-gemm-backend --moe-runner-backend --moe-backend", "kernels are chosen by Weft", takes_value=True),
+    refused("--quantization-param-path --kv-cache-scales", "the KV cache has no scales", takes_value=True),
+    refused("--calculate-kv-scales", "the KV cache has no scales"),
+    refused("--torchao-config --modelopt-quant --quantization-config", "use --quantize fp8", takes_value=True),
     refused("--enable-lora", "LoRA adapters are not supported"),
     refused("--lora-modules --lora-paths", "LoRA adapters are not supported", takes_value=True),
     refused("--speculative-algorithm --speculative-config", "speculative decoding is not supported", takes_value=True),

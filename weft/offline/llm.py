@@ -74,6 +74,7 @@ class LLM:
         self.model = loaded.model
         self.vocab_size = loaded.model.vocab_size
         self.placement = loaded.placement
+        self.measure_rate = loaded.measure_rate
         self.chosen = loaded.chosen
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)

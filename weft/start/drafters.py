@@ -23,6 +23,7 @@ from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
 from weft.start.assembling import assemble_runner, threads_on
+from weft.start.rank_loading import quantising_of
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 # Steps whose hidden states may wait for an MTP head.
@@ -67,7 +68,7 @@ def load_drafter(
     if draft_of(options) != "mtp":
         return None
     place = builtin.place_of(options.model)
-    parts = (options.weights, options.seed, chosen.operations, device)
+    parts = (options.weights, options.seed, chosen.operations, device, quantising_of(options))
     head = load_head(place, target, model_dtype(target), *parts)
     head.limit = options.draft_vocabulary
     return head
