@@ -11,7 +11,7 @@ from weft.cli.generate import GenerateOptions
 from weft.cli.main import COMMANDS, collected, main
 from weft.cli.options import flag, read_options
 from weft.cli.serve import ServeOptions
-from weft.cli.sources import ALTERNATIVES, SECRETS, Collected, collect, settable, variable, with_keys
+from weft.cli.sources import ALTERNATIVES, SECRETS, GivenOptions, collect, settable, variable, with_keys
 
 KNOWN = {name for name, _, _ in settable(ServeOptions)}
 # A value other than the default, as text, for the options that do not take any word.
@@ -23,7 +23,7 @@ def write(folder: Path, text: str) -> str:
     return str(folder / "weft.yaml")
 
 
-def found_for(given: dict, environment: dict, file: str | None = None, options: type = ServeOptions) -> Collected:
+def found_for(given: dict, environment: dict, file: str | None = None, options: type = ServeOptions) -> GivenOptions:
     return collect(options, given | ({} if file is None else {"config": file}), environment, KNOWN)
 
 

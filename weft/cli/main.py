@@ -22,7 +22,7 @@ from weft.cli.chat import command as chat
 from weft.cli.chat.options import ChatOptions
 from weft.cli.groups import EXAMPLES, GROUPS, is_common
 from weft.cli.options import CommandParser, add_options, complaint, own_names, read_options, usage
-from weft.cli.sources import FILE_HELP, FILE_OPTION, Collected, collect, settable
+from weft.cli.sources import FILE_HELP, FILE_OPTION, GivenOptions, collect, settable
 
 log = logging.getLogger("weft")
 
@@ -116,7 +116,7 @@ def parse(given: Sequence[str]) -> Namespace:
     return found
 
 
-def collected(command: Command, given: Mapping[str, Any]) -> Collected:
+def collected(command: Command, given: Mapping[str, Any]) -> GivenOptions:
     """Return a command's options from all their sources."""
     if not command.takes_file:
         return collect(command.options, given, {}, ())

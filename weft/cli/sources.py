@@ -48,7 +48,7 @@ class FileValue(NamedTuple):
 
 
 @dataclass(slots=True)
-class Collected:
+class GivenOptions:
     """Values by option, how each was given (`--port`, `WEFT_PORT`, `weft.yaml:3: port`), and warnings."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -73,9 +73,9 @@ def variable(option: str) -> str:
 
 def collect(
     options: type, given: Mapping[str, Any], environment: Mapping[str, str], known: Collection[str]
-) -> Collected:
+) -> GivenOptions:
     """Return a command's options from all sources. `known` are the options of all commands, which share a file."""
-    found = Collected()
+    found = GivenOptions()
     given = {name: value for name, value in given.items() if value is not None}
     path = given.pop(FILE_OPTION, None) or environment.get(variable(FILE_OPTION))
     found.add((name, flag(name), tuple(value) if isinstance(value, list) else value) for name, value in given.items())
