@@ -40,7 +40,7 @@ def options_of(name: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_every_option(name, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main([name, "--help"])
+        main([name, "--help-all"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert options_of(name) or name == "completion"
@@ -158,6 +158,10 @@ def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
 def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
     assert complaint(InvalidOption("max_length", "must be\npositive"), Options) == "--max-length must be positive"
     assert complaint(InvalidOption("n", "must be positive"), Options) == "n must be positive"
+    named = complaint(
+        InvalidOption("max_length", "must be positive"), Options, {"max_length": "weft.yaml:3: max-length"}
+    )
+    assert named == "weft.yaml:3: max-length must be positive"
     assert complaint(OptionError("memory of this machine is full"), Options) == "memory of this machine is full"
 
 
