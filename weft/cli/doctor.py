@@ -106,6 +106,7 @@ def examine(options: DoctorOptions) -> list[str]:
     """Load the model as the server would, print its facts, and return the problems."""
     from weft.offline.llm import LLM
 
+    describe_file(options)
     log, heard = logging.getLogger("weft"), Heard()
     before = log.level
     log.addHandler(heard)
@@ -128,6 +129,18 @@ def examine(options: DoctorOptions) -> list[str]:
         return exact_test(llm) if llm.config.exact else self_test(llm, dtype)
 
 
+def describe_file(options: DoctorOptions) -> None:
+    """Print what a GGUF file holds, before its weights are read."""
+    from weft.device.devices import free_bytes
+    from weft.gguf.header import read_header
+    from weft.gguf.places import local_file
+    from weft.gguf.report import about
+
+    file = None if options.model is None else local_file(Path(options.model).expanduser())
+    if file is not None:
+        show("file", about(read_header(file), free_bytes()))
+
+
 def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
     spec, config = llm.engine.ledger.spec, llm.config
     drafter = llm.engine.planner.drafts.model
@@ -139,11 +152,19 @@ def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
         "tokenizer": "none: token ids only" if llm.tokenizer is None else "found",
         "chat template": "none" if llm.template is None else "found",
         "end tokens": sorted(llm.end_tokens) or "none",
+        "weights": str(llm.model.held),
+        "decode floor": decode_floor(llm),
         "memory": f"{config.memory_bytes / 2**30:.2f} GiB",
         "drafts": f"{config.draft}, up to {config.draft_tokens} a row{own}" if config.draft_tokens else "none",
         "cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
         "state": f"{spec.state_bytes} bytes; tail {spec.tail_bytes}",
     }
+
+
+def decode_floor(llm: LLM) -> str:
+    """Return the least time in which a token of one sequence can be decoded, by what it reads."""
+    read, rate = llm.model.held.decode_bytes, llm.measure_rate()
+    return f"{read / 1e9:.3g} GB read per token: {1e3 * read / rate:.3g} ms at the {rate / 1e9:.3g} GB/s measured here"
 
 
 def decisions(options: Options, said: dict[str, str]) -> dict[str, str]:

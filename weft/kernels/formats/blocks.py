@@ -62,6 +62,9 @@ class BlockFormat(Format):
     def scaled(self, stored: Stored, factor: float | Float[Tensor, " outputs"]) -> Stored | None:
         return stored if not isinstance(factor, Tensor) and factor == 1.0 else None
 
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        return outputs * inputs // self.numbers * self.bytes
+
     def encode(self, matrix: Float[Tensor, "*experts outputs inputs"]) -> Stored:
         """Return numbers in blocks of this type."""
         if self.pack is None:
