@@ -19,7 +19,6 @@ SKIPPED = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pyca
 # beside it. So two packages never import each other.
 ORDER = (
     ("base", "builtin"),
-    ("gguf",),
     ("memory", "text", "wire"),
     ("device", "drafting", "transfer"),
     ("kernels", "engine"),

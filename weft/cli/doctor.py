@@ -131,10 +131,10 @@ def examine(options: DoctorOptions) -> list[str]:
 
 def describe_file(options: DoctorOptions) -> None:
     """Print what a GGUF file holds, before its weights are read."""
+    from weft.base.gguf.header import read_header
+    from weft.base.gguf.places import local_file
+    from weft.base.gguf.report import about
     from weft.device.devices import free_bytes
-    from weft.gguf.header import read_header
-    from weft.gguf.places import local_file
-    from weft.gguf.report import about
 
     file = None if options.model is None else local_file(Path(options.model).expanduser())
     if file is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import ModelError
-from weft.gguf.header import is_gguf, read_header
+from weft.base.gguf.header import is_gguf, read_header
 from weft.kernels.rotary import VARIANTS, RotaryKind, yarn_scale
 from weft.models.bounds import CONFIG_BYTES, INTEGERS, LAYERS, MOST_ENTRIES, MOST_SHOWN, NUMBERS
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.errors import InvalidOption, ModelError
-from weft.gguf.header import is_gguf
-from weft.gguf.places import chosen, hub_place, local_file
+from weft.base.gguf.header import is_gguf
+from weft.base.gguf.places import chosen, hub_place, local_file
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, claimed, is_wide, recipe_of

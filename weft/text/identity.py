@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from pathlib import Path
 
-from weft.gguf.header import is_gguf, read_header
+from weft.base.gguf.header import is_gguf, read_header
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import ModelError, RequestError
+from weft.base.gguf.header import is_gguf, read_header
 from weft.base.sampling import SamplingParams
-from weft.gguf.header import is_gguf, read_header
 from weft.text.tokenizer import read_json
 
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

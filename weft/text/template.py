@@ -15,7 +15,7 @@ from typing import Any
 import jinja2
 
 from weft.base.errors import InvalidField, ModelError, OptionError, RequestError
-from weft.gguf.header import is_gguf, read_header
+from weft.base.gguf.header import is_gguf, read_header
 from weft.text.sandbox import Sandbox, budget
 from weft.text.tokenizer import read_json
 

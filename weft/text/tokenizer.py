@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from weft.base.errors import InvalidField, ModelError
-from weft.gguf.header import is_gguf, read_header
+from weft.base.gguf.header import is_gguf, read_header
 from weft.text.detokenizer import Detokenizer, Vocabulary
 from weft.text.gguf_tokenizer import end_ids, tokenizer_of
 from weft.text.patterns import are_linear, check_pattern, patterns_of

@@ -255,23 +255,21 @@ def changed(name: str, tensor: Tensor, config: Mapping[str, Any], arch: str) -> 
 def metadata_of(config: Mapping[str, Any], arch: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the metadata of a converted checkpoint."""
     get = config.get
-    layers = get("num_hidden_layers") or len(get("layers_block_type"))
+    layers = get("num_hidden_layers") or len(config["layers_block_type"])
     kinds = get("layer_types") or get("layers_block_type") or ["full_attention"] * layers
-    rotation = get("rope_parameters") or {}
-    rotation = rotation.get("full_attention", rotation)
     attends = [kind in ("full_attention", "sliding_attention", "attention") for kind in kinds]
     is_hybrid = arch in ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe")
-    size = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    groups = config["num_key_value_heads"]
+    rotation = get("rope_parameters") or {}
+    rotation = rotation.get("full_attention", rotation)
     values: dict[str, Any] = {
         "block_count": layers,
         "context_length": get("max_position_embeddings"),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": get("intermediate_size"),
         "attention.head_count": config["num_attention_heads"],
-        "attention.head_count_kv": [(config["num_key_value_heads"] if each else 0) for each in attends]
-        if is_hybrid
-        else config["num_key_value_heads"],
-        "attention.key_length": size,
+        "attention.head_count_kv": [groups if each else 0 for each in attends] if is_hybrid else groups,
+        "attention.key_length": get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         "attention.layer_norm_rms_epsilon": get("rms_norm_eps") or get("norm_eps") or get("layer_norm_epsilon"),
         "rope.freq_base": rotation.get("rope_theta") or get("rope_theta"),
         "attention.sliding_window": get("sliding_window"),
@@ -279,64 +277,82 @@ def metadata_of(config: Mapping[str, Any], arch: str, tensors: Mapping[str, Tens
         "expert_used_count": get("num_experts_per_tok"),
         "expert_feed_forward_length": get("moe_intermediate_size"),
     }
-    if arch.startswith("lfm2"):
-        values |= {"shortconv.l_cache": config["conv_L_cache"], "leading_dense_block_count": get("num_dense_layers")}
+    for own, names in OWN_KEYS.items():
+        if arch.startswith(own):
+            values |= {key: config.get(name) for key, name in names.items()}
+    values |= computed_keys(config, arch, kinds, rotation)
+    found = {"general.architecture": arch, "general.alignment": 32}
+    return found | {f"{arch}.{key}": value for key, value in values.items() if value is not None}
+
+
+# Keys of a family, and the fields of config.json that they are.
+DELTA_KEYS = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+OWN_KEYS = {
+    "lfm2": {"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers"},
+    "qwen35": DELTA_KEYS,
+    "qwen3next": DELTA_KEYS,
+    "granitehybrid": {
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+        "attention.scale": "attention_multiplier",
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "logit_scale": "logits_scaling",
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+    },
+    "nemotron_h": {
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+        "ssm.time_step_rank": "mamba_num_heads",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+    },
+    "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
+}
+
+
+def computed_keys(
+    config: Mapping[str, Any], arch: str, kinds: Sequence[str], rotation: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the keys of a family that are not fields of config.json."""
+    hidden = config["hidden_size"]
     if arch == "gpt-oss":
-        values |= {
-            "expert_feed_forward_length": config["intermediate_size"],
+        return {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": float(rotation["factor"]),
             "rope.scaling.original_context_length": rotation["original_max_position_embeddings"],
         }
     if arch == "gemma3":
-        local = (get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta", 10000.0)
-        values |= {
-            "rope.freq_base_swa": local,
-            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds],
-        }
+        local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta", 10000.0)
+        pattern = [kind == "sliding_attention" for kind in kinds]
+        return {"rope.freq_base_swa": local, "attention.sliding_window_pattern": pattern}
     if arch.startswith(("qwen35", "qwen3next")):
-        values |= {
-            "ssm.conv_kernel": config["linear_conv_kernel_dim"],
-            "ssm.state_size": config["linear_key_head_dim"],
-            "ssm.group_count": config["linear_num_key_heads"],
-            "ssm.time_step_rank": config["linear_num_value_heads"],
+        size = config.get("head_dim") or hidden // config["num_attention_heads"]
+        return {
             "ssm.inner_size": config["linear_num_value_heads"] * config["linear_value_head_dim"],
-            "attention.recurrent_layers": [not each for each in attends],
+            "attention.recurrent_layers": [kind == "linear_attention" for kind in kinds],
             "rope.dimension_count": int(size * rotation.get("partial_rotary_factor", 0.25)),
-            "expert_shared_feed_forward_length": get("shared_expert_intermediate_size"),
         }
     if arch == "granitehybrid":
-        inner = get("mamba_expand", 2) * config["hidden_size"]
-        values |= {
-            "ssm.conv_kernel": config["mamba_d_conv"],
-            "ssm.state_size": config["mamba_d_state"],
-            "ssm.group_count": config["mamba_n_groups"],
-            "ssm.time_step_rank": config["mamba_n_heads"],
-            "ssm.inner_size": inner,
-            "attention.scale": config["attention_multiplier"],
-            "embedding_scale": config["embedding_multiplier"],
-            "residual_scale": config["residual_multiplier"],
-            "logit_scale": config["logits_scaling"],
-            "rope.scaling.finetuned": get("position_embedding_type") == "rope",
-            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
-        }
+        rotates = config.get("position_embedding_type") == "rope"
+        return {"ssm.inner_size": config.get("mamba_expand", 2) * hidden, "rope.scaling.finetuned": rotates}
     if arch == "nemotron_h_moe":
         sizes = {"mlp": config["intermediate_size"], "moe": config["moe_intermediate_size"]}
-        values |= {
-            "feed_forward_length": [sizes.get(kind, 0) for kind in kinds],
-            "ssm.conv_kernel": config["conv_kernel"],
-            "ssm.state_size": config["ssm_state_size"],
-            "ssm.group_count": config["n_groups"],
-            "ssm.time_step_rank": config["mamba_num_heads"],
-            "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
-            "expert_shared_feed_forward_length": config["moe_shared_expert_intermediate_size"],
-            "expert_weights_norm": config["norm_topk_prob"],
-            "expert_weights_scale": config["routed_scaling_factor"],
-            "expert_group_count": config["n_group"],
-            "expert_group_used_count": config["topk_group"],
-        }
-    found = {"general.architecture": arch, "general.alignment": 32}
-    return found | {f"{arch}.{key}": value for key, value in values.items() if value is not None}
+        inner = config["mamba_num_heads"] * config["mamba_head_dim"]
+        return {"feed_forward_length": [sizes.get(kind, 0) for kind in kinds], "ssm.inner_size": inner}
+    return {}
 
 
 def convert(

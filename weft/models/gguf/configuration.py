@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from weft.base.errors import ModelError
-from weft.gguf.header import Header, StoredTensor, shown
+from weft.base.gguf.header import Header, StoredTensor, shown
+from weft.models.gguf.frequencies import stretched
 
 Fields = dict[str, Any]
 # Of a list of layers, so that a number cannot make it long.
@@ -29,7 +30,7 @@ PLAIN = {
 }
 
 
-class Keys:
+class FileKeys:
     """Metadata of the file's architecture."""
 
     def __init__(self, header: Header) -> None:
@@ -87,7 +88,7 @@ class Keys:
 
 def config_of(header: Header) -> Fields:
     """Return what config.json would say."""
-    keys = Keys(header)
+    keys = FileKeys(header)
     builder = FAMILIES.get(keys.arch)
     if builder is None:
         raise ModelError(
@@ -118,7 +119,7 @@ def dtype_of(header: Header) -> str:
     return "float32" if kinds <= {"F32"} else "bfloat16"
 
 
-def rotation(keys: Keys) -> Fields:
+def rotation(keys: FileKeys) -> Fields:
     """Return how positions are stretched."""
     kind = keys.get("rope.scaling.type")
     if kind in ("linear", "yarn"):
@@ -131,13 +132,15 @@ def rotation(keys: Keys) -> Fields:
     if kind not in (None, "none"):
         raise keys.wrong("rope.scaling.type", "none, linear or yarn", kind)
     if keys.has("rope_freqs.weight"):
-        from weft.models.gguf.frequencies import stretched
-
-        return {"rope_scaling": {"rope_type": "llama3", **STRETCHED, "factor": stretched(keys, STRETCHED)}}
+        theta = keys.get("rope.freq_base", 10000.0)
+        if not isinstance(theta, float) or not theta > 1:
+            raise keys.wrong("rope.freq_base", "a number above 1", theta)
+        factor = stretched(keys.tensor("rope_freqs.weight"), theta, STRETCHED)
+        return {"rope_scaling": {"rope_type": "llama3", **STRETCHED, "factor": factor}}
     return {}
 
 
-def llama(keys: Keys) -> Fields:
+def llama(keys: FileKeys) -> Fields:
     if keys.get("expert_count"):
         raise keys.wrong(
             "expert_count", "absent: this architecture is not supported with experts", keys.get("expert_count")
@@ -146,20 +149,20 @@ def llama(keys: Keys) -> Fields:
     return fields | {"mlp_bias": keys.has("blk.0.ffn_gate.bias")}
 
 
-def mistral(keys: Keys) -> Fields:
+def mistral(keys: FileKeys) -> Fields:
     window = keys.get("attention.sliding_window")
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window or None}
 
 
-def qwen3(keys: Keys) -> Fields:
+def qwen3(keys: FileKeys) -> Fields:
     return {"architectures": ["Qwen3ForCausalLM"]}
 
 
-def qwen3_moe(keys: Keys) -> Fields:
+def qwen3_moe(keys: FileKeys) -> Fields:
     return {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": keys.get("expert_count"), "norm_topk_prob": True}
 
 
-def lfm2(keys: Keys) -> Fields:
+def lfm2(keys: FileKeys) -> Fields:
     kinds = ["full_attention" if heads else "conv" for heads in keys.each("attention.head_count_kv")]
     return {
         "architectures": ["Lfm2ForCausalLM"],
@@ -170,7 +173,7 @@ def lfm2(keys: Keys) -> Fields:
     }
 
 
-def lfm2_moe(keys: Keys) -> Fields:
+def lfm2_moe(keys: FileKeys) -> Fields:
     if keys.get("expert_gating_func", SIGMOID) != SIGMOID:
         raise keys.wrong("expert_gating_func", f"{SIGMOID} (sigmoid)", keys.get("expert_gating_func"))
     return lfm2(keys) | {
@@ -183,7 +186,7 @@ def lfm2_moe(keys: Keys) -> Fields:
     }
 
 
-def delta(keys: Keys) -> Fields:
+def delta(keys: FileKeys) -> Fields:
     """Return what all families with Gated DeltaNet state."""
     heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     listed = keys.get("attention.recurrent_layers")
@@ -212,15 +215,15 @@ def delta(keys: Keys) -> Fields:
     return fields
 
 
-def qwen3_next(keys: Keys) -> Fields:
+def qwen3_next(keys: FileKeys) -> Fields:
     return delta(keys) | {"architectures": ["Qwen3NextForCausalLM"]}
 
 
-def qwen3_5(keys: Keys) -> Fields:
+def qwen3_5(keys: FileKeys) -> Fields:
     return delta(keys) | {"architectures": ["Qwen3_5ForCausalLM"]}
 
 
-def gemma3(keys: Keys) -> Fields:
+def gemma3(keys: FileKeys) -> Fields:
     pattern = keys.get("attention.sliding_window_pattern", 6)
     if isinstance(pattern, list):
         windowed = [bool(each) for each in keys.each("attention.sliding_window_pattern")]
@@ -244,7 +247,7 @@ def gemma3(keys: Keys) -> Fields:
     return fields
 
 
-def gpt_oss(keys: Keys) -> Fields:
+def gpt_oss(keys: FileKeys) -> Fields:
     return {
         "architectures": ["GptOssForCausalLM"],
         "num_local_experts": keys.get("expert_count"),
@@ -255,7 +258,7 @@ def gpt_oss(keys: Keys) -> Fields:
     }
 
 
-def mamba2(keys: Keys) -> Fields:
+def mamba2(keys: FileKeys) -> Fields:
     """Return the sizes of Mamba2 layers by the names of Falcon-H1 and Granite."""
     return {
         "mamba_n_heads": keys.get("ssm.time_step_rank"),
@@ -266,7 +269,7 @@ def mamba2(keys: Keys) -> Fields:
     }
 
 
-def granite_hybrid(keys: Keys) -> Fields:
+def granite_hybrid(keys: FileKeys) -> Fields:
     rotates = keys.get("rope.scaling.finetuned", True)
     hidden, inner = keys.integer("embedding_length"), keys.integer("ssm.inner_size")
     kinds = ["attention" if heads else "mamba" for heads in keys.each("attention.head_count_kv")]
@@ -286,7 +289,7 @@ def granite_hybrid(keys: Keys) -> Fields:
     }
 
 
-def falcon_h1(keys: Keys) -> Fields:
+def falcon_h1(keys: FileKeys) -> Fields:
     """Return the configuration. All factors are folded into the weights of a file."""
     return mamba2(keys) | {
         "architectures": ["FalconH1ForCausalLM"],
@@ -296,7 +299,7 @@ def falcon_h1(keys: Keys) -> Fields:
     }
 
 
-def nemotron_h(keys: Keys) -> Fields:
+def nemotron_h(keys: FileKeys) -> Fields:
     heads, sizes = keys.each("attention.head_count_kv"), keys.each("feed_forward_length")
     experts = keys.get("expert_count") or 0
     kinds = [
@@ -335,7 +338,7 @@ def nemotron_h(keys: Keys) -> Fields:
     return fields
 
 
-def kimi_linear(keys: Keys) -> Fields:
+def kimi_linear(keys: FileKeys) -> Fields:
     latent, turned = keys.integer("attention.kv_lora_rank"), keys.integer("rope.dimension_count")
     kinds = ["full_attention" if heads else "linear_attention" for heads in keys.each("attention.head_count_kv")]
     heads = keys.largest("attention.head_count")
@@ -361,7 +364,7 @@ def kimi_linear(keys: Keys) -> Fields:
     }
 
 
-FAMILIES: Mapping[str, Callable[[Keys], Fields]] = {
+FAMILIES: Mapping[str, Callable[[FileKeys], Fields]] = {
     "llama": llama,
     "mistral": mistral,
     "qwen3": qwen3,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import ModelError
-from weft.models.gguf.configuration import Keys
+from weft.models.gguf.configuration import FileKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class FamilyNames:
     """Names of a family: the middle of a tensor's name in the file, and in the model."""
 
     names: Mapping[str, str]
@@ -145,22 +145,22 @@ LFM2 = {**CONV, "exp_probs_b": "mlp.expert_bias"}
 ROOT = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
 
 TABLES = {
-    "llama": Table(COMMON, interleaved=True),
-    "mistral": Table(COMMON, interleaved=True),
-    "qwen3": Table(COMMON),
-    "qwen3moe": Table(COMMON),
-    "lfm2": Table(COMMON | LFM2, whole={"token_embd_norm": "model.norm"}),
-    "lfm2moe": Table(COMMON | LFM2, whole={"token_embd_norm": "model.norm"}),
-    "qwen3next": Table(COMMON | DELTA, plus_one=True),
-    "qwen35": Table(COMMON | DELTA, plus_one=True),
-    "qwen35moe": Table(COMMON | DELTA, plus_one=True),
-    "gemma3": Table(COMMON | GEMMA, plus_one=True),
-    "gpt-oss": Table(COMMON | GPT_OSS),
-    "granitehybrid": Table(COMMON | GRANITE, interleaved=True),
-    "falcon-h1": Table(COMMON | FALCON),
-    "nemotron_h": Table(NEMOTRON, interleaved=True, experts="mixer.experts"),
-    "nemotron_h_moe": Table(NEMOTRON, interleaved=True, experts="mixer.experts"),
-    "kimi-linear": Table(COMMON | KIMI),
+    "llama": FamilyNames(COMMON, interleaved=True),
+    "mistral": FamilyNames(COMMON, interleaved=True),
+    "qwen3": FamilyNames(COMMON),
+    "qwen3moe": FamilyNames(COMMON),
+    "lfm2": FamilyNames(COMMON | LFM2, whole={"token_embd_norm": "model.norm"}),
+    "lfm2moe": FamilyNames(COMMON | LFM2, whole={"token_embd_norm": "model.norm"}),
+    "qwen3next": FamilyNames(COMMON | DELTA, plus_one=True),
+    "qwen35": FamilyNames(COMMON | DELTA, plus_one=True),
+    "qwen35moe": FamilyNames(COMMON | DELTA, plus_one=True),
+    "gemma3": FamilyNames(COMMON | GEMMA, plus_one=True),
+    "gpt-oss": FamilyNames(COMMON | GPT_OSS),
+    "granitehybrid": FamilyNames(COMMON | GRANITE, interleaved=True),
+    "falcon-h1": FamilyNames(COMMON | FALCON),
+    "nemotron_h": FamilyNames(NEMOTRON, interleaved=True, experts="mixer.experts"),
+    "nemotron_h_moe": FamilyNames(NEMOTRON, interleaved=True, experts="mixer.experts"),
+    "kimi-linear": FamilyNames(COMMON | KIMI),
 }
 # Tensors that say nothing that a configuration does not, or only what other programs need.
 LEFT_OUT = re.compile(r"^rope_freqs\.|^rope_factors|\.input_scale$")
@@ -169,7 +169,7 @@ BLOCK = re.compile(r"^blk\.(\d{1,5})\.(.+?)(\.weight|\.bias)?$")
 JOINED = {"ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "attn_k_b", "attn_v_b", "attn_qkv"}
 
 
-def derived(keys: Keys) -> Iterator[Derived]:
+def derived(keys: FileKeys) -> Iterator[Derived]:
     """Return the model's tensors, by its own names. What no table names keeps its name, so that it is reported."""
     table = TABLES[keys.arch]
     root, count = {**ROOT, **table.whole}, keys.layers
@@ -203,7 +203,7 @@ def own_ending(own: str, ending: str) -> str:
     return "" if own.rpartition(".")[2] in BARE else ending or ".weight"
 
 
-def own_place(keys: Keys, number: int, own: str, stem: str) -> str:
+def own_place(keys: FileKeys, number: int, own: str, stem: str) -> str:
     """Return the model's own name of a tensor of a block: of the model, or of a head that predicts further tokens."""
     if number < keys.layers:
         return f"model.layers.{number}.{own}"
@@ -221,7 +221,7 @@ def nemotron_head(own: str, stem: str) -> str:
     return f"mtp.layers.{int(second)}.{own}"
 
 
-def simple(keys: Keys, table: Table, own: str, name: str) -> Derived:
+def simple(keys: FileKeys, table: FamilyNames, own: str, name: str) -> Derived:
     """Return a tensor that is one of the file."""
     found = Derived(own, (Rows(name),), dim=-1 if len(keys.tensor(name).shape) < 2 else -2)
     last = own.removesuffix(".weight").rpartition(".")[2]
@@ -257,7 +257,7 @@ def single_channel(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (-1, 1, shape[-1])
 
 
-def head_size(keys: Keys) -> int:
+def head_size(keys: FileKeys) -> int:
     heads = max(1, keys.largest("attention.head_count"))
     return keys.integer(
         "attention.key_length", keys.integer("rope.dimension_count", keys.integer("embedding_length") // heads)
@@ -292,7 +292,7 @@ class DeltaSizes:
     value_dim: int
 
     @staticmethod
-    def of(keys: Keys) -> DeltaSizes:
+    def of(keys: FileKeys) -> DeltaSizes:
         key_heads, value_heads = keys.integer("ssm.group_count"), keys.integer("ssm.time_step_rank")
         inner, state = keys.integer("ssm.inner_size"), keys.integer("ssm.state_size")
         if not 0 < key_heads <= value_heads <= inner <= 1 << 20 or value_heads % key_heads or inner % value_heads:
@@ -308,7 +308,7 @@ class DeltaSizes:
         return torch.cat((torch.arange(before), before + own))
 
 
-def grouped(keys: Keys, found: Derived, last: str) -> Derived:
+def grouped(keys: FileKeys, found: Derived, last: str) -> Derived:
     """Put heads of values in the order of the heads of keys that they belong to."""
     sizes = DeltaSizes.of(keys)
     if sizes.key_heads == sizes.value_heads:
@@ -324,7 +324,7 @@ def grouped(keys: Keys, found: Derived, last: str) -> Derived:
     return found
 
 
-def joined(keys: Keys, table: Table, number: int) -> Iterator[Derived]:
+def joined(keys: FileKeys, table: FamilyNames, number: int) -> Iterator[Derived]:
     """Return a block's tensors that are put together from several of the file, or parts of one."""
 
     def there(*stems: str, ending: str = ".weight") -> tuple[Rows, ...] | None:
@@ -370,7 +370,7 @@ def expansions(keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
-def attention_of(keys: Keys, table: Table, number: int, name: str, ending: str) -> Iterator[Derived]:
+def attention_of(keys: FileKeys, table: FamilyNames, number: int, name: str, ending: str) -> Iterator[Derived]:
     """Return queries, keys and values, which a file may have as one."""
     if "self_attn.in_proj_z" in table.names.values() and keys.has(f"blk.{number}.ssm_a"):
         own = own_place(keys, number, f"self_attn.in_proj_qkv{ending}", "attn")
@@ -397,7 +397,7 @@ def attention_of(keys: Keys, table: Table, number: int, name: str, ending: str) 
         start = end
 
 
-def qwen3_next_projection(keys: Keys, number: int, name: str) -> Iterator[Derived]:
+def qwen3_next_projection(keys: FileKeys, number: int, name: str) -> Iterator[Derived]:
     """Return the input projection of a delta layer: queries, keys, values and gates of each head of keys in turn."""
     sizes, gate = DeltaSizes.of(keys), f"blk.{number}.attn_gate.weight"
     heads, own = sizes.key_heads, sizes.value_heads // sizes.key_heads * sizes.value_dim

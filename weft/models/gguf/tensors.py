@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import ModelError
-from weft.gguf.header import StoredTensor, read_header, shown
+from weft.base.gguf.header import StoredTensor, read_header, shown
 from weft.kernels.formats.block_types import BLOCK_TYPES
-from weft.models.gguf.configuration import Keys
+from weft.models.gguf.configuration import FileKeys
 from weft.models.gguf.names import Derived, derived
 
 NUMBERS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
@@ -23,7 +23,7 @@ ORDER = "_order"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FileTensor:
     """A tensor of the model: its type and shape, and the function that reads it."""
 
     name: str  # the model's own
@@ -61,9 +61,9 @@ class Mapped:
         return found.view(*stored.shape[:-1], -1)
 
 
-def tensors(path: Path) -> Iterator[Found]:
+def tensors(path: Path) -> Iterator[FileTensor]:
     """Return all tensors of the model, and of its head that predicts further tokens, if there is one."""
-    keys, mapped = Keys(read_header(path)), Mapped()
+    keys, mapped = FileKeys(read_header(path)), Mapped()
     for each in derived(keys):
         parts = [keys.tensor(part.tensor) for part in each.parts]
         for stored in parts:
@@ -83,11 +83,11 @@ def tensors(path: Path) -> Iterator[Found]:
         if kind in BLOCK_TYPES:
             shape = (*shape[:-1], shape[-1] // BLOCK_TYPES[kind].bytes * BLOCK_TYPES[kind].numbers)
         size = sized.numel() * sized.element_size()
-        yield Found(each.name, parts[0], kind, shape, size, partial(read, each, parts, mapped))
+        yield FileTensor(each.name, parts[0], kind, shape, size, partial(read, each, parts, mapped))
         if is_moved:
             assert each.inputs is not None
             order = each.inputs.argsort()
-            yield Found(
+            yield FileTensor(
                 each.name + ORDER, parts[0], "I64", tuple(order.shape), 8 * len(order), partial(returned, order)
             )
 
@@ -139,9 +139,9 @@ def combined(each: Derived, pieces: list[Tensor], parts: list[StoredTensor]) -> 
         if each.order is not None:
             if len(each.order) != found.shape[each.dim]:
                 raise ValueError(f"{found.shape[each.dim]} rows, expected {len(each.order)}")
-            found = found.index_select(each.dim, each.order.to(found.device))
+            found = found if found.is_meta else found.index_select(each.dim, each.order)
         if each.inputs is not None:
-            found = with_inputs(found, each.inputs.to(found.device), kind)
+            found = with_inputs(found, each.inputs, kind)
         if each.shape is not None:
             found = found.reshape(each.shape(tuple(found.shape)))
         return found.transpose(-1, -2) if each.by_input and kind not in BLOCK_TYPES else found
@@ -166,13 +166,13 @@ def plain(piece: Tensor, stored: StoredTensor) -> Tensor:
 
 def with_inputs(found: Tensor, inputs: Tensor, kind: str) -> Tensor:
     """Put inputs into another order, where blocks allow it."""
-    if kind not in BLOCK_TYPES:
-        return found.index_select(-1, inputs)
-    format = BLOCK_TYPES[kind]
-    if found.shape[-1] // format.bytes * format.numbers != len(inputs):
-        raise ValueError(f"{found.shape[-1] // format.bytes * format.numbers} inputs, expected {len(inputs)}")
-    host = inputs if not inputs.is_meta else None
-    if host is None or not moves_blocks(host, format.numbers):
+    format = BLOCK_TYPES.get(kind)
+    count = found.shape[-1] if format is None else found.shape[-1] // format.bytes * format.numbers
+    if count != len(inputs):
+        raise ValueError(f"{count} inputs, expected {len(inputs)}")
+    if found.is_meta or (format is not None and not moves_blocks(inputs, format.numbers)):
         return found
-    blocks: Tensor = found.unflatten(-1, (-1, format.bytes)).index_select(-2, host[:: format.numbers] // format.numbers)
-    return blocks.flatten(-2)
+    if format is None:
+        return found.index_select(-1, inputs)
+    blocks: Tensor = found.unflatten(-1, (-1, format.bytes))
+    return blocks.index_select(-2, inputs[:: format.numbers] // format.numbers).flatten(-2)

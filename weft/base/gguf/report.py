@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from weft.gguf.header import Header
+from weft.base.gguf.header import Header
 
 # Fewest bytes that a model needs beside its weights.
 LEAST_BESIDE = 700 << 20

@@ -126,7 +126,7 @@ def read_one(path: Path) -> Header:
     """Return the header of one file."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _Reader(path, content).header()
+            return _HeaderReader(path, content).header()
     except (OSError, ValueError) as error:
         # An empty file cannot be mapped.
         raise ModelError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is empty'}") from error
@@ -137,7 +137,7 @@ def shown(text: str) -> str:
     return repr(text[:80])
 
 
-class _Reader:
+class _HeaderReader:
     """A position in a file, and checked reads from there."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.base.errors import ModelError
-from weft.gguf.header import is_gguf
+from weft.base.gguf.header import is_gguf
 
 # What a repository's files are called, without a tag to choose by.
 DEFAULT_TAG = "Q4_K_M"

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.models.gguf_files import entry, split, text, write
 from weft.base.errors import ModelError
-from weft.gguf.header import TYPES, read_header, read_one
-from weft.gguf.places import chosen, local_file
+from weft.base.gguf.header import TYPES, read_header, read_one
+from weft.base.gguf.places import chosen, local_file
 
 MUTATIONS = 1500
 METADATA = {
