@@ -96,9 +96,8 @@ async def test_an_accepted_request_that_is_not_begun_moves_when_its_member_dies(
         assert fleet.backend.members[fleet.members.index(holder)].retries == 1
 
 
-@in_loop
-async def test_a_silent_member_gives_up_what_it_has_not_begun():
-    await check_a_silent_member_gives_up_what_it_has_not_begun()
+def test_a_silent_member_gives_up_what_it_has_not_begun():
+    check_a_silent_member_gives_up_what_it_has_not_begun()
 
 
 @in_loop
@@ -144,9 +143,8 @@ async def test_the_fleets_own_queue_is_bounded():
         assert await fleet.submit([3], 9)
 
 
-@in_loop
-async def test_aborts_and_stops_reach_the_member_that_has_the_request():
-    await check_aborts_and_stops_reach_the_member_that_has_the_request()
+def test_aborts_and_stops_reach_the_member_that_has_the_request():
+    check_aborts_and_stops_reach_the_member_that_has_the_request()
 
 
 @in_loop

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.fake_members import Clock, FakeMember, ask, turns
 from weft.backends.output_stream import OutputStream
@@ -67,6 +68,7 @@ def prefix_of(tokens: list[int], salt: bytes = b"") -> WantedPrefix:
     return WantedPrefix((bytes(tokens),), np.array(tokens, np.int32), salt)
 
 
+@in_loop
 async def check_a_silent_member_gives_up_what_it_has_not_begun():
     async with fleet_of() as fleet:
         begun = await fleet.submit([20], 9)
@@ -85,6 +87,7 @@ async def check_a_silent_member_gives_up_what_it_has_not_begun():
         assert [member.open for member in fleet.members] == [0, 0]
 
 
+@in_loop
 async def check_aborts_and_stops_reach_the_member_that_has_the_request():
     async with fleet_of() as fleet:
         one, other = await fleet.submit([1], 50), await fleet.submit([2], 50)
