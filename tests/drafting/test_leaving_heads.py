@@ -33,7 +33,7 @@ from tests.support.engine.properties import thorough
 from tests.support.hashed.rolling import rolling_spec
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
 from weft.drafting.policy.choosing import PRIORS, Drafting, RowDrafts
 from weft.drafting.policy.costs import FreeDrafts
@@ -129,7 +129,7 @@ def test_guesses_in_rows_that_wait_to_continue_do_not_keep_others_from_being_jud
     workload = stream(rolling_spec(cell=HEAD.cell, room=3), 4, depth=1)
     run, head = engine_of(workload, 1, Drafting(3, costs=Dear(), model=DraftHead.name), room=8.0)
     waiting, running = (SimpleNamespace(length=9, lease=lease, drafting=None) for lease in (None, object()))
-    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, Guesses({}, dict)
+    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, DecodedDrafts({}, dict)
     head.judge()
     assert head._unjudged is not None
     running.lease = None

@@ -168,7 +168,7 @@ def test_a_checkpoint_with_a_head_drafts_with_it(dtype: str) -> None:
         llm.engine.planner.drafting = llm.engine.planner.drafts.drafting = drafting
         assert isinstance(llm.engine.planner.drafts.model, DraftHead)
         assert llm.engine.config.draft_bytes > 0
-        assert llm.generate([np.arange(3, 40).tolist()], greedy(20), progress=False)[0].token_ids
+        assert llm.generate([np.arange(3, 40).tolist()], greedy(20), use_tqdm=False)[0].token_ids
         assert drafting.counts.proposed.total() > 0
 
 

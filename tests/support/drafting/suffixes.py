@@ -65,9 +65,9 @@ def check_what_has_a_guess_is_asked_for_it() -> None:
         answer: list[int] = []
         for _ in range(40):
             answer += random.choice(texts)[:7] if random.random() < 0.05 else [random.randrange(words)]
-            may_guess = quick.may_guess(answer, drafting.shared)
-            assert may_guess or thorough.find_drafts(answer, 4, drafting.shared) is None
-            asked[may_guess] += 1
+            may_draft = quick.may_draft(answer, drafting.shared)
+            assert may_draft or thorough.find_drafts(answer, 4, drafting.shared) is None
+            asked[may_draft] += 1
     assert min(asked.values()) > 500
 
 
