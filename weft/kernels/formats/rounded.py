@@ -16,6 +16,7 @@ def rounded(x: Float[Tensor, "*n inputs"]) -> Float[Tensor, "*n inputs"]:
     """Return what rounded rows stand for, in float32. This is the definition."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest > LEAST, LARGEST / largest, 0.0)
+    # A quotient of a plain number is rounded twice.
+    inverse = torch.where(largest > LEAST, torch.full_like(largest, LARGEST) / largest, 0.0)
     found: Tensor = ((blocks * inverse).round() * (largest * (1 / LARGEST))).flatten(-2)
     return found

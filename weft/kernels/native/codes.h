@@ -115,7 +115,7 @@ struct ScaleAndLeast : Scale {
 struct Power : Scale {
     static constexpr long HEADER = PANEL;
     Floats factor(const Place& at, int) const {
-        Counts exponent = __builtin_convertvector(load_as<Bytes>(at.in_header<1>(0)), Counts), small = (exponent + 1) << 21;
+        Counts exponent = widened(load_as<Bytes>(at.in_header<1>(0))), small = (exponent + 1) << 21;
         return (Floats)(exponent < 2 ? small : (exponent - 1) << 23);
     }
 };

@@ -93,9 +93,12 @@ template <int TOP>
 struct CodeSum {
     Counts total;
     __m256i pairs;
+    int32_t start;
     void begin(int32_t value) {
-        total = Counts{} + value;
+        total = Counts{};
         pairs = _mm256_setzero_si256();
+        // Added at the end, because registers are few.
+        start = value;
     }
     void add(Codes codes, int32_t x) {
         __m256i inputs = _mm256_set1_epi32(x);
@@ -112,7 +115,7 @@ struct CodeSum {
         total += (Counts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
         pairs = _mm256_setzero_si256();
     }
-    Counts value() const { return total; }
+    Counts value() const { return total + start; }
 };
 #else
 #if defined(__aarch64__)
@@ -179,6 +182,9 @@ inline Codes repeated(const uint8_t* table) {
 
 inline Floats as_floats(Counts counts) { return __builtin_convertvector(counts, Floats); }
 
+using Bytes = uint8_t __attribute__((vector_size(WIDTH)));
+using HalfBits = uint16_t __attribute__((vector_size(WIDTH * 2)));
+
 // Sixteen-bit floats.
 inline Floats from_halves(const void* from) {
 #if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
@@ -188,8 +194,7 @@ inline Floats from_halves(const void* from) {
 #elif defined(__aarch64__)
     return vcvt_f32_f16(load_as<float16x4_t>(from));
 #else
-    using Halfs = uint16_t __attribute__((vector_size(WIDTH * 2)));
-    Counts bits = __builtin_convertvector(load_as<Halfs>(from), Counts), magnitude = bits & 0x7fff;
+    Counts bits = __builtin_convertvector(load_as<HalfBits>(from), Counts), magnitude = bits & 0x7fff;
     // Those without an exponent of their own are integers times a power of two.
     Floats wide = (Floats)((magnitude << 13) + (112 << 23)), small = as_floats(magnitude) * 0x1p-24f;
     wide = magnitude < 0x7c00 ? wide : (Floats)((magnitude << 13) + (224 << 23));
@@ -198,13 +203,49 @@ inline Floats from_halves(const void* from) {
 #endif
 }
 
-using Bytes = uint8_t __attribute__((vector_size(WIDTH)));
+// Floats of eight bits (e4m3). Their bits are those of a sixteen-bit float that is 2^8 times smaller.
+inline Floats from_eights(const char* from) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_as<__m128i>(from)), 8);
+    __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16(short(0xbf80)));
+    return (Floats)_mm512_cvtph_ps(halves) * 256.0f;
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m128i codes = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8);
+    __m128i halves = _mm_and_si128(_mm_srai_epi16(codes, 1), _mm_set1_epi16(short(0xbf80)));
+    return (Floats)_mm256_cvtph_ps(halves) * 256.0f;
+#else
+    HalfBits wide = __builtin_convertvector(load_as<Bytes>(from), HalfBits);
+    wide = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
+    return from_halves(&wide) * 256.0f;
+#endif
+}
+
 using SignedBytes = int8_t __attribute__((vector_size(WIDTH)));
 
-// Bytes of either kind as floats.
+// Bytes as integers. Compilers move some of their own conversions through registers, byte by byte.
+inline Counts widened(Bytes bytes) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return (Counts)_mm512_cvtepu8_epi32((__m128i)bytes);
+#elif defined(__AVX2__)
+    return (Counts)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&bytes));
+#else
+    return __builtin_convertvector(bytes, Counts);
+#endif
+}
+
+inline Counts widened(SignedBytes bytes) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    return (Counts)_mm512_cvtepi8_epi32((__m128i)bytes);
+#elif defined(__AVX2__)
+    return (Counts)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)&bytes));
+#else
+    return __builtin_convertvector(bytes, Counts);
+#endif
+}
+
 template <class Some>
 inline Floats byte_floats(const char* from) {
-    return as_floats(__builtin_convertvector(load_as<Some>(from), Counts));
+    return as_floats(widened(load_as<Some>(from)));
 }
 
 }  // namespace weft

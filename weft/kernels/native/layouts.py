@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.formats.stored import Layout, Stored
+from weft.kernels.formats.stored import Format, Layout, Stored
 
 # Panels of 32 outputs for our own kernels; blocks for oneDNN; or one of these layouts beside panels for few rows.
 PANELS = Layout("panels")
@@ -27,6 +27,13 @@ class StoredPanels(Layout):
     kind: int
     are_rounded: bool
     columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedRows(Layout):
+    """A matrix in another format, without panels, whose rows are rounded to integers all the same."""
+
+    inner: Format
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:

@@ -7,7 +7,7 @@ from struct import Struct
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.activations import NAMES
@@ -18,7 +18,7 @@ from weft.kernels.native.layouts import StoredPanels
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.stored import panel_bytes
 
-PRODUCT = Struct("5P14q")
+PRODUCT, COLUMNS = Struct("5P14q"), Struct("3P4q")
 # Outputs of a panel. panels.h has the same number.
 PANEL = 32
 
@@ -47,17 +47,19 @@ def product(
     activation: Callable[[Tensor], Tensor] | None = None,
     parts: int = 1,
     dtype: torch.dtype | None = None,
+    y: Float[Tensor, "n results"] | None = None,
 ) -> Float[Tensor, "n results"]:
     """Return activation(x @ weight.T + bias); with two parts side by side, activation(first) * second.
 
-    Bias and result have `dtype`, by default that of x. If it is bfloat16, x and the weights are, too; if it is float32,
+    `y`: write there, into rows that may lie apart. Bias and result have `dtype`, by default that of x. If it is bfloat16, x and the weights are, too; if it is float32,
     each may have either. Two parts must be whole panels each.
     """
     assert panels.shape[1] == x.shape[1] > 0, (panels.shape, x.shape)
     assert outputs <= panels.shape[0] * PANEL < outputs + PANEL, (panels.shape, outputs)
-    result = x.dtype if dtype is None else dtype
-    assert result == torch.float32 or x.dtype == panels.dtype == result
-    y = room((x.shape[0], outputs // parts), result)
+    if y is None:
+        y = room((x.shape[0], outputs // parts), x.dtype if dtype is None else dtype)
+    assert y.shape == (x.shape[0], outputs // parts)
+    assert y.dtype == torch.float32 or x.dtype == panels.dtype == y.dtype
     _multiply(x, panels, DTYPES[panels.dtype], (0, 0, 0), outputs, bias, activation, parts, y)
     return y
 
@@ -70,7 +72,7 @@ def stored_product(
     parts: int = 1,
     y: Float[Tensor, "n results"] | None = None,
 ) -> Float[Tensor, "n results"]:
-    """Return the same with weights in panels of a stored format; `y`: write there, into rows that may lie apart."""
+    """Return the same with weights in panels of a stored format."""
     layout, [panels] = stored.format, stored.tensors
     assert isinstance(layout, StoredPanels)
     assert x.shape[1] == stored.inputs, (x.shape, stored.inputs)
@@ -83,6 +85,17 @@ def stored_product(
     assert y.shape == (x.shape[0], stored.outputs // parts)
     own = panels.shape[1], layout.columns, int(layout.are_rounded)
     _multiply(x, panels, layout.kind, own, stored.outputs, bias, activation, parts, y)
+    return y
+
+
+def take_columns(x: Float[Tensor, "n inputs"], order: Int[Tensor, " taken"]) -> Float[Tensor, "n taken"]:
+    """Return these inputs of every row, in this order."""
+    assert order.dtype == torch.int64
+    assert order.is_contiguous()
+    assert x.stride(1) == 1 or x.shape[1] == 1, "the numbers of a row must be adjacent"
+    y = room((x.shape[0], len(order)), x.dtype)
+    pointers = (x.data_ptr(), order.data_ptr(), y.data_ptr())
+    call("weft_take_columns", COLUMNS.pack(*pointers, x.shape[0], x.stride(0), len(order), DTYPES[x.dtype]))
     return y
 
 

@@ -4,9 +4,20 @@
 
 #include "codes.h"
 #include "panels.h"
+#include "pool.h"
 
 namespace weft {
 namespace {
+
+// Bytes by which weights are asked for ahead: processors do it by themselves only inside a page.
+constexpr long DISTANCE = 2048;
+
+// Asks for the block after the next ones.
+template <class Format>
+inline void ask_ahead(const Place& place) {
+#pragma GCC unroll 32
+    for (long at = 0; at < Format::BLOCK_BYTES; at += LINE) __builtin_prefetch(place.block + DISTANCE + at);
+}
 
 // Rows -----------------------------------------------------------------------------------------------------------------
 
@@ -96,6 +107,7 @@ __attribute__((noinline)) void add_blocks(const Format& format, const char* pane
     const RowBlock* x[ROWS];
     for (long block = 0; block < blocks; block++) {
         Place place = format.place(panel, block);
+        ask_ahead<Format>(place);
 #pragma GCC unroll 8
         for (int row = 0; row < ROWS; row++) x[row] = rows + row * blocks + block;
 #pragma GCC unroll 2
@@ -107,20 +119,14 @@ __attribute__((noinline)) void add_blocks(const Format& format, const char* pane
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
                     place.output = first + j * WIDTH;
-                    Floats factor = format.scales.factor(place, run);
+                    Floats factor = format.scales.factor(place, run), least = format.scales.least(place);
 #pragma GCC unroll 8
-                    for (int row = 0; row < ROWS; row++)
+                    for (int row = 0; row < ROWS; row++) {
                         total[tile][row][j] += as_floats(found.sum[row][j].value()) * (factor * x[row]->scale);
+                        if constexpr (Format::Scales::HAS_LEAST) total[tile][row][j] += least * x[row]->weighted;
+                    }
                 }
             }
-            if constexpr (Format::Scales::HAS_LEAST)
-#pragma GCC unroll 4
-                for (int j = 0; j < VECTORS; j++) {
-                    place.output = first + j * WIDTH;
-                    Floats least = format.scales.least(place);
-#pragma GCC unroll 8
-                    for (int row = 0; row < ROWS; row++) total[tile][row][j] += least * x[row]->weighted;
-                }
         }
     }
     for (int row = 0; row < ROWS; row++)
@@ -145,6 +151,7 @@ constexpr long WIDENED = 64;
 template <class Format>
 void widen_block(const Format& format, const char* panel, long block, float* to) {
     Place place = format.place(panel, block);
+    ask_ahead<Format>(place);
     for (int output = 0; output < PANEL; output += WIDTH) {
         place.output = output;
         Floats factor[2] = {format.scales.factor(place, 0)}, least = format.scales.least(place);
@@ -165,19 +172,17 @@ void widen_block(const Format& format, const char* panel, long block, float* to)
 }
 
 // Some inputs of a panel of FP8: for each run of `columns` inputs the scales of all outputs, then codes input by input.
-// A code's bits are those of a sixteen-bit float that is 2^8 times smaller.
 void widen_eights(const char* panel, long columns, long first, long count, float* to) {
     const char* run = panel + first / columns * (columns + 4) * PANEL;
-    for (long i = 0; i < count; i++) {
-        long inside = (first + i) % columns;
-        if (i > 0 && inside == 0) run += (columns + 4) * PANEL;
-        const char* codes = run + (4 + inside) * PANEL;
-        for (int output = 0; output < PANEL; output += WIDTH) {
-            using Wide = uint16_t __attribute__((vector_size(WIDTH * 2)));
-            Wide wide = __builtin_convertvector(load_as<Bytes>(codes + output), Wide);
-            wide = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
-            Floats scale = load_as<Floats>(run + 4 * output);
-            store_floats(to + i * PANEL + output, from_halves(&wide) * 256.0f * scale);
+    for (long i = 0, inside = first % columns; i < count; inside = 0, run += (columns + 4) * PANEL) {
+        long end = std::min(count, i + columns - inside);
+        Floats scale[PANEL / WIDTH];
+        for (int j = 0; j < PANEL / WIDTH; j++) scale[j] = load_as<Floats>(run + 4 * j * WIDTH);
+        for (const char* codes = run + (4 + inside) * PANEL; i < end; i++, codes += PANEL) {
+            __builtin_prefetch(codes + DISTANCE);
+#pragma GCC unroll 8
+            for (int j = 0; j < PANEL / WIDTH; j++)
+                store_floats(to + i * PANEL + j * WIDTH, from_eights(codes + j * WIDTH) * scale[j]);
         }
     }
 }
@@ -193,20 +198,79 @@ void multiply_integers(const StoredPanels& weights, long panel, const RowBlock* 
     });
 }
 
+void widen(const StoredPanels& weights, long panel, long first, long count, float* to) {
+    const char* bytes = weights.panel(panel);
+    if (weights.kind == FP8) return widen_eights(bytes, weights.columns, first, count, to);
+    with_loader(weights.kind, [&](const auto& format) {
+        for (long block = 0; block < count / BLOCK; block++)
+            widen_block(format, bytes, first / BLOCK + block, to + block * BLOCK * PANEL);
+    });
+}
+
 void multiply_widened(const StoredPanels& weights, long panel, const Rows& x, long from, long to, float* sums) {
     alignas(64) float wide[WIDENED * PANEL];
-    const char* bytes = weights.panel(panel);
     for (long i = 0; i < x.inputs; i += WIDENED) {
         long count = std::min(WIDENED, x.inputs - i);
-        if (weights.kind == FP8)
-            widen_eights(bytes, weights.columns, i, count, wide);
-        else
-            with_loader(weights.kind, [&](const auto& format) {
-                for (long block = 0; block < count / BLOCK; block++)
-                    widen_block(format, bytes, i / BLOCK + block, wide + block * BLOCK * PANEL);
-            });
+        widen(weights, panel, i, count, wide);
         multiply_inputs(x, from, to, wide, i, count, sums);
     }
 }
 
+namespace {
+
+// stored.py packs the same fields, here and below. Kinds: 0 float, 1 bfloat16, of the table those of stored.h.
+struct StoredLookup {
+    const int32_t* tokens;
+    const void* panels;
+    void* y;
+    int64_t rows, size, kind, table_kind, panel_bytes, columns, threads;
+    float scale;
+};
+
+// Numbers are rounded before they are scaled, as those of a plain table are.
+template <class Value>
+void look_up_row(const StoredLookup& given, long row) {
+    StoredPanels table{static_cast<const char*>(given.panels), given.table_kind, given.panel_bytes, given.columns};
+    long panel = given.tokens[row] / PANEL, output = given.tokens[row] % PANEL;
+    auto to = static_cast<Value*>(given.y) + row * given.size;
+    alignas(64) float wide[WIDENED * PANEL];
+    for (long i = 0; i < given.size; i += WIDENED) {
+        long count = std::min(WIDENED, given.size - i);
+        widen(table, panel, i, count, wide);
+        for (long k = 0; k < count; k++) {
+            write(to + i + k, wide[k * PANEL + output]);
+            write(to + i + k, read(to + i + k) * given.scale);
+        }
+    }
+}
+
+struct Columns {
+    const void* x;
+    const int64_t* order;
+    void* y;
+    int64_t rows, stride, size, kind;
+};
+
+template <class Value>
+void take_columns(const Columns& given) {
+    for (long row = 0; row < given.rows; row++) {
+        auto from = static_cast<const Value*>(given.x) + row * given.stride;
+        auto to = static_cast<Value*>(given.y) + row * given.size;
+        for (long i = 0; i < given.size; i++) to[i] = from[given.order[i]];
+    }
+}
+
+}  // namespace
 }  // namespace weft
+
+extern "C" void weft_look_up_stored(const weft::StoredLookup* call) {
+    using namespace weft;
+    share(call->rows, call->threads, [&](long row) {
+        call->kind == 0 ? look_up_row<float>(*call, row) : look_up_row<Brain>(*call, row);
+    });
+}
+
+extern "C" void weft_take_columns(const weft::Columns* call) {
+    using namespace weft;
+    call->kind == 0 ? take_columns<float>(*call) : take_columns<Brain>(*call);
+}
