@@ -108,7 +108,7 @@ def with_weft(threads: int, tokens: int, repeats: int) -> Found:
             found["weft_one_stream"].append(count / (time.perf_counter() - began))
             asked = [body(1000 * number + n, tokens)["messages"] for n in range(STREAMS)]
             began = time.perf_counter()
-            answers = llm.chat(asked, params, progress=False)
+            answers = llm.chat(asked, params, use_tqdm=False)
             total = sum(len(each.token_ids) for each in answers)
             found["weft_many_streams"].append(total / (time.perf_counter() - began))
     return {name: values[1:] for name, values in found.items()}

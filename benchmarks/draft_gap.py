@@ -66,9 +66,9 @@ class FillingDevice(Device):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(follows=self.follows)
+        return Capabilities(builds_on_flight=self.builds_on_flight)
 
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+    def builds_on_flight(self, decodes: int, drafting: int, tokens: int) -> bool:
         return True
 
     def launch(self, plan: Plan) -> Plan:

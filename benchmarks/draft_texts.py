@@ -176,7 +176,7 @@ def new_engine(llm: LLM, work: Work, draft: str) -> CountingEngine:
     engine = CountingEngine(before.ledger.spec, before._device, config, before._constraints)
     engine.script = work.script
     if work.script:
-        engine.planner.following = None
+        engine.planner.device_builds_on_flight = None
     return engine
 
 

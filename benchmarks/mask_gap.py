@@ -107,7 +107,7 @@ class MaskedDevice(Device):
     def land(self, flight: Flight) -> Landing:
         sampling = flight.plan.sampling
         tokens = np.zeros(flight.plan.sample_count, np.int32)
-        for rows, masks in ((sampling.mask_row, sampling.mask_bits), (sampling.late, flight.late)):
+        for rows, masks in ((sampling.mask_row, sampling.mask_bits), (sampling.awaiting_mask, flight.late)):
             for row, mask in zip(rows.tolist(), masks, strict=True):
                 allowed = np.flatnonzero(np.unpackbits(np.ascontiguousarray(mask).view(np.uint8), bitorder="little"))
                 tokens[row] = self.random.choice(allowed)

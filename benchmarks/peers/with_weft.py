@@ -26,7 +26,7 @@ class Weft:
         return list(tokens), times[-1] - times[0]
 
     def crowd(self, prompts: list[list[int]], answer: int) -> list[list[int]]:
-        return [list(result.token_ids) for result in self.llm.generate(prompts, _greedy(answer), progress=False)]
+        return [list(result.token_ids) for result in self.llm.generate(prompts, _greedy(answer), use_tqdm=False)]
 
 
 def _greedy(answer: int) -> weft.SamplingParams:

@@ -14,8 +14,7 @@ import torch
 from tests.support.fences import ROOT
 from tests.support.models.oracle import DirectRunner
 from tests.support.servers.serving import serving
-from weft import LLM, SamplingParams, builtin
-from weft.base.grammar import Grammar
+from weft import LLM, SamplingParams, StructuredOutputsParams, builtin
 from weft.cli.main import main
 from weft.cli.selftest import SelfTest, can_tell, complaints
 from weft.models.weights import load_model
@@ -129,7 +128,7 @@ def test_its_greedy_text_equals_that_of_transformers(llm, twin):
     prompt = written(TALK[:1]) + "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n"
     tokens = llm.tokenizer.encode(prompt)
     made = twin.generate(torch.tensor([tokens]), do_sample=False, max_new_tokens=40, min_new_tokens=40, use_cache=True)
-    [ours] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=40, min_tokens=40), progress=False)
+    [ours] = llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=40, min_tokens=40), use_tqdm=False)
     assert ours.token_ids == made[0, len(tokens) :].tolist()
 
 
@@ -138,11 +137,11 @@ def test_cache_chunks_and_company_change_nothing(llm):
     cold = [llm.generate(each, greedy(), cache_salt=str(place))[0] for place, each in enumerate(prompts)]
     assert [each.cached_tokens for each in cold] == [0, 0, 0]
     expected = [each.token_ids for each in cold]
-    again = llm.generate(prompts, greedy(), cache_salt="0", progress=False)
+    again = llm.generate(prompts, greedy(), cache_salt="0", use_tqdm=False)
     assert again[0].cached_tokens >= 64
     assert [each.token_ids for each in again] == expected
     with LLM(**SETTINGS, cache=False, max_tokens_per_step=64) as chunked:
-        together = chunked.generate(prompts, greedy(), progress=False)
+        together = chunked.generate(prompts, greedy(), use_tqdm=False)
     assert [each.cached_tokens for each in together] == [0, 0, 0]
     assert [each.token_ids for each in together] == expected
 
@@ -163,7 +162,7 @@ def test_doctor_finds_nothing_wrong_with_it_as_it_is_served(capsys):
 
 def check_end_of_context(llm: LLM, context: int) -> None:
     tokens = (llm.tokenizer.encode(LONG) * 20)[: context - 96]
-    [whole] = llm.generate(tokens, greedy(96), progress=False)
+    [whole] = llm.generate(tokens, greedy(96), use_tqdm=False)
     assert (len(whole.token_ids), whole.finish_reason, whole.error) == (96, "length", None)
     assert len(set(whole.token_ids)) > 1
 
@@ -204,7 +203,7 @@ def test_the_engine_is_told_where_messages_end(llm, monkeypatch):
     add = llm.engine.add
     monkeypatch.setattr(llm.engine, "add", lambda request: asked.append(request) or add(request))
     messages = [message for said, answer in TALK[:3] for message in ask(said, answer)]
-    llm.chat([*messages, {"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), progress=False)
+    llm.chat([*messages, {"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), use_tqdm=False)
     [request] = asked
     ends = [llm.tokenizer.decode(request.prompt[:end].tolist(), skip_special=False) for end in request.boundaries]
     assert len(ends) == 7
@@ -217,7 +216,9 @@ def ask(said: str, answer: str) -> list[dict[str, str]]:
 
 def test_answers_follow_a_schema(llm):
     question = [{"role": "user", "content": "Name an animal and say how many legs it has."}]
-    [answer] = llm.chat(question, replace(llm.suggested, seed=1), grammar=Grammar("json_schema", json.dumps(SCHEMA)))
+    params = llm.get_default_sampling_params()
+    params.seed, params.structured_outputs = 1, StructuredOutputsParams(json=SCHEMA)
+    [answer] = llm.chat(question, params)
     found = json.loads(answer.text)
     assert found.keys() == {"animal", "legs"}
     assert found["animal"] in ("cat", "dog")

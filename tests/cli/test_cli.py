@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.fences import ROOT
 from tests.support.models import tiny_model
+from weft.base.aliases import SERVER, translate
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, SizingFacts, memory_bytes, resolve
-from weft.cli.aliases import SERVER, translate
 from weft.cli.bench.options import BenchOptions
 from weft.cli.generate import GenerateOptions, show_all, show_stream, stats
 from weft.cli.main import COMMANDS, build_parser, main
@@ -23,7 +23,7 @@ from weft.cli.options import complaint, flag, read_options
 from weft.cli.reference import reference
 from weft.cli.route import RouteOptions, check_given
 from weft.cli.serve import ServeOptions
-from weft.offline.result import Chunk, Result
+from weft.offline.result import Chunk, CompletionOutput, Result, Times
 from weft.text.template import ChatTemplate
 
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
@@ -40,7 +40,7 @@ def options_of(name: str) -> list[str]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_names_every_option(name, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main([name, "--help"])
+        main([name, "--help-all"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert options_of(name) or name == "completion"
@@ -158,6 +158,10 @@ def test_errors_are_one_line_with_exit_code_two(quiet, arguments, message):
 def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
     assert complaint(InvalidOption("max_length", "must be\npositive"), Options) == "--max-length must be positive"
     assert complaint(InvalidOption("n", "must be positive"), Options) == "n must be positive"
+    named = complaint(
+        InvalidOption("max_length", "must be positive"), Options, {"max_length": "weft.yaml:3: max-length"}
+    )
+    assert named == "weft.yaml:3: max-length must be positive"
     assert complaint(OptionError("memory of this machine is full"), Options) == "memory of this machine is full"
 
 
@@ -165,7 +169,7 @@ def test_only_an_error_that_names_its_option_is_rewritten_as_a_flag():
 def test_an_answer_cannot_control_the_terminal(monkeypatch, capsys, terminal):
     """A file or pipe gets the answer as it is."""
     evil, shown = "a\x1b]0;title\x07b\u202e\n", "a]0;titleb\n" if terminal else "a\x1b]0;title\x07b\u202e\n"
-    result = Result(evil, [], "stop", None, None, None, [], 0, 0, 0, None)
+    result = Result("0", None, [], [CompletionOutput(0, evil, [], "stop")], Times(0.0))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     show_stream([Chunk(evil[:2], (), None), Chunk(evil[2:], (), None, "stop", result)])
     show_all([result])
@@ -257,6 +261,9 @@ def test_an_option_may_be_repeated_where_it_holds_several():
         ("--reasoning-parser qwen3", {"reasoning_parser": "think"}),
         ("--gpu-memory-utilization 0.5 --enforce-eager --device cpu", {"memory_fraction": 0.5, "device": "cpu"}),
         ("--mem-fraction-static=0.8", {"memory_fraction": 0.8}),
+        ("--quantization fp8", {"quantize": "fp8"}),
+        ("-q mxfp4", {"quantize": "off"}),
+        ("--quantization=modelopt_fp8 --kv-cache-dtype auto --moe-runner-backend triton", {}),
         ("--served-model-name a --host ::1 --port 30000", {"served_model_name": "a", "host": "::1", "port": 30000}),
     ],
 )
@@ -270,7 +277,12 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
         ("--pipeline-parallel-size 2", "--pipeline-parallel-size 2: use --tensor-parallel"),
         ("--ep=8", "--ep 8: use --tensor-parallel with --expert-parallel"),
         ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
-        ("--quantization fp8", "quantised weights"),
+        ("--quantization awq", "--quantization awq: weights are quantised to fp8, or read as they are stored"),
+        ("-q bitsandbytes", "-q bitsandbytes: weights are quantised to fp8"),
+        ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3: the KV cache has the model's data type"),
+        ("--calculate-kv-scales", "--calculate-kv-scales: the KV cache has no scales"),
+        ("--quantization-param-path a.json", "the KV cache has no scales"),
+        ("--torchao-config int4wo-128", "--torchao-config int4wo-128: use --quantize fp8"),
         ("--load-format gguf", "--load-format gguf: must be one of dummy, auto, safetensors"),
         ("--disable-radix-cache=yes", "takes no value"),
         ("--max-model-len", "needs a value"),

@@ -10,17 +10,17 @@ from dataclasses import fields
 
 import pytest
 
+from weft.base.aliases import translate
 from weft.base.options import Options
-from weft.cli.aliases import translate
 from weft.cli.completion import SHELLS, completed
-from weft.cli.groups import ENGINE, EXAMPLES, GROUPS
+from weft.cli.groups import COMMON, ENGINE, EXAMPLES, GROUPS
 from weft.cli.main import COMMANDS, build_parser, main
 from weft.cli.options import flag, own_names
 
 
-def help_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def help_of(name: str, capsys: pytest.CaptureFixture[str], option: str = "--help-all") -> str:
     with pytest.raises(SystemExit):
-        main([name, "--help"])
+        main([name, option])
     return capsys.readouterr().out
 
 
@@ -58,6 +58,26 @@ def test_every_example_is_accepted(line):
     _, name, *given = shlex.split(line.partition(" <")[0].partition(" >")[0])
     translated, notes = translate(given, COMMANDS[name].aliases)
     assert (notes, build_parser().parse_args([name, *translated]).command) == ([], name)
+
+
+def test_help_shows_what_most_people_need_and_where_the_rest_is(capsys):
+    for name in ("serve", "route", "config"):
+        short, full = help_of(name, capsys, "--help"), help_of(name, capsys)
+        shown, all_shown = (set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (short, full))
+        left = len(all_shown - shown)
+        assert shown < all_shown
+        assert len(shown) <= 26, sorted(shown)
+        found = re.search(rf"(\d+) more options: weft {name} --help-all", short)
+        assert found is not None
+        assert int(found[1]) == left
+        assert "more options" not in full
+    assert {"--port", "--memory", "--config", "--help-all"} <= shown
+
+
+def test_options_shown_first_exist():
+    for name, names in COMMON.items():
+        known = Options if name == "engine" else COMMANDS[name].options
+        assert set(names.split()) <= {each.name for each in fields(known)}
 
 
 # hints ----------------------------------------------------------------------------------------------------------------
@@ -144,5 +164,5 @@ def test_completion_takes_the_users_shell_and_refuses_others(capsys, monkeypatch
 def test_a_completed_flag_is_one_that_the_parser_knows():
     for name, command in COMMANDS.items():
         for each in completed(name, command.about, command.options).options:
-            if each.name.startswith("-") and not each.takes_value and each.name != "--help":
+            if each.name.startswith("-") and not each.takes_value and not each.name.startswith("--help"):
                 build_parser().parse_args([name, each.name])

@@ -47,7 +47,9 @@ def test_sizes_are_those_of_the_engine(capsys):
     nemotron = by_name["nemotron-nano-9b-v2"]
     shape = shape_of(configurations.find("nemotron-nano-9b-v2"))
     spec = MemorySpec(shape.memories)
-    assert nemotron["weights_bytes"] == 2 * shape.parameters == pytest.approx(17.8e9, rel=0.01)
+    # Some vectors have 32 bits.
+    assert nemotron["weights_bytes"] == shape.weights.total == pytest.approx(2 * shape.parameters, rel=1e-3)
+    assert shape.weights.total == pytest.approx(17.8e9, rel=0.01)
     assert nemotron["context_bytes_per_token"] * 64 == spec.page_bytes
     assert nemotron["bytes_per_sequence"] == 2 * spec.state_bytes + spec.tail_bytes
     gemma = by_name["gemma-3-12b"]

@@ -283,12 +283,11 @@ def test_by_default_only_this_machine_is_served():
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatch, tmp_path):
+def test_keys_come_from_options_and_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text("b\n\n c \nbob d requests_per_minute=5\n")
     file.chmod(0o600)
-    monkeypatch.setenv("WEFT_API_KEY", "d,e")
-    assert read_keys(ServeOptions()) == ("d", "e")
+    assert read_keys(ServeOptions()) == ()
     from_file = (Key("b"), Key("c"), Key("d", "bob", RateLimits(5)))
     assert read_keys(ServeOptions(api_key=("a",), api_key_file=str(file))) == ("a", *from_file)
     file.write_text("\n# none\n")
@@ -296,12 +295,10 @@ def test_keys_come_from_options_and_file_or_else_from_the_environment(monkeypatc
         read_keys(ServeOptions(api_key_file=str(file)))
 
 
-def test_the_admin_key_comes_from_option_or_file_or_else_from_the_environment(monkeypatch, tmp_path):
+def test_the_admin_key_comes_from_option_or_file(tmp_path):
     file = tmp_path / "key"
     file.write_text("root sesame\n")
     file.chmod(0o600)
-    monkeypatch.setenv("WEFT_ADMIN_KEY", "c")
-    assert read_admin_key(ServeOptions()) == "c"
     assert read_admin_key(ServeOptions(admin_key="a")) == "a"
     assert read_admin_key(ServeOptions(admin_key_file=str(file))) == Key("sesame", "root")
     file.write_text("one\ntwo\n")
@@ -309,7 +306,6 @@ def test_the_admin_key_comes_from_option_or_file_or_else_from_the_environment(mo
         read_admin_key(ServeOptions(admin_key_file=str(file)))
     with pytest.raises(OptionError, match="exclude each other"):
         ServeOptions(admin_key="a", admin_key_file=str(file))
-    monkeypatch.delenv("WEFT_ADMIN_KEY")
     assert read_admin_key(ServeOptions()) is None
 
 
@@ -319,8 +315,7 @@ def test_parsers_on_the_command_line_are_those_that_exist():
     assert get_args(LogFormat) == LOG_FORMATS
 
 
-def test_options_reach_the_settings(monkeypatch):
-    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+def test_options_reach_the_settings():
     found = settings_of(
         ServeOptions(
             api_key=("a", "b"),
@@ -350,8 +345,7 @@ def test_options_reach_the_settings(monkeypatch):
     assert (found.tool_parser, found.reasoning_parser) == ("hermes", "none")
 
 
-def test_without_a_key_only_names_of_this_machine_are_answered_to(monkeypatch):
-    monkeypatch.delenv("WEFT_API_KEY", raising=False)
+def test_without_a_key_only_names_of_this_machine_are_answered_to():
     assert settings_of(ServeOptions()).trusted_hosts == LOOPBACK
     assert settings_of(ServeOptions(host="0.0.0.0")).trusted_hosts == ()
     assert settings_of(ServeOptions(api_key=("a",))).trusted_hosts == ()

@@ -35,14 +35,15 @@ from tests.support.models.engines import Ask, greedy, seeded, serve, smallest_me
 from tests.support.models.mtp_oracle import checkpoint
 from tests.support.models.oracle import Oracle
 from weft import LLM
+from weft.base.completion import complete
 from weft.base.config import EngineConfig
-from weft.base.moving import move_rows, read_guesses
 from weft.base.plan import Plan, StepDrafts
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
 from weft.drafting.model import DraftModel
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.loop import Engine
 from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind
@@ -55,7 +56,7 @@ from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import Size, StepInputs
 from weft.runner.cuda.recorded import RecordedSteps, StepRecording, moved_decodes, step_sizes
 from weft.runner.eager import EagerSteps
-from weft.runner.hidden_states import GuessBoard, HiddenStates
+from weft.runner.hidden_states import DraftBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Flight, Runner
 
@@ -78,7 +79,7 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     random, cell, seats = Random(seed), 8, 5
     spec = MemorySpec((AttentionMemory(1, 4, "float32"),), cell=cell, draft_room=3)
     where = (8, spec, {Kind.PAGE: 99}, "cpu", PLAIN, 0)
-    board = GuessBoard(seats, "cpu")
+    board = DraftBoard(seats, "cpu")
     board.tokens.copy_(torch.randint(0, 1000, board.tokens.shape, generator=torch.Generator().manual_seed(seed)))
     rows, drafts = random.sample(range(seats), 3), [random.randint(1, 3) for _ in range(3)]
     board.refused[rows] = torch.tensor([random.randint(0, count) for count in drafts], dtype=torch.int32)
@@ -91,12 +92,12 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     # What the model chose, and the sample after the last right draft.
     plan = make_plan([Row(s, s + k + 1, seat=seat, pages=each, tokens=[0] * (k + 1)) for seat, s, k, each in facts])
     plan = replace(plan, drafts=StepDrafts(unverified_inside=ahead, on_device=ahead + 1))
-    wanted = read_guesses(plan, refused, guesses)
+    wanted = complete(plan, refused, cell, guesses)
     inputs = StepInputs(Size(0, 4, 16), seats, *where)
     inputs.fill(plan, np.arange(len(plan.tokens), dtype=np.int32))
     step, ids = inputs.step, inputs.step.batch.token_ids.clone()
-    board.read(ids, step.guess)
-    answer = (step.answer - step.ahead * board.refused[step.answer_seat])[:3].tolist()
+    board.read(ids, step.on_device)
+    answer = (step.answer - step.ends_earlier * board.refused[step.answer_seat])[:3].tolist()
     firsts = step.batch.first[:3].tolist()
     for row, (first, last, length) in enumerate(zip(firsts, answer, wanted.end - wanted.start, strict=True)):
         before = int((wanted.end - wanted.start)[:row].sum())
@@ -106,11 +107,11 @@ def test_rows_of_a_head_are_placed_as_the_definition_says(seed: int) -> None:
     # The guesses after it.
     after = [Row(s + k + 1, s + k + 2, seat=seat, pages=each, from_board=1) for seat, s, k, each in facts]
     plan = replace(make_plan(after), drafts=StepDrafts(unverified_before=ahead, earlier_slot=none))
-    wanted = move_rows(plan, refused, cell)
+    wanted = complete(plan, refused, cell)
     decodes = DecodeInputs(seats, *where)
     decodes.fill(plan, 4, np.zeros(3, np.int32))
     seat = decodes.tensor("seat", 4)
-    batch = moved_decodes(decodes.batch(4, seat), decodes.tensor("behind", 4) * board.refused[seat])
+    batch = moved_decodes(decodes.batch(4, seat), decodes.tensor("starts_earlier", 4) * board.refused[seat])
     assert batch.start.tolist() == batch.positions.tolist() == [*wanted.start.tolist(), 0]
     assert batch.full.write_page.tolist() == [*(pages[row][p // cell] for row, p in enumerate(wanted.start)), 99]
 
@@ -123,12 +124,12 @@ def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **setting
     options = {"max_sequences": SEATS, "max_tokens_per_step": 64, "max_length": 128, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=MEMORY, **options)
     spec, own = (MemorySpec(each.memories(GPU_ROWS), SHORT_CELL, ROOM) for each in (model, head))
-    hidden = HiddenStates(SEATS, 128, head.width, torch.float32)
+    hidden = HiddenStates(StateLines(SEATS, 128), head.width, torch.float32)
     more = {"operations": operations, "recording": StepRecording(128)}
     runner = Runner(model, spec, MEMORY, SEATS, computes=KeepingPass(hidden), **more)
     executor = Runner(head, own, MEMORY, SEATS, computes=HeadPass(hidden), **more)
     ledger = Ledger(own, MEMORY, SEATS, 128, remember_freed=True)
-    drafter = Recording(hidden, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
+    drafter = Recording(hidden.rows, ledger, executor, 256, 64, True, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
 
@@ -180,7 +181,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
     family = "qwen3_5, one layer"
     asks = [Ask(tokens(11, 1), greedy(16)), *(Ask(tokens(40, n), greedy(1), step=4 * n) for n in (1, 2))]
     engine = interpreted_engine(family, PLAIN, depth=1)
-    engine.planner.following = None
+    engine.planner.device_builds_on_flight = None
     model = engine.planner.drafts.model
     model.answers = {tuple(ask.prompt): greedy_answer(family, ask) for ask in asks}
     assert [answer.tokens for answer in serve(engine, asks)] == list(model.answers.values())
@@ -192,7 +193,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
 def test_guesses_stay_on_the_device_beside_prompts_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     check_guesses_beside_prompts(monkeypatch)
     with monkeypatch.context() as planted:
-        planted.setattr(EagerSteps, "read_guesses", lambda self, *args: None)
+        planted.setattr(EagerSteps, "read_drafts", lambda self, *args: None)
         with pytest.raises(AssertionError):
             check_guesses_beside_prompts(planted)
 

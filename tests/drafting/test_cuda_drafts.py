@@ -78,7 +78,7 @@ class NamedInputs:
     """Inputs of a size that only say which one was filled."""
 
     def __init__(self, size: Size, filled: list[Size]) -> None:
-        self.size, self.filled, self.follows = size, filled, size.samples is not None
+        self.size, self.filled, self.builds_on_flight = size, filled, size.samples is not None
 
     def fill(self, plan: Plan, lines: None) -> None:
         self.filled.append(self.size)

@@ -49,7 +49,7 @@ def answers(llm: LLM, temperature: float, together: int) -> list[list[int]]:
     found = []
     for first in range(0, len(PROMPTS), together):
         params = [SamplingParams(max_tokens=24, temperature=temperature, seed=first + n) for n in range(together)]
-        found += llm.generate(list(PROMPTS[first : first + together]), params, progress=False)
+        found += llm.generate(list(PROMPTS[first : first + together]), params, use_tqdm=False)
     return [list(result.token_ids) for result in found]
 
 

@@ -1,7 +1,7 @@
 """A draft model beside the target: random traffic on the rolling-hash device, with memories and caches of both.
 
 If both devices compute the same hash, every guess must be right: one wrong restore, stale tail or guess that was not
-undone in the draft model's memory shows as a refused draft. Guesses are changed at random on their way to the target,
+undone in the draft model's memory shows as a refused draft. Drafts are changed at random on their way to the target,
 so they are refused at random places.
 """
 

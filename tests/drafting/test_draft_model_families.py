@@ -89,8 +89,8 @@ def copy_of_tiny(folder: Path, **changes: object) -> str:
 def test_a_draft_model_is_loaded_by_its_folder_and_takes_its_share_of_memory() -> None:
     params = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
     with open_llm("off") as plain, open_llm(str(tiny_model.FOLDER)) as drafted:
-        wanted = plain.generate("Hello", params, progress=False)[0]
-        found = drafted.generate("Hello", params, progress=False)[0]
+        wanted = plain.generate("Hello", params, use_tqdm=False)[0]
+        found = drafted.generate("Hello", params, use_tqdm=False)[0]
         assert found.token_ids == wanted.token_ids
         config = drafted.engine.config
         assert config.memory_bytes + config.draft_bytes == plain.engine.config.memory_bytes

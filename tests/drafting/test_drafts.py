@@ -71,7 +71,7 @@ class ScriptedDrafting(Drafting):
 class Unfollowed(RollingDevice):
     """A device on which only the host knows where drafts end."""
 
-    follows = None
+    builds_on_flight = None
 
     def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
         super().leave_on_board(plan, tokens, sampled)

@@ -38,7 +38,7 @@ class Tally(RollingDevice):
         self.most = most
         self.met: Counter[str] = Counter()
 
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+    def builds_on_flight(self, decodes: int, drafting: int, tokens: int) -> bool:
         self.met["too large"] += tokens > self.most
         return tokens <= self.most
 

@@ -1,4 +1,4 @@
-"""Guesses where a grammar leaves a choice: by what followed before, in this answer and in earlier ones."""
+"""Drafts where a grammar leaves a choice: by what followed before, in this answer and in earlier ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from weft.base.grammar import Grammar
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.habits import MOST_NOTED, MOST_OF_ONE, Habits, SharedHabits, key_of
-from weft.drafting.policy.spelling import SOURCES, Guess, spelled
+from weft.drafting.policy.spelling import SOURCES, Draft, spelled
 
 GRAMMAR = Grammar("regex", "[a-h]*")
 # The sources of habits in the order in which they are asked: whose, and how many tokens agree.
@@ -41,7 +41,7 @@ def follows(answers: list[list[int]], last: list[int]) -> list[int]:
     return found[::-1]
 
 
-def expected(own: list[int], others: list[list[int]], allows: Callable[[int], bool]) -> Guess | None:
+def expected(own: list[int], others: list[list[int]], allows: Callable[[int], bool]) -> Draft | None:
     """Return what followed the last two tokens, or the last one: one of the two latest, if it is allowed."""
     for source, size in ORDER:
         last = own[-size:]
@@ -49,7 +49,7 @@ def expected(own: list[int], others: list[list[int]], allows: Callable[[int], bo
         right = next((token for token in found if allows(token)), None)
         if right is not None:
             same = len(found) == 2 and found[0] == found[1]
-            return Guess(right, f"{source} again" if same else source)
+            return Draft(right, f"{source} again" if same else source)
     return None
 
 
@@ -64,7 +64,7 @@ def test_a_habit_is_what_followed_the_last_tokens_before(seed: int) -> None:
             allowed = {random.randrange(5) for _ in range(3)}
             if random.random() < 0.7:
                 own.extend(answer)
-                guess = own.guess(shared.of(key), answer[-2:], allowed.__contains__)
+                guess = own.draft(shared.of(key), answer[-2:], allowed.__contains__)
                 assert guess == expected(answer, others, allowed.__contains__)
                 assert guess is None or guess.source in SOURCES
             answer.append(random.randrange(5) if random.random() < 0.3 else answer[-3:][0] ^ 1)
@@ -202,7 +202,7 @@ def test_each_source_of_drafts_has_its_own_acceptance() -> None:
 
 
 def test_drafts_end_where_they_are_unlikely() -> None:
-    found = spelled(AnyToken(1), 15, lambda before: Guess(1, "own token"), {"own token": 0.5}.__getitem__)
+    found = spelled(AnyToken(1), 15, lambda before: Draft(1, "own token"), {"own token": 0.5}.__getitem__)
     assert found.worth == (0.5, 0.25, 0.125, 0.0625)
 
 

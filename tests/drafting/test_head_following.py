@@ -26,9 +26,10 @@ from weft.base.config import EngineConfig
 from weft.base.plan import NO_DRAFTS, Plan
 from weft.base.sampling import SamplingParams
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.choosing import Drafting, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.ledger import Ledger
@@ -72,7 +73,7 @@ class Target(RollingDevice):
         self.met: Counter[str] = Counter()
 
     def launch(self, plan: Plan) -> dict:
-        self.lines[plan.number] = self.states.place(plan)
+        self.lines[plan.number] = self.states.rows.place(plan)
         return super().launch(plan)
 
     def placed(self, plan: Plan) -> Plan:
@@ -108,7 +109,7 @@ class Head(RollingDevice):
         self.lines: np.ndarray | None = None
 
     def launch(self, plan: Plan) -> dict:
-        self.lines = self.states.find(plan)
+        self.lines = self.states.rows.find(plan)
         self.target.execute_all()
         return super().launch(plan)
 
@@ -140,7 +141,7 @@ class Head(RollingDevice):
         super().leave_on_board(plan, tokens, sampled)
         for row, guess in zip(plan.sampled.tolist(), sampled, strict=True):
             seat = int(plan.seat[row])
-            self.states.lines[self.states.own + seat, 0] = own_state(guess)
+            self.states.lines[self.states.rows.own + seat, 0] = own_state(guess)
             before = self.target.chosen[seat] if plan.from_board[row] else []
             self.target.chosen[seat] = [*before, guess]
 
@@ -194,7 +195,7 @@ class CheckedHead(DraftHead):
             right = [*known, *tokens][: len(tokens)]
             guesses[seat] = tuple((t + (self.random.random() < self.wrong)) % VOCABULARY for t in right)
             target.chosen[seat] = list(guesses[seat])
-        return Guesses(found.counts, lambda: guesses)
+        return DecodedDrafts(found.counts, lambda: guesses)
 
 
 class Lengths(Drafting):
@@ -227,12 +228,12 @@ def run_head(seed: int, count: int = 4, texts: bool = False) -> Counter[str]:
     workload, random = following_workload(seed, count), Random(f"head {seed}")
     config, spec = workload.config, workload.spec
     answers = {tuple(a.prompt): a.answer(spec) for a in workload.arrivals}
-    states = HiddenStates(config.max_sequences, 4 * config.max_tokens_per_step, 1, torch.int64)
+    states = HiddenStates(StateLines(config.max_sequences, 4 * config.max_tokens_per_step), 1, torch.int64)
     target = Target(states, spec, config.memory_bytes, config.max_sequences, workload.lazy)
     own = replace(HEAD, draft_room=spec.draft_room)
     memory = tight_memory(own, workload.arrivals, random.choice([1.0, 1.5, 4.0]))
     ledger = Ledger(own, memory, config.max_sequences, config.max_length + 8, cache=config.cache, remember_freed=True)
-    head = CheckedHead(answers, seed, states, ledger, Head(target, memory), VOCABULARY, random.choice([7, 64]))
+    head = CheckedHead(answers, seed, states.rows, ledger, Head(target, memory), VOCABULARY, random.choice([7, 64]))
     drafting = Lengths(spec.draft_room, seed, answers if texts else None)
     engine = partial(Engine, drafting=drafting, draft_model=head)
     run = Run(engine(spec, target, config), target)
@@ -242,8 +243,8 @@ def run_head(seed: int, count: int = 4, texts: bool = False) -> Counter[str]:
     assert not ledger.leases
     head.flush()
     assert ledger.arena.used_slabs == 0, "something of the head is still owned"
-    assert not states.first.any()
-    assert not states.end.any()
+    assert not states.rows.first.any()
+    assert not states.rows.end.any()
     accepted = drafting.counts.accepted
     met = Counter({"preempted": run.engine.planner.preemptions, "accepted": accepted.total()})
     met["copied"] = sum(number for (drafter, _), number in accepted.items() if drafter == "prediction")
@@ -291,10 +292,10 @@ def test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing(draft: int |
         for prompt, length, banned in zip(prompts, lengths, words, strict=True)
     ]
     answers = {tuple(arrival.prompt): arrival.answer(spec) for arrival in arrivals}
-    states = HiddenStates(seats, 256, 1, torch.int64)
+    states = HiddenStates(StateLines(seats, 256), 1, torch.int64)
     target = Target(states, spec, memory, seats, True)
     ledger = Ledger(replace(HEAD, draft_room=3), memory, seats, 160)
-    head = CheckedHead(answers, 1, states, ledger, Head(target, memory), VOCABULARY, 64)
+    head = CheckedHead(answers, 1, states.rows, ledger, Head(target, memory), VOCABULARY, 64)
     config = EngineConfig(memory_bytes=memory, max_sequences=seats, max_length=128, max_tokens_per_step=16, depth=1)
     head.engine = engine = Engine(spec, target, config, drafting=Lengths(3, 1), draft_model=head)
     for arrival in arrivals:

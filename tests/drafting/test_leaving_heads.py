@@ -28,10 +28,11 @@ from weft.base.config import EngineConfig
 from weft.base.plan import Plan
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptance
 from weft.drafting.policy.choosing import PRIORS, Drafting, RowDrafts, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
@@ -42,7 +43,7 @@ PRIOR = PRIORS[DraftHead.name]
 OFTEN, LENGTH = 4, 40
 
 
-class WatchedStates(HiddenStates):
+class WatchedLines(StateLines):
     """Keeps the states of rows that the head reads, and of no others."""
 
     engine: Engine
@@ -57,7 +58,7 @@ class WatchedStates(HiddenStates):
 
 
 class WatchedHead(CheckedHead):
-    """After a row has left, nothing of it is here, and nothing of it is computed. Guesses are judged without a wait."""
+    """After a row has left, nothing of it is here, and nothing of it is computed. Drafts are judged without a wait."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
@@ -91,7 +92,7 @@ class WatchedHead(CheckedHead):
         found = super().begin(asked, unverified)
         if found is None:
             return None
-        return Guesses(found.counts, lambda: self.landed(found))
+        return DecodedDrafts(found.counts, lambda: self.landed(found))
 
     def landed(self, guesses):
         """Return guesses of a reading, or those of drafts, which nothing waits for here."""
@@ -119,14 +120,14 @@ class WatchedHead(CheckedHead):
 def engine_of(workload: Workload, seed: int, drafting: Drafting, room: float = 1.5) -> tuple[Run, WatchedHead]:
     config, spec = workload.config, workload.spec
     answers = {tuple(a.prompt): a.answer(spec) for a in workload.arrivals}
-    states = WatchedStates(config.max_sequences, 4 * config.max_tokens_per_step, 1, torch.int64)
-    target = Target(states, spec, config.memory_bytes, config.max_sequences, workload.lazy)
+    lines = WatchedLines(config.max_sequences, 4 * config.max_tokens_per_step)
+    target = Target(HiddenStates(lines, 1, torch.int64), spec, config.memory_bytes, config.max_sequences, workload.lazy)
     own = replace(HEAD, draft_room=spec.draft_room)
     memory = tight_memory(own, workload.arrivals, room)
     ledger = Ledger(own, memory, config.max_sequences, config.max_length + 8, cache=config.cache, remember_freed=True)
-    head = WatchedHead(answers, seed, states, ledger, Head(target, memory), VOCABULARY, 64)
+    head = WatchedHead(answers, seed, lines, ledger, Head(target, memory), VOCABULARY, 64)
     engine = Engine(spec, target, config, drafting=drafting, draft_model=head)
-    head.engine = states.engine = engine
+    head.engine = lines.engine = engine
     return Run(engine, target), head
 
 
@@ -247,7 +248,7 @@ def test_guesses_in_rows_that_wait_to_continue_do_not_keep_others_from_being_jud
     workload = stream(rolling_spec(cell=HEAD.cell, room=3), 4, depth=1)
     run, head = engine_of(workload, 1, Drafting(3, costs=Dear(), model=DraftHead.name), room=8.0)
     waiting, running = (SimpleNamespace(length=9, lease=lease, drafting=None) for lease in (None, object()))
-    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, Guesses({}, dict)
+    head._unjudged = {0: (waiting, 9), 1: (running, 9)}, DecodedDrafts({}, dict)
     head.judge()
     assert head._unjudged is not None
     running.lease = None

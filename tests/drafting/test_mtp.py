@@ -27,16 +27,17 @@ from weft.base.errors import ModelError
 from weft.base.options import Options
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
-from weft.drafting.model import Guesses
+from weft.drafting.model import DecodedDrafts
 from weft.drafting.policy.choosing import Drafting, SequenceDrafts
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.loop import Engine
 from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models import mtp
 from weft.models.mtp import head_of
 from weft.models.weights import build, has_head, load_head, load_model
-from weft.runner.hidden_states import HiddenStates
+from weft.runner.hidden_states import DraftBoard, HiddenStates
 from weft.runner.passes import HeadPass, KeepingPass
 from weft.runner.runner import Runner
 from weft.start.loading import chosen_draft
@@ -58,12 +59,16 @@ class Recording(DraftHead):
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.random = Random(1)
 
+    @property
+    def board(self) -> DraftBoard:
+        return self.executor.placed.computes.states.board
+
     def begin(self, asked, unverified=None):
         texts = {seat: self.text(seat, sequence, unverified) for seat, (sequence, _) in asked.items()}
         found = super().begin(asked, unverified)
         if found is None:
             return None
-        guesses, board = dict(found.tokens()), self.hidden.board.tokens
+        guesses, board = dict(found.tokens()), self.board.tokens
         for seat, drafts in guesses.items():
             text, prompt = texts[seat], asked[seat][0].request.prompt.tolist()
             self.seen.append((text, list(drafts), self.frequent_tokens if self.frequent else self.vocab_size))
@@ -74,14 +79,14 @@ class Recording(DraftHead):
                 known += [3] * (len(drafts) - len(known))
                 guesses[seat] = tuple(3 if self.random.random() < 0.2 else token for token in known)
                 board[seat, : len(drafts)] = torch.tensor(guesses[seat], dtype=board.dtype)
-        return Guesses(found.counts, lambda: guesses)
+        return DecodedDrafts(found.counts, lambda: guesses)
 
     def text(self, seat, sequence, unverified):
         """What the guesses follow: what the host knows, and with drafts in flight what only the device knows."""
         text = sequence.tokens(0, sequence.length).tolist()
         if unverified is None:
             return text
-        board = self.hidden.board
+        board = self.board
         return text + board.tokens[seat, : unverified[seat] + 1 - int(board.refused[seat])].tolist()
 
 
@@ -116,11 +121,11 @@ def engine_in(folder: Path, memory: int = MEMORY, head_memory: int = MEMORY, **s
     options = {"max_sequences": 4, "max_tokens_per_step": 96, "max_length": 400, "paranoid": True} | settings
     config = EngineConfig(memory_bytes=memory, **options)
     spec, own = (MemorySpec(each.memories(CPU), draft_room=ROOM) for each in (model, head))
-    hidden = HiddenStates(4, 1000, head.width, torch.float32)
+    hidden = HiddenStates(StateLines(4, 1000), head.width, torch.float32)
     runner = Runner(model, spec, memory, 4, threads=1, computes=KeepingPass(hidden))
     of_head = Runner(head, own, head_memory, 4, threads=1, computes=HeadPass(hidden))
     ledger = Ledger(own, head_memory, 4, 400, remember_freed=True)
-    parts = (hidden, ledger, of_head, model.vocab_size, 96, True)
+    parts = (hidden.rows, ledger, of_head, model.vocab_size, 96, True)
     drafter = Recording(*parts, frequent_tokens=head.frequent)
     drafting = Drafts(ROOM, costs=FreeDrafts(), suffixes=False, model=drafter.name)
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
@@ -289,7 +294,7 @@ def test_a_checkpoint_with_a_head_drafts_with_it(dtype: str) -> None:
         llm.engine.planner.drafting = llm.engine.planner.drafts.drafting = drafting
         assert isinstance(llm.engine.planner.drafts.model, DraftHead)
         assert llm.engine.config.draft_bytes > 0
-        assert llm.generate([np.arange(3, 40).tolist()], greedy(20), progress=False)[0].token_ids
+        assert llm.generate([np.arange(3, 40).tolist()], greedy(20), use_tqdm=False)[0].token_ids
         assert drafting.counts.proposed.total() > 0
 
 

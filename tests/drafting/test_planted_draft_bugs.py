@@ -35,11 +35,11 @@ from weft.drafting.policy import choosing as drafting
 from weft.drafting.policy.choosing import SequenceDrafts
 from weft.drafting.policy.habits import key_of
 from weft.drafting.policy.suffix import OwnText, SharedTexts
+from weft.drafting.state_lines import BLOCK, StateLines
 from weft.engine import loop, planner
 from weft.engine.seat_sampling import SeatSampling, uniform
 from weft.memory.kinds import Kind
 from weft.memory.ledger import Ledger
-from weft.runner.hidden_states import BLOCK, HiddenStates
 from weft.text.grammar import Guide
 
 SEEDS = 100
@@ -188,7 +188,7 @@ def a_capture_that_the_next_flight_did_not_write_is_kept(patch: Patch) -> None:
     original = Ledger.move_next
 
     def hasty(self, lease, start, slot):
-        grants = [grant for grant in lease.pending[:1] if grant.behind and self.enabled]
+        grants = [grant for grant in lease.pending[:1] if grant.unverified_before and self.enabled]
         captures = [capture for grant in grants for capture in grant.captures]
         unwritten = [c for c in captures if c.position <= start and c.slot is not None]
         for capture in unwritten:
@@ -203,13 +203,13 @@ def a_capture_that_the_next_flight_did_not_write_is_kept(patch: Patch) -> None:
 
 @plant(following_workloads)
 def random_numbers_do_not_move_with_their_row(patch: Patch) -> None:
-    original = SeatSampling.early_numbers
+    original = SeatSampling.earlier_numbers
 
     def same(self, seats, index, behind):
         numbers = original(self, seats, index, behind)
         return np.repeat(uniform(self._seed[seats], index)[:, None], behind, axis=1) if behind else numbers
 
-    patch.setattr(SeatSampling, "early_numbers", same)
+    patch.setattr(SeatSampling, "earlier_numbers", same)
 
 
 @plant(following_workloads)
@@ -285,18 +285,18 @@ def the_head_keeps_entries_after_drafts_that_were_refused(patch: Patch) -> None:
 
 @plant(head_workloads)
 def hidden_states_of_a_row_that_was_moved_are_read_where_it_was_planned(patch: Patch) -> None:
-    original = HiddenStates.move
+    original = StateLines.move
 
     def forgetful(self, seat, refused):
         original(self, seat, refused)
         self._moved[seat] -= refused
 
-    patch.setattr(HiddenStates, "move", forgetful)
+    patch.setattr(StateLines, "move", forgetful)
 
 
 @plant(test_head_following.test_guesses_follow_drafts_in_flight)
 def hidden_states_are_lost_where_drafts_were_refused(patch: Patch) -> None:
-    patch.setattr(HiddenStates, "move", lambda self, seat, refused: None)
+    patch.setattr(StateLines, "move", lambda self, seat, refused: None)
 
 
 @plant(head_workloads)
@@ -311,13 +311,13 @@ def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
 
 @plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
 def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) -> None:
-    original = HiddenStates.place
+    original = StateLines.place
 
     def shifted(self, plan):
         lines = original(self, plan)
         return np.roll(lines, 1) if len(plan.drafts.counts) and not len(plan.drafts.on_device) else lines
 
-    patch.setattr(HiddenStates, "place", shifted)
+    patch.setattr(StateLines, "place", shifted)
 
 
 @plant(partial(test_head_following.run_head, 96))
@@ -407,8 +407,8 @@ def hidden_states_stay_when_their_sequence_leaves(patch: Patch) -> None:
 
 @plant(test_hidden_states.test_states_are_read_as_they_were_written)
 def a_block_is_released_with_hidden_states_that_wait(patch: Patch) -> None:
-    original = HiddenStates.drop
-    patch.setattr(HiddenStates, "drop", lambda self, seats, before: original(self, seats, before + BLOCK - 1))
+    original = StateLines.drop
+    patch.setattr(StateLines, "drop", lambda self, seats, before: original(self, seats, before + BLOCK - 1))
 
 
 @plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)

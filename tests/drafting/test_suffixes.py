@@ -101,20 +101,20 @@ def test_what_has_a_guess_is_asked_for_it() -> None:
         answer: list[int] = []
         for _ in range(40):
             answer += random.choice(texts)[:7] if random.random() < 0.05 else [random.randrange(words)]
-            may_guess = quick.may_guess(answer, drafting.shared)
-            assert may_guess or thorough.find_drafts(answer, 4, drafting.shared) is None
-            asked[may_guess] += 1
+            may_draft = quick.may_draft(answer, drafting.shared)
+            assert may_draft or thorough.find_drafts(answer, 4, drafting.shared) is None
+            asked[may_draft] += 1
     assert min(asked.values()) > 500
 
 
 def test_other_guesses_than_those_from_texts_are_always_asked_for() -> None:
     shared, grammar = SharedTexts(), Grammar("regex", "a+")
     for others in ({"prediction": ints([1, 2])}, {"model": "mtp"}, {"grammar": grammar}, {"suffixes": False}):
-        assert SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, **others).may_guess([9], shared)
+        assert SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, **others).may_draft([9], shared)
     drafts = SequenceDrafts(ints([5, 6, 7, 8]), b"", 4, model="mtp")
     drafts.leave_model()
-    assert not drafts.may_guess([9], shared)
-    assert drafts.may_guess([9, 5, 6, 7], shared)
+    assert not drafts.may_draft([9], shared)
+    assert drafts.may_draft([9, 5, 6, 7], shared)
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 9, 40, 41, 42, 43, 200, 1000])

@@ -1,4 +1,4 @@
-"""Guesses from earlier text are tried with few drafts: a cold engine loses little on prose, and edits gain soon.
+"""Drafts from earlier text are tried with few drafts: a cold engine loses little on prose, and edits gain soon.
 
 Time passes only by steps, as many tokens as they compute or hardly any, so what is counted is the same on any machine.
 """
@@ -103,8 +103,8 @@ def test_a_look_before_a_question_changes_no_step(depth: int, monkeypatch: pytes
     texts = [*prose(2, 200), *rare, *edited()]
     looking = answered(texts, 0.1, depth, drafts=Drafting(15))
     looks = []
-    original = SequenceDrafts.may_guess
-    monkeypatch.setattr(SequenceDrafts, "may_guess", lambda *args: looks.append(original(*args)) or True)
+    original = SequenceDrafts.may_draft
+    monkeypatch.setattr(SequenceDrafts, "may_draft", lambda *args: looks.append(original(*args)) or True)
     asking = answered(texts, 0.1, depth, drafts=Drafting(15))
     assert (looking.steps, looking.computed_tokens) == (asking.steps, asking.computed_tokens)
     assert min(looks.count(True), looks.count(False)) > 20

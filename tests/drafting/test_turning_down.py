@@ -269,7 +269,7 @@ class Searching:
         self.searches = 0
         self.finds_from = finds_from
 
-    def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
+    def may_draft(self, answer: list[int], shared: SharedTexts) -> bool:
         self.searches += 1
         return self.searches >= self.finds_from
 
@@ -291,7 +291,7 @@ def searching_rows(step_seconds: float, finds_from: float = inf) -> tuple[DraftR
 def search(rows: DraftRows, sequences: list[SimpleNamespace], number: int) -> int:
     """Return how many rows are asked after the plan of this number."""
     awake = rows.awake(np.arange(len(sequences)), number)
-    rows.with_guesses([sequences[seat] for seat in awake], number)
+    rows.promising([sequences[seat] for seat in awake], number)
     return len(awake)
 
 
@@ -399,7 +399,7 @@ class Clock:
 class TimedDevice(Recorder):
     clock: Clock
     # Only the host knows where drafts end.
-    follows = None
+    builds_on_flight = None
 
     def launch(self, plan: Plan) -> dict:
         self.clock.free = max(self.clock.free, self.clock.now) + 5

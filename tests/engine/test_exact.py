@@ -140,13 +140,13 @@ def test_exact_answers_have_equal_digests_cold_and_after_a_hit() -> None:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, logits_digest=True)
     prompt = np.random.default_rng(0).integers(3, 250, 200).tolist()
     with LLM(**tiny_model.OPTIONS, **SMALL, exact=True) as llm:
-        cold, hit = (llm.generate(prompt, params, progress=False)[0] for _ in range(2))
+        cold, hit = (llm.generate(prompt, params, use_tqdm=False)[0] for _ in range(2))
     assert hit.cached_tokens == 192
     assert cold.digests == hit.digests
     assert len(set(cold.digests)) == 12
     assert all(len(each) == 16 for each in cold.digests)
     with LLM(**tiny_model.OPTIONS, **SMALL) as llm:
-        assert llm.generate(prompt, SamplingParams(max_tokens=2), progress=False)[0].digests is None
+        assert llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)[0].digests is None
 
 
 def test_the_server_says_that_it_is_exact_and_returns_digests() -> None:

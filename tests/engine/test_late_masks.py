@@ -149,12 +149,12 @@ def test_a_constrained_row_is_in_every_step(constrained: int) -> None:
     # The first token comes with the prompt, and at depth 1 one token too many is computed.
     assert len(plans) <= 30
     assert all(plan.rows == 4 for plan in plans[:29])
-    assert all(plan.sampling.late.tolist() == list(range(constrained)) for plan in plans[:29])
+    assert all(plan.sampling.awaiting_mask.tolist() == list(range(constrained)) for plan in plans[:29])
 
 
 def test_steps_without_constrained_rows_wait_for_no_mask() -> None:
     plans, engine = decode(4, 0)
-    assert not any(len(plan.sampling.late) for plan in plans)
+    assert not any(len(plan.sampling.awaiting_mask) for plan in plans)
     assert engine._device.late_masks == 0
 
 
@@ -167,7 +167,7 @@ class EarlyDevice(RollingDevice):
 def test_on_a_device_that_takes_no_masks_later_a_constrained_row_sits_out_every_other_step() -> None:
     plans, _ = decode(4, 1, EarlyDevice)
     assert sum(0 in plan.seat for plan in plans[:28]) == 14
-    assert not any(len(plan.sampling.late) for plan in plans)
+    assert not any(len(plan.sampling.awaiting_mask) for plan in plans)
 
 
 def test_a_step_that_waits_for_masks_has_computed_nothing_for_certain() -> None:

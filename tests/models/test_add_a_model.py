@@ -61,8 +61,8 @@ def load(folder: Path) -> LLM:
 def test_the_solution_serves_a_checkpoint_and_a_hit_equals_a_cold_run(family, tmp_path):
     params = SamplingParams(max_tokens=24, temperature=1, seed=1)
     with load(checkpoint(family, tmp_path)) as llm:
-        [cold] = llm.generate([PROMPT], params, progress=False)
-        [hit] = llm.generate([PROMPT], params, progress=False)
+        [cold] = llm.generate([PROMPT], params, use_tqdm=False)
+        [hit] = llm.generate([PROMPT], params, use_tqdm=False)
     assert (cold.cached_tokens, hit.cached_tokens) == (0, 192)
     assert hit.token_ids == cold.token_ids
     assert len(set(cold.token_ids)) > 2, "the model says one thing only"

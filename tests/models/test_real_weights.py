@@ -91,7 +91,7 @@ def test_greedy_answers_and_their_log_probabilities_are_those_of_transformers(re
     made = real.twin.generate(
         torch.tensor([prompt]), do_sample=False, max_new_tokens=COUNT, min_new_tokens=COUNT, pad_token_id=0
     )
-    [ours] = real.llm.generate(prompt, greedy(), cache_salt=text, progress=False)
+    [ours] = real.llm.generate(prompt, greedy(), cache_salt=text, use_tqdm=False)
     assert ours.cached_tokens == 0
     assert ours.token_ids == made[0, len(prompt) :].tolist()
     expected = expected_logprobs(real.twin, prompt, ours.token_ids)
@@ -103,12 +103,12 @@ def test_greedy_answers_and_their_log_probabilities_are_those_of_transformers(re
 def test_a_hit_answers_as_a_cold_run_does(real):
     """After a prompt, after an answer, and where two conversations part, behind Gemma's window and before it."""
     llm, story = real.llm, real.encode(STORY)
-    [first] = llm.generate(story, greedy(), cache_salt="hits", progress=False)
+    [first] = llm.generate(story, greedy(), cache_salt="hits", use_tqdm=False)
     follow = [*story, *first.token_ids, *real.llm.tokenizer.encode(" Then the storm came, and")]
     apart = [*story[:400], *real.llm.tokenizer.encode(" And then they all went home, because")]
     for prompt in (story, follow, apart):
-        [cold] = llm.generate(prompt, greedy(), cache_salt=f"cold {len(prompt)}", progress=False)
-        [hit] = llm.generate(prompt, greedy(), cache_salt="hits", progress=False)
+        [cold] = llm.generate(prompt, greedy(), cache_salt=f"cold {len(prompt)}", use_tqdm=False)
+        [hit] = llm.generate(prompt, greedy(), cache_salt="hits", use_tqdm=False)
         assert cold.cached_tokens == 0
         assert hit.token_ids == cold.token_ids
         difference = [abs(a.logprob - b.logprob) for a, b in zip(hit.logprobs, cold.logprobs, strict=True)]
@@ -122,6 +122,6 @@ def test_an_instructed_model_answers_sensibly(real):
     if not real.published.chats:
         pytest.skip("a base model, which was never taught to answer")
     question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-    [answer] = real.llm.chat(question, SamplingParams(temperature=0.0, max_tokens=60), progress=False)
+    [answer] = real.llm.chat(question, SamplingParams(temperature=0.0, max_tokens=60), use_tqdm=False)
     assert "Paris" in answer.text
     assert answer.finish_reason == "stop"

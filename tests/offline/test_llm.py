@@ -144,7 +144,9 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(llm):
     assert result.text == text[: text.index(stop)]
     assert (result.finish_reason, result.stop_reason) == ("stop", stop)
     assert len(result.token_ids) < 60
-    assert llm.generate("Hello", greedy(max_tokens=60, stop=stop, include_stop=True))[0].text.endswith(stop)
+    assert llm.generate("Hello", greedy(max_tokens=60, stop=stop, include_stop_str_in_output=True))[0].text.endswith(
+        stop
+    )
 
 
 def test_a_stop_string_found_a_step_late_leaves_nothing_behind(llm):
@@ -274,12 +276,12 @@ FAULTS = [
     (lambda m: m.generate(["fine", ""]), r"prompts\[1\] is empty"),
     (lambda m: m.generate([[1], [999]]), "token id 999"),
     (lambda m: m.generate("x", SamplingParams(max_tokens=2000)), "with max_tokens=2000 it exceeds the context of 1024"),
-    (lambda m: m.generate("x", {"max_tokens": 3}), "params must be SamplingParams"),
+    (lambda m: m.generate("x", {"max_tokens": 3}), "sampling_params must be SamplingParams"),
     (
         lambda m: m.generate(["x", "y"], [SamplingParams()]),
-        "params must have one entry per prompt, got 1 for 2 prompts",
+        "sampling_params must have one entry per prompt, got 1 for 2 prompts",
     ),
-    (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"params\[1\] must be SamplingParams"),
+    (lambda m: m.generate(["x", "y"], [SamplingParams(), None]), r"sampling_params\[1\] must be SamplingParams"),
     (lambda m: m.generate("x", SamplingParams(temperature=-1)), "temperature must be"),
     (lambda m: m.generate("x", SamplingParams(logit_bias={400: 1.0})), "logit_bias has token id 400"),
     (lambda m: m.generate("x", SamplingParams(bad_words=[[1, 400]])), "bad_words has token id 400"),
@@ -289,8 +291,8 @@ FAULTS = [
     (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[400])), "allowed_token_ids has token id 400"),
     (lambda m: m.generate("x", SamplingParams(allowed_token_ids=[])), "allowed_token_ids must have 1 to 16384"),
     (
-        lambda m: m.chat([{"role": "user", "content": "x"}], template_variables={"messages": 1}),
-        "template_variables.messages is set by the server",
+        lambda m: m.chat([{"role": "user", "content": "x"}], chat_template_kwargs={"messages": 1}),
+        "chat_template_kwargs.messages is set by the server",
     ),
     (lambda m: m.generate("x", snapshots=[2]), "snapshots must be positions"),
     (
@@ -363,7 +365,7 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
         ({"depth": 2}, OptionError, "depth must be one of 0, 1"),
         ({"dtype": "int3"}, OptionError, "dtype must be one of"),
         ({"cache": "yes"}, OptionError, "cache must be True or False"),
-        ({"memmory": 5}, OptionError, "LLM has no option 'memmory'; known options are model"),
+        ({"memmory": 5}, OptionError, "unknown argument .memmory.; did you mean memory"),
         ({"model": "/no/such/folder"}, ModelError, "/no/such/folder"),
         ({"tokenizer": "nowhere"}, ModelError, "nowhere is neither a folder"),
         ({"chat_template": "/no/such.jinja"}, OptionError, "cannot read /no/such.jinja: No such file"),

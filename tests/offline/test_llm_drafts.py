@@ -21,13 +21,13 @@ def open_llm(draft: str) -> LLM:
 def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafting, "LearnedCosts", FreeDrafts)
     with open_llm("off") as plain, open_llm("suffix") as drafted:
-        whole = plain.generate("Hello", letters(60), progress=False)[0]
+        whole = plain.generate("Hello", letters(60), use_tqdm=False)[0]
         for params in (letters(60), letters(60, stop=(whole.text[30:33],)), letters(60, stop_token_ids=(101,))):
-            wanted = plain.generate("Hello", params, progress=False)[0]
+            wanted = plain.generate("Hello", params, use_tqdm=False)[0]
             before = drafted.engine.planner.number
             # The second time, the answer is known from the first.
             for _ in range(2):
-                found = drafted.generate("Hello", params, progress=False)[0]
+                found = drafted.generate("Hello", params, use_tqdm=False)[0]
                 assert (found.text, found.token_ids) == (wanted.text, wanted.token_ids)
                 assert (found.finish_reason, found.logprobs) == (wanted.finish_reason, wanted.logprobs)
             assert drafted.engine.planner.number - before < 2 * len(wanted.token_ids)

@@ -18,7 +18,10 @@ import yaml
 
 from tests.support.deployment import DEPLOY, complaints, documents, instructions, is_sent, served
 from tests.support.fences import ROOT
-from weft.cli.serve import trusted_hosts
+from weft.cli.main import parse
+from weft.cli.options import read_options
+from weft.cli.serve import ServeOptions, trusted_hosts
+from weft.cli.sources import collect
 from weft.ray.deployments import MARGIN_SECONDS
 from weft.ray.settings import parse as parse_fleet
 from weft.server.access.guard import OPEN_ROUTES
@@ -210,12 +213,13 @@ POD = OBJECTS["Deployment"]["spec"]["template"]["spec"]
 
 
 def options_of_pod():
-    variables = OBJECTS["ConfigMap"]["data"]
-    return served([re.sub(r"\$\((\w+)\)", lambda m: variables[m[1]], word) for word in CONTAINER["args"]])
+    given = vars(parse(CONTAINER["args"]))
+    return read_options(ServeOptions, collect(ServeOptions, given, OBJECTS["ConfigMap"]["data"], ()).values)
 
 
 def test_a_pod_starts_a_server_that_exists():
     options = options_of_pod()
+    assert options.model == OBJECTS["ConfigMap"]["data"]["WEFT_MODEL"]
     assert CONTAINER["ports"] == [{"name": "http", "containerPort": options.port}]
     assert POD["terminationGracePeriodSeconds"] > options.drain_seconds + 5
     assert trusted_hosts(options, has_keys=True) == ()
@@ -258,6 +262,7 @@ def test_a_pod_has_no_more_rights_than_it_needs():
     assert inner["allowPrivilegeEscalation"] is False
     assert inner["capabilities"] == {"drop": ["ALL"]}
     assert POD["automountServiceAccountToken"] is False
+    assert POD["enableServiceLinks"] is False
     assert CONTAINER["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "memory" in CONTAINER["resources"]["requests"]
 
@@ -345,6 +350,7 @@ def test_pods_of_ray_have_no_more_rights_than_they_need(group):
     # What Ray and Weft write are these folders: `HOME` is in the first, Ray's sockets and logs are in the second.
     assert {"/cache", "/tmp"} <= {mount["mountPath"] for mount in container["volumeMounts"]}
     assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
     assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports["serve"] == SERVE["http_options"]["port"]

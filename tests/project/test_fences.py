@@ -262,9 +262,6 @@ NOT_WAITING = {
     ("weft.kernels.cpu.index_building", "stage_group"): "the plan's own arrays, on the host",
     ("weft.kernels.cpu.index_building", "open_cells"): "the plan's own arrays, on the host",
     ("weft.runner.step_sampling", "_draws"): "the plan's own arrays, on the host",
-    ("weft.runner.hidden_states", "HiddenStates._place"): "the plan's own arrays, on the host",
-    ("weft.runner.hidden_states", "HiddenStates.drop"): "arrays of the host",
-    ("weft.runner.hidden_states", "HiddenStates._release"): "arrays of the host",
     ("weft.runner.exact", "canonical_passes"): "the plan's own arrays, on the host",
     ("weft.device.download", "Download.arrays"): "the one download of a step, when it lands",
     ("weft.device.host_memory", "HostMemory._measure"): "before the first request",
@@ -272,6 +269,7 @@ NOT_WAITING = {
     ("weft.runner.cuda.recorded", "RecordedSteps.record_all"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "measure_memory"): "before the first request",
     ("weft.runner.cuda.gpu_memory", "_peak"): "before the first request",
+    ("weft.device.devices", "read_rate"): "a measurement that was asked for, when nothing runs",
 }
 
 

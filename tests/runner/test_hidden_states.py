@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from tests.engine.test_properties import thorough
 from tests.support.kernels.plans import Row, make_plan
-from weft.runner.hidden_states import BLOCK, HiddenStates
+from weft.drafting.state_lines import BLOCK, StateLines
+from weft.runner.hidden_states import HiddenStates
 
 SEATS, MOST = 3, 5 * BLOCK
 
 
 def keeping(dtype: torch.dtype) -> HiddenStates:
-    states = HiddenStates(SEATS, MOST, 1, dtype)
-    states.kept_for[:] = True
+    states = HiddenStates(StateLines(SEATS, MOST), 1, dtype)
+    states.rows.kept_for[:] = True
     return states
 
 
@@ -30,19 +31,19 @@ def check_random_steps(seed: int) -> None:
     number = 0
     for _ in range(60):
         seat = random.randrange(SEATS)
-        first, end = int(states.first[seat]), int(states.end[seat])
+        first, end = int(states.rows.first[seat]), int(states.rows.end[seat])
         assert sorted(written[seat]) == list(range(first, end)), "an interval of positions"
         action = random.random()
         if action < 0.1:
-            states.forget(seat)
+            states.rows.forget(seat)
             written[seat].clear()
         elif action < 0.3:
             before = random.randint(first, end + random.choice([0, 0, 20]))
-            states.drop(np.array([seat]), np.array([before]))
+            states.rows.drop(np.array([seat]), np.array([before]))
             written[seat] = {position: line for position, line in written[seat].items() if position >= before}
         elif action < 0.45:
             refused = min(random.randint(0, 7), first)
-            states.move(seat, refused)
+            states.rows.move(seat, refused)
             written[seat] = {position - refused: line for position, line in written[seat].items()}
         else:
             number = write_step(states, random, written, number)
@@ -54,12 +55,12 @@ def write_step(states: HiddenStates, random: Random, written: list[dict[int, int
     """Write a step of some seats: where they end, after wrong drafts, or anywhere else."""
     rows = []
     for seat in random.sample(range(SEATS), random.randint(1, SEATS)):
-        first, end = int(states.first[seat]), int(states.end[seat])
+        first, end = int(states.rows.first[seat]), int(states.rows.end[seat])
         start = random.choice([end, end, max(first, end - random.randint(0, 3)), random.randint(0, 99)])
         rows.append(Row(start, start + random.choice([1, 1, 4, 40, MOST + 1]), seat=seat))
     rows.sort(key=lambda row: row.end - row.start > 1)
     plan = make_plan(rows)
-    lines = torch.from_numpy(states.place(plan))
+    lines = torch.from_numpy(states.rows.place(plan))
     values = torch.arange(number, number + len(lines), dtype=torch.float64)[:, None]
     states.write(lines, values)
     for row in rows:
@@ -67,7 +68,7 @@ def write_step(states: HiddenStates, random: Random, written: list[dict[int, int
         own = {position: number + place for place, position in enumerate(range(row.start, row.end))}
         number += len(own)
         joined = kept if row.start - 1 in kept else {}
-        written[row.seat] = joined | own if states.end[row.seat] else {}
+        written[row.seat] = joined | own if states.rows.end[row.seat] else {}
     return number
 
 
@@ -75,20 +76,20 @@ def read_all(states: HiddenStates, written: list[dict[int, int]]) -> None:
     rows = [Row(min(known), max(known) + 1, seat=seat) for seat, known in enumerate(written) if known]
     if rows:
         rows.sort(key=lambda row: row.end - row.start > 1)
-        found = states.read(torch.from_numpy(states.find(make_plan(rows))))[:, 0].tolist()
+        found = states.read(torch.from_numpy(states.rows.find(make_plan(rows))))[:, 0].tolist()
         assert found == [value for row in rows for _, value in sorted(written[row.seat].items())]
 
 
 def check_blocks(states: HiddenStates) -> None:
     """Every block is free, or one seat's."""
-    total = states.own // BLOCK
-    width, limit = total, states._limit
+    total = states.rows.own // BLOCK
+    width, limit = total, states.rows._limit
     held = [
-        int(states._blocks[seat, number % width])
+        int(states.rows._blocks[seat, number % width])
         for seat in range(SEATS)
-        for number in range(int(states.first[seat] + states._moved[seat]) // BLOCK, int(limit[seat]) // BLOCK)
+        for number in range(int(states.rows.first[seat] + states.rows._moved[seat]) // BLOCK, int(limit[seat]) // BLOCK)
     ]
-    assert sorted(held + states._free) == list(range(total))
+    assert sorted(held + states.rows._free) == list(range(total))
 
 
 def test_states_are_read_as_they_were_written() -> None:
@@ -102,16 +103,16 @@ def test_states_are_read_as_they_were_written() -> None:
 
 def test_a_row_on_the_board_reads_the_output_of_its_own_seat() -> None:
     states = keeping(torch.float32)
-    states.place(make_plan([Row(0, 3, seat=1)]))
-    lines = states.find(make_plan([Row(3, 4, seat=2, from_board=1), Row(0, 3, seat=1)]))
-    assert lines.tolist()[0] == states.own + 2
-    assert set(lines.tolist()[1:]) <= set(range(states.own))
-    assert states.padding == states.own + SEATS
+    states.rows.place(make_plan([Row(0, 3, seat=1)]))
+    lines = states.rows.find(make_plan([Row(3, 4, seat=2, from_board=1), Row(0, 3, seat=1)]))
+    assert lines.tolist()[0] == states.rows.own + 2
+    assert set(lines.tolist()[1:]) <= set(range(states.rows.own))
+    assert states.rows.padding == states.rows.own + SEATS
 
 
 def test_states_that_were_not_kept_are_never_read() -> None:
     states = keeping(torch.float32)
-    states.place(make_plan([Row(10, 20, seat=1)]))
+    states.rows.place(make_plan([Row(10, 20, seat=1)]))
     for start, end, seat in ((9, 12, 1), (15, 21, 1), (10, 12, 0)):
         with pytest.raises(AssertionError, match="not kept"):
-            states.find(make_plan([Row(start, end, seat=seat)]))
+            states.rows.find(make_plan([Row(start, end, seat=seat)]))

@@ -1,4 +1,4 @@
-"""Devices place rows that follow drafts in flight as `move_rows` does, for every number of wrong drafts."""
+"""Devices place rows that follow drafts in flight as `complete` does, for every number of wrong drafts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tests.runner.cuda.test_cuda_runner import SPEC
 from tests.support.kernels.operations import CPU, GPU, PLAIN
 from tests.support.kernels.plans import Capture, Row, make_plan
-from weft.base.moving import move_rows
+from weft.base.completion import complete
 from weft.base.plan import Plan, StepDrafts
 from weft.device.store import Store
 from weft.kernels.following import DraftSamples
@@ -65,7 +65,7 @@ def test_rows_are_placed_as_a_plan_for_that_case_says(operations, behind, drafts
             refused, moved = (torch.full((10,), 7, dtype=torch.int32) for _ in range(2))
             refused[1] = wrong
             inputs.fill(plan)
-            known.fill(move_rows(plan, np.full(4, wrong, np.int32), CELL))
+            known.fill(complete(plan, np.full(4, wrong, np.int32), CELL))
             mine, theirs = (
                 replace(each.step.batch, rotary=each.step.batch.positions + 100) for each in (inputs, known)
             )
@@ -122,7 +122,7 @@ def check_mixed_rows(seeds: range) -> None:
         wrong = np.array([random.randint(0, count) for count in behind], np.int32)
         refused, moved = torch.zeros(12, dtype=torch.int32), torch.zeros(12, dtype=torch.int32)
         refused[plan.seat.tolist()] = torch.from_numpy(wrong)
-        placed = move_rows(plan, wrong, CELL)
+        placed = complete(plan, wrong, CELL)
         mine.fill(plan)
         theirs.fill(placed)
         batch, step = mine.step.batch, mine.step

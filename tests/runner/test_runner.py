@@ -254,6 +254,6 @@ def test_a_step_that_waits_for_masks_has_neither_landed_nor_computed_a_layer(mod
 
 def test_rows_follow_drafts_in_flight_only_where_the_host_can_read_how_many_were_wrong(model):
     runner = Watched(model)
-    assert runner.follows(0, 1, 2)
+    assert runner.builds_on_flight(0, 1, 2)
     runner.store.buffer = runner.store.buffer.to("meta")
-    assert not runner.follows(0, 1, 2)
+    assert not runner.builds_on_flight(0, 1, 2)

@@ -56,7 +56,7 @@ HEAVY = {"torch", "transformers", "safetensors", "triton"}
 WORDS_AT_HOME = {"mamba", "ssm", "conv", "recurrent", "delta"}
 HOMES = ("weft.memory", "weft.device", "weft.models", "weft.kernels")
 # OpenAI's API calls a streamed piece a delta: whoever speaks it must say so.
-SPEAKERS = {"weft.server": {"delta"}, "weft.cli": {"delta"}}
+SPEAKERS = {"weft.server": {"delta"}, "weft.cli": {"delta"}, "weft.offline": {"delta"}}
 
 WAITING = {"item", "tolist", "cpu", "nonzero", "unique", "unique_consecutive", "masked_select", "synchronize"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "marshal", "shelve", "joblib"}
@@ -343,7 +343,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 # The only modules that make one plan of another: one completes it before the launch, one cuts it into parts.
-PLANS_OF_PLANS = ("weft.base.moving", "weft.base.parts")
+PLANS_OF_PLANS = ("weft.base.completion", "weft.base.parts")
 # The only ones that build plans: from the memory of sequences, and trials on scratch memory.
 PLAN_BUILDERS = ("weft.base.plan", "weft.memory.plans", "weft.runner.cuda.padding")
 

@@ -20,9 +20,10 @@ from tests.support.hashed.workloads import random_workload
 from tests.support.kernels.operations import CPU, GPU, PLAIN
 from tests.support.models import tiny_model
 from tests.support.models.tiny_model import no_time
-from weft import LLM, RequestError, SamplingParams
+from weft import LLM, RequestError, SamplingParams, StructuredOutputsParams
 from weft.base.grammar import Grammar
 from weft.base.plan import Plan, Sampling
+from weft.base.sampling import SamplingParams as EngineParams
 from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -212,7 +213,7 @@ def make(**more) -> LLM:
 
 
 def request(number: int, grammar: Grammar | None, most: int = 400, **params) -> Request:
-    wish = SamplingParams(**{"max_tokens": most, "seed": number, "temperature": 1.0, **params})
+    wish = EngineParams(**{"max_tokens": most, "seed": number, "temperature": 1.0, **params})
     return Request(np.array(PROMPT[: 10 + 7 * number], np.int32), wish, frozenset([257]), grammar=grammar)
 
 
@@ -271,7 +272,7 @@ def test_a_constrained_sequence_takes_part_in_every_step_and_holds_up_no_other()
     assert bound == list(range(bound[0], bound[0] + len(bound)))
     free = [step for step, seats in enumerate(decodes) if 0 in seats]
     assert free == list(range(free[0], free[0] + len(free))), "an unconstrained sequence was held up"
-    assert all(len(p.sampling.late) == (step in bound) for step, p in enumerate(plans) if step > 1)
+    assert all(len(p.sampling.awaiting_mask) == (step in bound) for step, p in enumerate(plans) if step > 1)
 
 
 def test_a_finished_grammar_ends_the_answer_without_a_stop_token():
@@ -297,7 +298,8 @@ def test_answers_follow_and_stay_the_same_when_memory_is_tight(depth):
 
 def test_log_probabilities_are_those_of_the_free_distribution():
     with make() as llm:
-        (bound,) = llm.generate([PROMPT], SamplingParams(logprobs=2, seed=3), grammar=Grammar("regex", "[a-z]{8}"))
+        form = StructuredOutputsParams(regex="[a-z]{8}")
+        (bound,) = llm.generate([PROMPT], SamplingParams(logprobs=2, seed=3, structured_outputs=form))
         wish = SamplingParams(max_tokens=0, prompt_logprobs=2)
         (free,) = llm.generate([PROMPT + bound.token_ids], wish)
     scored = free.prompt_logprobs[len(PROMPT) :]
@@ -309,7 +311,7 @@ def test_log_probabilities_are_those_of_the_free_distribution():
 def test_a_bad_grammar_is_refused_before_anything_runs():
     with make() as llm:
         with pytest.raises(RequestError, match="regex cannot be used"):
-            llm.generate(["a", "b"], SamplingParams(max_tokens=4), grammar=Grammar("regex", "("))
+            llm.generate(["a", "b"], SamplingParams(max_tokens=4, structured_outputs={"regex": "("}))
         assert llm.engine.idle
         assert llm.engine.planner.number == 0
 
@@ -317,7 +319,7 @@ def test_a_bad_grammar_is_refused_before_anything_runs():
 def test_a_model_without_a_tokenizer_takes_no_grammar(tmp_path):
     (tmp_path / "config.json").write_text((tiny_model.FOLDER / "config.json").read_text())
     with make(model=str(tmp_path), weights="dummy") as llm, pytest.raises(RequestError, match="needs a tokenizer"):
-        llm.generate([1, 2, 3], grammar=SCHEMA)
+        llm.generate([1, 2, 3], SamplingParams(structured_outputs={"json": SCHEMA.text}))
 
 
 # any traffic ----------------------------------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ def test_in_any_traffic_masks_belong_to_the_answer_so_far(seed):
     for arrival in workload.arrivals:
         text = json.dumps([random.randint(1, 14), random.choice([3, 99, 99])])
         grammar = Grammar("regex", text) if random.random() < 0.6 else None
-        params = SamplingParams(max_tokens=max(1, arrival.count), temperature=0.0)
+        params = EngineParams(max_tokens=max(1, arrival.count), temperature=0.0)
         if not engine.ledger.fits_alone(len(arrival.prompt) + params.max_tokens):
             continue
         number = engine.add(Request(np.array(arrival.prompt, np.int32), params, salt=arrival.salt, grammar=grammar))

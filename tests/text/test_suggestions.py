@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from tests.support.models import tiny_model
-from weft import LLM, ModelError, SamplingParams
+from weft import LLM, ModelError
+from weft.base.sampling import SamplingParams
 from weft.cli.main import main
 from weft.server.settings import Limits
 from weft.server.texts.schemas import SamplingFields, sampling_params

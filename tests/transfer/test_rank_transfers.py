@@ -56,7 +56,7 @@ def settings_of(role: str) -> TransferSettings:
 def expected_of(folder: Path) -> list[list[int]]:
     """The answers of one engine that is not cut."""
     with LLM(str(folder), progress=False, **OPTIONS) as llm:
-        return [llm.generate([prompt], GREEDY, progress=False)[0].token_ids for prompt in PROMPTS]
+        return [llm.generate([prompt], GREEDY, use_tqdm=False)[0].token_ids for prompt in PROMPTS]
 
 
 @contextmanager

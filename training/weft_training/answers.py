@@ -114,7 +114,7 @@ def answer(llm: LLM, texts: list[Text], random: Random) -> list[Text]:
         SamplingParams(temperature=each.temperature, max_tokens=ANSWER_TOKENS, seed=random.getrandbits(60))
         for each in fitting
     ]
-    results = llm.generate([each.tokens for each in fitting], params, progress=False)
+    results = llm.generate([each.tokens for each in fitting], params, use_tqdm=False)
     for each, result in zip(fitting, results):
         each.put(result.token_ids, said=True)
     return [each for each, result in zip(fitting, results) if each.pieces and result.finish_reason == "stop"]

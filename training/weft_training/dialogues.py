@@ -86,7 +86,7 @@ def _one_turn(
     messages = [_messages(done, each.text) for done, each in zip(open_ones, asked)]
     going: list[list[Exchange]] = []
     ended: list[list[Exchange]] = []
-    for done, each, result in zip(open_ones, asked, llm.chat(messages, params, progress=False)):
+    for done, each, result in zip(open_ones, asked, llm.chat(messages, params, use_tqdm=False)):
         answer = result.text.strip().translate(SPELLED)
         if result.finish_reason != "stop" or not is_good(answer, each.about, each.text):
             if done:

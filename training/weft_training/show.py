@@ -92,7 +92,7 @@ def talk(llm: LLM, each: Talk, seed: int) -> tuple[list[str], list[str]]:
     for turn, said in enumerate(each.said):
         messages.append({"role": "user", "content": said})
         params = replace(llm.suggested, max_tokens=ANSWER_TOKENS, seed=1000 * seed + turn)
-        [answer] = llm.chat(messages, params, tools=each.tools or None, progress=False)
+        [answer] = llm.chat(messages, params, tools=each.tools or None, use_tqdm=False)
         messages.append({"role": "assistant", "content": answer.text})
         ends.append(str(answer.finish_reason))
         cut = "" if answer.finish_reason == "stop" else f" *(cut after {len(answer.token_ids)} tokens)*"

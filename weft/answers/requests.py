@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
@@ -72,3 +73,19 @@ context of 100
             f"{max_length}",
             code="context_length_exceeded",
         )
+
+
+def numbered(params: SamplingParams, place: int) -> SamplingParams:
+    """Return the parameters of a prompt's n-th answer."""
+    if params.seed is None or not place:
+        return params
+    return replace(params, seed=derived_seed(params.seed, place))
+
+
+def derived_seed(seed: int, place: int) -> int:
+    """Return the seed of the n-th answer; the first keeps the request's own.
+
+    >>> derived_seed(7, 1) == derived_seed(7, 1) != derived_seed(7, 2)
+    True
+    """
+    return int.from_bytes(sha256(f"{seed}/{place}".encode()).digest()[:8], "big", signed=True)

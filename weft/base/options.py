@@ -34,6 +34,7 @@ AUTO_COUNTS = {
     "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
+QUANTISED = ("off", "fp8")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -61,6 +62,13 @@ class Options:
     )
     device: str = option("auto", "device to run on; auto: a GPU if one is available", DEVICES)
     dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
+    quantize: str = option(
+        "off",
+        "fp8: quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head "
+        "(docs/formats.md)",
+        QUANTISED,
+    )
+    quantize_head: bool = option(False, "with --quantize, the output head too")
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
@@ -120,7 +128,7 @@ class Options:
     )
     draft_vocabulary: int = option(
         1 << 16,
-        "tokens that an MTP head guesses from while text consists of them: the first ones of a vocabulary at least "
+        "tokens that an MTP head drafts from while text consists of them: the first ones of a vocabulary at least "
         "twice as large; 0: all",
         metavar="TOKENS",
     )
@@ -159,7 +167,7 @@ class Options:
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
         if self.exact != "auto" and not isinstance(self.exact, bool):
             raise InvalidOption("exact", f'must be True, False or "auto", got {self.exact!r}')
-        for name in ("cache", "expert_parallel", "paranoid"):
+        for name in ("cache", "expert_parallel", "paranoid", "quantize_head"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -171,6 +179,8 @@ class Options:
         ):
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
+        if self.quantize_head and self.quantize == "off":
+            raise InvalidOption("quantize_head", "needs --quantize fp8")
         for name in ("threads", "draft_vocabulary"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")

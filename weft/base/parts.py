@@ -9,12 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weft.base.grid import first_window_cell, floor_to_grid
-from weft.base.plan import NO_DRAFTS, Captures, Ints, Places, Plan, cut_rows
-
-Longs = NDArray[np.int64]
+from weft.base.plan import NO_DRAFTS, Captures, Ints, Longs, Places, Plan, cut_rows
 
 
 def some_rows(plan: Plan, rows: Places, places: Places) -> Plan:
@@ -103,3 +100,15 @@ def cells_of(plan: Plan, row: int, cell: int, window: int | None, scratch: tuple
 
 def _one(value: int) -> Ints:
     return np.array([value], np.int32)
+
+
+def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
+    """Return for every i the numbers low[i], low[i] + 1, ... (counts[i] of them), and the i they belong to, joined.
+
+    >>> numbers, owners = ranges(np.array([5, 9]), np.array([3, 1]))
+    >>> numbers.tolist(), owners.tolist()
+    ([5, 6, 7, 9], [0, 0, 0, 1])
+    """
+    owners = np.repeat(np.arange(len(low)), counts)
+    before = np.cumsum(counts) - counts
+    return np.arange(len(owners)) + (low - before)[owners], owners

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Places = slice | NDArray[np.int64]
 NO_INTS: Ints = np.zeros(0, np.int32)
@@ -90,7 +91,7 @@ class Sampling(Frozen):
     mask_row: Ints = field(default_factory=lambda: NO_INTS)
     mask_bits: Ints = field(default_factory=lambda: NO_TABLE)  # [masked rows, words]
     # Samples whose mask follows after the launch, when the step before has landed (`with_masks`).
-    late: Ints = field(default_factory=lambda: NO_INTS)
+    awaiting_mask: Ints = field(default_factory=lambda: NO_INTS)
     # Tokens banned if the row's input, which is only on the board, is a certain token: (sampled row, token, input).
     ban_row: Ints = field(default_factory=lambda: NO_INTS)
     ban_token: Ints = field(default_factory=lambda: NO_INTS)
@@ -103,10 +104,10 @@ class Sampling(Frozen):
         bits = np.zeros((len(self.mask_row) + len(masks), max(self.mask_bits.shape[1], masks.shape[1])), np.int32)
         bits[: len(self.mask_row), : self.mask_bits.shape[1]] = self.mask_bits
         bits[len(self.mask_row) :, : masks.shape[1]] = masks
-        rows = np.concatenate([self.mask_row, self.late])
+        rows = np.concatenate([self.mask_row, self.awaiting_mask])
         # In the order of samples, like all masks of a plan.
         order = np.argsort(rows)
-        return replace(self, mask_row=rows[order], mask_bits=bits[order], late=np.zeros(0, np.int32))
+        return replace(self, mask_row=rows[order], mask_bits=bits[order], awaiting_mask=np.zeros(0, np.int32))
 
     @classmethod
     @lru_cache(maxsize=1024)

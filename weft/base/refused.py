@@ -35,7 +35,7 @@ REFUSED = (
         ("exact", "MTP head", GPU),
         "draft",
         "must be suffix or off with exact on a GPU",
-        "exact steps with drafts are not recorded, and do not read guesses on the device",
+        "exact steps with drafts are not recorded, and do not read drafts on the device",
     ),
     RefusedFeatures(
         ("exact", "draft model", GPU),

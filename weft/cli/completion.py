@@ -13,6 +13,7 @@ from typing import get_type_hints
 
 from weft.base.errors import InvalidOption
 from weft.cli.options import SWITCH, argument, flag, is_switch, listed
+from weft.cli.sources import FILE_HELP, FILE_OPTION
 
 ABOUT = "print a completion script for bash, zsh or fish"
 SHELLS = ("bash", "zsh", "fish")
@@ -46,9 +47,10 @@ class CompletedCommand:
     options: tuple[Completed, ...]
 
 
-def completed(name: str, about: str, options: type) -> CompletedCommand:
-    """Return what can follow a command."""
-    return CompletedCommand(name, about, tuple(_completed(options)))
+def completed(name: str, about: str, options: type, takes_file: bool = False) -> CompletedCommand:
+    """Return what can follow a command. `takes_file`: among them the name of a file with options."""
+    file = (Completed(f"--{FILE_OPTION}", FILE_HELP, True, ()),) if takes_file else ()
+    return CompletedCommand(name, about, (*_completed(options), *file))
 
 
 def _completed(options: type) -> Iterator[Completed]:
@@ -64,6 +66,7 @@ def _completed(options: type) -> Iterator[Completed]:
             values = tuple(SWITCH) if is_switch(hints[each.name]) else choices
             yield Completed(flag(each.name), about, True, values)
     yield Completed("--help", "show the help of this command", False, ())
+    yield Completed("--help-all", "show its help with all options", False, ())
 
 
 def run(options: CompletionOptions, commands: Mapping[str, CompletedCommand]) -> None:

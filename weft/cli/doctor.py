@@ -139,11 +139,19 @@ def about_model(llm: LLM, options: DoctorOptions, dtype: str) -> dict[str, Any]:
         "tokenizer": "none: token ids only" if llm.tokenizer is None else "found",
         "chat template": "none" if llm.template is None else "found",
         "end tokens": sorted(llm.end_tokens) or "none",
+        "weights": str(llm.model.held),
+        "decode floor": decode_floor(llm),
         "memory": f"{config.memory_bytes / 2**30:.2f} GiB",
         "drafts": f"{config.draft}, up to {config.draft_tokens} a row{own}" if config.draft_tokens else "none",
         "cell of 64 tokens": f"{spec.page_bytes} bytes of pages, {spec.window_page_bytes} of window pages",
         "state": f"{spec.state_bytes} bytes; tail {spec.tail_bytes}",
     }
+
+
+def decode_floor(llm: LLM) -> str:
+    """Return the least time in which a token of one sequence can be decoded, by what it reads."""
+    read, rate = llm.model.held.decode_bytes, llm.measure_rate()
+    return f"{read / 1e9:.3g} GB read per token: {1e3 * read / rate:.3g} ms at the {rate / 1e9:.3g} GB/s measured here"
 
 
 def decisions(options: Options, said: dict[str, str]) -> dict[str, str]:

@@ -105,7 +105,7 @@ class ExactTest:
 
     def _answer(self, prompts: list[list[int]], salt: str) -> list[Result]:
         params = SamplingParams(max_tokens=ANSWER, seed=1, ignore_eos=True, logits_digest=True)
-        return self._llm.generate(prompts, params, progress=False, cache_salt=salt)
+        return self._llm.generate(prompts, params, use_tqdm=False, cache_salt=salt)
 
 
 @contextmanager

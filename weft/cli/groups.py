@@ -11,7 +11,7 @@ from collections.abc import Mapping
 Groups = Mapping[str, str]
 
 ENGINE: Groups = {
-    "model and device": "tokenizer device dtype weights threads tensor_parallel expert_parallel",
+    "model and device": "tokenizer chat_template device dtype weights threads tensor_parallel expert_parallel",
     "memory and cache": (
         "memory memory_fraction host_memory disk disk_size remote max_length cache eviction capture_every"
     ),
@@ -26,12 +26,14 @@ FRONT: Groups = {
     "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
     "log": "log_level log_format log_requests",
 }
+SERVE: Groups = {
+    **FRONT,
+    "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
+    "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer transfer_listen",
+}
 GROUPS: Mapping[str, Groups] = {
-    "serve": {
-        **FRONT,
-        "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
-        "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer transfer_listen",
-    },
+    "serve": SERVE,
+    "config": SERVE,
     "route": {
         "replicas": "replica replicas_file fleet_secret replica_timeout",
         "model": "model tokenizer chat_template",
@@ -59,6 +61,13 @@ GROUPS: Mapping[str, Groups] = {
         "report": "explain json plot progress",
     },
 }
+# What `--help` shows of the engine's options, and of those of the commands that have many; --help-all shows the rest.
+COMMON: Mapping[str, str] = {
+    "engine": "chat_template device dtype memory max_length max_sequences exact draft disk disk_size tensor_parallel",
+    "serve": "model host port api_key_file served_model_name tool_parser reasoning_parser log_level replicas",
+    "route": "replica replicas_file fleet_secret model host port api_key_file log_level log_format",
+}
+COMMON = {**COMMON, "config": f"{COMMON['serve']} show"}
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "route": (
         "weft route tcp://10.0.0.1:8100 tcp://10.0.0.2:8100 --fleet-secret secret",
@@ -70,6 +79,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft serve ./checkpoint --memory 8GiB --max-length 32768 --log-format json",
         "weft serve lfm2-1.2b --weights dummy",
         "weft serve --replicas 2",
+        "weft serve --config weft.yaml",
+    ),
+    "config": (
+        "weft config --config weft.yaml",
+        "WEFT_PORT=8080 weft config --show --memory 8GiB",
     ),
     "chat": (
         "weft chat",
@@ -120,3 +134,9 @@ def title_of(name: str, groups: Groups, own: bool) -> str | None:
         if name in names.split():
             return title
     return None if own else OTHER
+
+
+def is_common(command: str, option: str, own: bool) -> bool:
+    """Return whether `--help` shows an option, which is the command's own or the engine's."""
+    shown = COMMON.get(command) if own else COMMON["engine"]
+    return shown is None or option in shown.split()

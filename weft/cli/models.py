@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft import builtin
-from weft.base.options import option
+from weft.base.options import QUANTISED, option
 
 ABOUT = "list supported architectures and published checkpoints, with the memory to expect and the command for each"
-WEIGHT_BYTES = 2
-HEAD = ("model", "parameters", "weights", "per token", "per sequence", "command")
+HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "command")
 NOTES = """\
-weights: of the text part, in bfloat16. per token: KV cache of a token of context. per sequence: two states, the tail
-and the pages of sliding windows that a running sequence holds besides. A cached prefix costs its tokens and one state.
+weights: of the text part, in bfloat16 unless the configuration or --quantize says otherwise. read: by one token of one
+sequence; divided by the memory's rate, the least time that decoding it takes. per token: KV cache of a token of
+context. per sequence: two states, the tail and the pages of sliding windows that a running sequence holds besides. A
+cached prefix costs its tokens and one state.
 Any checkpoint of a listed architecture can be served by its folder or hub id: weft serve FOLDER_OR_ID
 Every family is compared with its public implementation on random weights; weft doctor MODEL checks the real ones."""
 
@@ -24,12 +25,13 @@ Every family is compared with its public implementation on random weights; weft 
 class ModelsOptions:
     """Options of `weft models`."""
 
+    quantize: str = option("off", "sizes of 16-bit checkpoints that are quantised while they load", QUANTISED)
     json: bool = option(False, "print JSON for programs, with all sizes in bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model in numbers. All bytes are those of bfloat16 weights and caches."""
+    """A model in numbers. Caches, and weights that are not quantised, are in bfloat16."""
 
     name: str
     hub_id: str | None
@@ -37,6 +39,8 @@ class ModelSize:
     parameters: int
     active_parameters: int
     weights_bytes: int
+    weights_by_format: dict[str, int]
+    decode_bytes: int
     context_bytes_per_token: int
     state_bytes: int
     bytes_per_sequence: int
@@ -51,42 +55,53 @@ def run(options: ModelsOptions) -> None:
                 "family": family.name,
                 "layers": family.layers,
                 "architectures": list(family.architectures),
-                "models": [asdict(size) for size in sizes(family.checkpoints)],
+                "models": [asdict(size) for size in sizes(family.checkpoints, options.quantize)],
             }
             for family in CATALOGUE
         ]
-        print(json.dumps({"built_in": asdict(built_in()), "families": found}, indent=2))
+        print(json.dumps({"built_in": asdict(built_in(options.quantize)), "families": found}, indent=2))
         return
-    rows = [("", HEAD), ("ships with Weft, a smoke test", cells(built_in()))]
+    rows = [("", HEAD), ("ships with Weft, a smoke test", cells(built_in(options.quantize)))]
     for family in CATALOGUE:
         title = f"{family.name} ({family.layers}): {', '.join(family.architectures)}"
-        models = [cells(size) for size in sizes(family.checkpoints)] or [("any", "", "", "", "", "weft serve FOLDER")]
+        models = [cells(size) for size in sizes(family.checkpoints, options.quantize)] or [
+            ("any", *[""] * (len(HEAD) - 2), "weft serve FOLDER")
+        ]
         rows += [(title if number == 0 else "", row) for number, row in enumerate(models)]
     print("\n".join(aligned_rows(rows)))
     print(f"\n{NOTES}")
 
 
-def built_in() -> ModelSize:
-    return size_of(builtin.NAME, builtin.FOLDER / "config.json", None, "weft serve")
+def built_in(quantize: str) -> ModelSize:
+    return size_of(builtin.NAME, builtin.FOLDER / "config.json", None, command_of("weft serve", quantize), quantize)
 
 
-def sizes(checkpoints: tuple[tuple[str, str | None], ...]) -> Iterator[ModelSize]:
+def command_of(command: str, quantize: str) -> str:
+    return command if quantize == "off" else f"{command} --quantize {quantize}"
+
+
+def sizes(checkpoints: tuple[tuple[str, str | None], ...], quantize: str) -> Iterator[ModelSize]:
     """Yield the sizes of packaged configurations, with the command that serves each."""
     from weft.models import configurations
+    from weft.models.catalogue import STORED
 
     for name, hub_id in checkpoints:
         file = configurations.find(name)
         assert file is not None, f"{name} is not packaged"
         command = f"weft serve {name} --weights dummy" if hub_id is None else f"weft serve {hub_id}"
-        yield size_of(name, file, hub_id, command)
+        yield size_of(name, file, hub_id, command_of(command, "off" if name in STORED else quantize), quantize)
 
 
-def size_of(name: str, config: Path, hub_id: str | None, command: str) -> ModelSize:
+def size_of(name: str, config: Path, hub_id: str | None, command: str, quantize: str = "off") -> ModelSize:
     """Return a model's size, from its configuration alone."""
+    from weft.kernels.formats.quantising import Quantising
     from weft.memory.spec import MemorySpec
+    from weft.models.catalogue import STORED
     from weft.models.shapes import shape_of
 
-    shape = shape_of(config)
+    stated = STORED.get(name)
+    # Quantised checkpoints stay as they are.
+    shape = shape_of(config, Quantising(quantize if stated is None else "off"), stated)
     spec = MemorySpec(shape.memories)
     # What a sequence holds while it runs alone, as in weft.memory.capacity.
     windows = (spec.window_cells + 2) * spec.window_page_bytes
@@ -96,7 +111,9 @@ def size_of(name: str, config: Path, hub_id: str | None, command: str) -> ModelS
         command=command,
         parameters=shape.parameters,
         active_parameters=shape.active_parameters,
-        weights_bytes=WEIGHT_BYTES * shape.parameters,
+        weights_bytes=shape.weights.total,
+        weights_by_format=dict(shape.weights.bytes),
+        decode_bytes=shape.weights.decode_bytes,
         context_bytes_per_token=spec.page_bytes // spec.cell,
         state_bytes=spec.state_bytes,
         bytes_per_sequence=2 * spec.state_bytes + spec.tail_bytes + windows,
@@ -108,11 +125,21 @@ def cells(size: ModelSize) -> tuple[str, ...]:
     return (
         size.name,
         count(size.parameters) + active,
-        readable(size.weights_bytes),
+        readable(size.weights_bytes) + formats(size.weights_by_format),
+        readable(size.decode_bytes),
         readable(size.context_bytes_per_token),
         readable(size.bytes_per_sequence),
         size.command,
     )
+
+
+def formats(by_format: Mapping[str, int]) -> str:
+    """
+    >>> formats({"bfloat16": 9, "float32": 1}), formats({"fp8": 9, "bfloat16": 3})
+    ('', ' fp8')
+    """
+    largest = max(by_format, key=lambda name: by_format[name])
+    return "" if largest == "bfloat16" else f" {largest}"
 
 
 def aligned_rows(rows: list[tuple[str, tuple[str, ...]]]) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
@@ -101,14 +101,22 @@ def own_names(options: type) -> set[str]:
     return {name for each in classes for name in get_annotations(each)}
 
 
-def add_options(parser: argparse.ArgumentParser, options: type, groups: Groups | None = None) -> None:
-    """Add all options, each to its group."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    options: type,
+    groups: Groups | None = None,
+    hidden: Collection[str] = (),
+) -> None:
+    """Add all options, each to its group. The help omits the hidden ones.
+
+    Nothing has a default here: what was parsed was given.
+    """
     hints, own = get_type_hints(options), own_names(options)
     # In the order of the help, which omits those that stay empty.
     titled = {title: parser.add_argument_group(title) for title in titles(groups or {})}
     for each in listed(options):
         title = None if each.metadata.get("positional") else title_of(each.name, groups or {}, each.name in own)
-        _add_option(parser if title is None else titled[title], each, hints[each.name])
+        _add_option(parser if title is None else titled[title], each, hints[each.name], each.name not in hidden)
 
 
 def usage(name: str, options: type) -> str:
@@ -126,48 +134,52 @@ def _shown(each: Field[Any]) -> str:
     return "|".join(each.metadata["choices"]) or each.name.upper()
 
 
-def _add_option(parser: argparse._ActionsContainer, each: Field[Any], hint: Any) -> None:
+def _add_option(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, is_shown: bool) -> None:
     # argparse interprets percent signs.
-    about = each.metadata["help"].replace("%", "%%")
+    about = (each.metadata["help"] + _default_note(each, hint)).replace("%", "%%") if is_shown else argparse.SUPPRESS
     if each.metadata.get("positional"):
         _add_argument(parser, each, about)
     elif hint is bool:
         action = argparse.BooleanOptionalAction
-        parser.add_argument(flag(each.name), action=action, default=each.default, help=about)
+        parser.add_argument(flag(each.name), action=action, default=argparse.SUPPRESS, help=about)
     elif is_switch(hint):
-        _add_switch(parser, each, f"{about} (default: {each.default})")
+        _add_switch(parser, each, about)
     else:
         _add_value(parser, each, hint, about)
 
 
+def _default_note(each: Field[Any], hint: Any) -> str:
+    if each.metadata.get("positional") or each.default in (None, ()):
+        return ""
+    shown = ("on" if each.default else "off") if hint is bool else each.default
+    return f" (default: {shown})"
+
+
 def _add_switch(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
-    name, default, unset = flag(each.name), each.default, argparse.SUPPRESS
-    parser.add_argument(name, type=switch, default=default, metavar="|".join(SWITCH), help=about)
+    name, unset = flag(each.name), argparse.SUPPRESS
+    parser.add_argument(name, type=switch, default=unset, metavar="|".join(SWITCH), help=about)
     opposite = f"--no-{name[2:]}"
     parser.add_argument(opposite, action="store_const", const=False, dest=each.name, default=unset, help=unset)
 
 
 def _add_argument(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
-    # No default of its own, so that a missing positional does not override the option of the same name.
     nargs = each.metadata["positional"]
     # Choices are checked with all other values of the options class.
     parser.add_argument(each.name, nargs=nargs, metavar=_shown(each), help=about, default=argparse.SUPPRESS)
     if nargs == "?":
-        parser.add_argument(flag(each.name), default=each.default, help=argparse.SUPPRESS)
+        parser.add_argument(flag(each.name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
 def _add_value(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, about: str) -> None:
-    many = get_origin(hint) is tuple
-    default = "" if each.default in (None, ()) else f" (default: {each.default})".replace("%", "%%")
     choices = each.metadata["choices"] or None
     parser.add_argument(
         flag(each.name),
         type=kind(hint),
-        action="append" if many else "store",
-        default=None if many else each.default,
+        action="append" if get_origin(hint) is tuple else "store",
+        default=argparse.SUPPRESS,
         choices=choices,
         metavar=None if choices else metavar(each),
-        help=about + default,
+        help=about,
     )
 
 
@@ -181,11 +193,11 @@ def read_options(options: type[T], found: Mapping[str, Any]) -> T:
     return options(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def complaint(error: WeftError, options: type) -> str:
-    """Return an error in one line, with an option at fault named as on the command line."""
+def complaint(error: WeftError, options: type, names: Mapping[str, str] | None = None) -> str:
+    """Return an error in one line, with an option at fault named as it was given, or else as on the command line."""
     text = str(error)
     if isinstance(error, InvalidOption) and error.option in {each.name for each in fields(options)}:
-        text = f"{flag(error.option)} {error.complaint}"
+        text = f"{(names or {}).get(error.option, flag(error.option))} {error.complaint}"
     return text.replace("\n", " ")
 
 

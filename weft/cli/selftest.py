@@ -77,14 +77,14 @@ class SelfTest:
 
     def _answer(self, prompt: list[int], salt: str, length: int = ANSWER) -> Result:
         params = SamplingParams(max_tokens=length, logprobs=0, seed=1, ignore_eos=True)
-        return self._llm.generate(prompt, params, progress=False, cache_salt=salt)[0]
+        return self._llm.generate(prompt, params, use_tqdm=False, cache_salt=salt)[0]
 
     def _score(self, prompt: list[int], answer: list[int]) -> list[float]:
         """Return the answer's log-probabilities, computed cold."""
         params = SamplingParams(max_tokens=0, prompt_logprobs=0)
         self._salts += 1
         salt = f"self-test {self._salts}"
-        [result] = self._llm.generate([*prompt, *answer], params, progress=False, cache_salt=salt)
+        [result] = self._llm.generate([*prompt, *answer], params, use_tqdm=False, cache_salt=salt)
         scores = result.prompt_logprobs or []
         return [score.logprob for score in scores[len(prompt) :] if score is not None]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import secrets
 from collections.abc import Callable
@@ -59,13 +58,13 @@ class FrontOptions:
     )
     api_key: tuple[str, ...] = field(
         default=(),
-        metadata={"help": "key that clients must send; may be repeated; default: WEFT_API_KEY", "choices": ()},
+        metadata={"help": "key that clients must send; may be repeated; better: WEFT_API_KEY", "choices": ()},
     )
     api_key_file: str | None = option(
         None, "key file, hidden from the process list; each line is KEY or NAME KEY LIMITS; reread on SIGHUP"
     )
     admin_key: str | None = option(
-        None, "key for metrics and administration when there are several keys; default: WEFT_ADMIN_KEY"
+        None, "key for metrics and administration when there are several keys; better: WEFT_ADMIN_KEY"
     )
     admin_key_file: str | None = option(None, "file with the admin key, in the same format; reread on SIGHUP")
     requests_per_minute: int = option(
@@ -408,19 +407,17 @@ def size_of(name: str, value: str | int) -> int:
 
 
 def read_keys(options: FrontOptions) -> tuple[str | Key, ...]:
-    """Return the keys of the command line and the key file, or of the environment if there are none."""
+    """Return the keys that were given, and those of the key file."""
     from weft.server.access.keys import read_key_file
 
     keys: list[str | Key] = list(options.api_key)
     if options.api_key_file is not None:
         keys += read_key_file("api_key_file", options.api_key_file)
-    if not keys and os.environ.get("WEFT_API_KEY"):
-        keys += os.environ["WEFT_API_KEY"].split(",")
     return tuple(keys)
 
 
 def read_admin_key(options: FrontOptions) -> str | Key | None:
-    """Return the admin key of the command line or its file, or of the environment if neither is given."""
+    """Return the admin key, or that of its file."""
     from weft.server.access.keys import read_key_file
 
     if options.admin_key_file is not None:
@@ -428,4 +425,4 @@ def read_admin_key(options: FrontOptions) -> str | Key | None:
         if len(keys) > 1:
             raise OptionError(f"admin_key_file {options.admin_key_file} must hold one key, got {len(keys)}")
         return keys[0]
-    return options.admin_key or os.environ.get("WEFT_ADMIN_KEY") or None
+    return options.admin_key or None

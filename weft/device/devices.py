@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
 from weft.base.errors import ModelError
+
+# What is read to measure the rate of memory: more than any cache holds, and little beside a model.
+RATE_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
+RATE_ROUNDS = 6
 
 
 def choose_device(asked: str) -> str:
@@ -28,6 +33,18 @@ def use_gpu(number: int) -> None:
 
 def device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else device
+
+
+def read_rate(device: str) -> float:
+    """Measure how many bytes of its memory a device reads in a second: the best of a few sums."""
+    numbers = torch.ones(RATE_BYTES[device] // 4, device=device)
+    best = 0.0
+    for _ in range(RATE_ROUNDS):
+        started = perf_counter()
+        # Reading the sum waits for the device.
+        numbers.sum().item()
+        best = max(best, RATE_BYTES[device] / (perf_counter() - started))
+    return best
 
 
 def free_bytes(device: str = "cpu") -> int:

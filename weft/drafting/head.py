@@ -6,9 +6,9 @@ Its keys and values have a ledger of their own for that reason: the target's cel
 token 64 is known, and sequences that share it may differ there.
 
     hidden states   h0  h1  h2  ...  h[n-2]
-    tokens          x1  x2  x3  ...  x[n-1]   guess 1, guess 2, ...
+    tokens          x1  x2  x3  ...  x[n-1]   draft 1, draft 2, ...
 
-Entries of guesses are made of the head's own output. They are undone at once, also if the guess is right: then the
+Entries of drafts are made of the head's own output. They are undone at once, also if the draft is right: then the
 target has computed the hidden state that belongs there.
 
 With `k` drafts of a row in flight, the head reads what the flight leaves on the device: a hidden state and a chosen
@@ -21,47 +21,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.base.plan import Ints
+from weft.base.plan import Ints, Longs
 from weft.drafting.interfaces import DraftedSequence
-from weft.drafting.model import DraftModel, Guesses, KnownRows, Longs, Open
+from weft.drafting.model import DecodedDrafts, DraftModel, KnownRows, Open
 from weft.drafting.policy.choosing import RowDrafts
+from weft.drafting.state_lines import StateLines
 from weft.memory.keys import Key, PrefixIdentity
 
-# Positions that wait for the head before it reads them without being asked to guess: it then computes many at once. If
-# it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
+# Positions that wait for the head before it reads them without being asked for drafts: it then computes many at once.
+# If it is hardly ever right, nothing but readings can show that it is again, and answers may be short.
 FOLLOWED_AT_ONCE, FOLLOWED_IF_HOPELESS = 64, 32
 # If all are shorter than that, it reads this many after this number of steps without a reading.
 FOLLOWED_RARELY, RARELY = 8, 256
-# Rows in which it then guesses all the same, to learn whether it is right: more would cost memory for their logits.
+# Rows in which it then drafts all the same, to learn whether it is right: more would cost memory for their logits.
 JUDGED = 32
-# Guesses are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
+# Drafts are chosen among the frequent tokens as long as others are less than this share of about this many tokens.
 # Reading the whole output head takes a sixth of a step of Qwen3.5-9B, and with an eighth of the tokens out of reach,
 # three drafts of which 0.81 are right become 0.71: 14 % fewer tokens.
 RARE_SHARE, RARE_MEMORY = 1 / 8, 64
 
 
-class UnreadStates(Protocol):
-    """Final hidden states of the target by seat: one interval of positions each, [first, end)."""
-
-    first: Longs
-    end: Longs
-    # Whether they are kept at all.
-    kept_for: NDArray[np.bool_]
-
-    def drop(self, seats: Longs, before: Longs) -> None: ...
-
-    def move(self, seat: int, refused: int) -> None: ...
-
-    def forget(self, seat: int) -> None: ...
-
-
 class DraftHead(DraftModel):
-    """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no guess.
+    """Reads hidden states as they come, so that few are kept. Without those of its next position, a row has no drafts.
 
     They are missing after a hit of the target that is deeper than the head's own. Such a row leaves the head:
     its states are not kept, nor has it entries here.
@@ -70,14 +55,14 @@ class DraftHead(DraftModel):
     name = "mtp"
     drafts_stay_on_device = True
 
-    def __init__(self, hidden: UnreadStates, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
+    def __init__(self, hidden: StateLines, *args: Any, frequent_tokens: int | None = None, **more: Any) -> None:
         super().__init__(*args, **more)
         self.hidden = hidden
         # How many of the first tokens are frequent, all if that is the vocabulary, and the share of others lately.
         self.frequent_tokens = self.vocab_size if frequent_tokens is None else frequent_tokens
         self._rare = 0.0
-        # Sequences with the number of their tokens when they were read last, by seat, and the guesses of what follows.
-        self._unjudged: tuple[dict[int, tuple[DraftedSequence, int]], Guesses] | None = None
+        # Sequences with the number of their tokens when they were read last, by seat, and the drafts of what follows.
+        self._unjudged: tuple[dict[int, tuple[DraftedSequence, int]], DecodedDrafts] | None = None
         # The seat from which on rows are judged next, and the steps since the last reading.
         self._judged_next = self._unread_steps = 0
         # By seat: drafts in flight when it was called last.
@@ -105,7 +90,7 @@ class DraftHead(DraftModel):
 
     def follow(self, by_seat: SequenceOf[DraftedSequence | None]) -> None:
         """Read hidden states once enough have piled up in a row: those of prompts, and of rows that do not draft. All
-        rows are then read together, and guesses after some of them show whether the head is right, without drafts.
+        rows are then read together, and drafts after some of them show whether the head is right, without drafts.
         """
         self.judge()
         self._unread_steps += 1
@@ -122,8 +107,8 @@ class DraftHead(DraftModel):
             readable = min(end, known) - int(self.hidden.first[seat])
             if readable > 0:
                 # Where drafts are in flight, the board has what they chose.
-                guesses = self._unjudged is None and judged < JUDGED and end <= known + 1
-                rows[seat], most, judged = (sequence, int(guesses)), max(most, readable), judged + guesses
+                drafts = self._unjudged is None and judged < JUDGED and end <= known + 1
+                rows[seat], most, judged = (sequence, int(drafts)), max(most, readable), judged + drafts
         if most < least:
             return
         self._unread_steps = 0
@@ -137,21 +122,21 @@ class DraftHead(DraftModel):
         return FOLLOWED_IF_HOPELESS if self._unread_steps < RARELY else FOLLOWED_RARELY
 
     def judge(self) -> None:
-        """Learn from the guesses of the last reading, once a step that was launched after it has landed."""
+        """Learn from the drafts of the last reading, once a step that was launched after it has landed."""
         if self._unjudged is None:
             return
-        rows, guesses = self._unjudged
+        rows, decoded = self._unjudged
         if not any(sequence.length > place + 1 for sequence, place in rows.values()):
             if all(sequence.lease is None for sequence, _ in rows.values()):
                 # All have ended, or wait to continue.
                 self._unjudged = None
             return
         self._unjudged = None
-        for seat, (guess,) in guesses.tokens().items():
+        for seat, (draft,) in decoded.tokens().items():
             sequence, place = rows[seat]
             if sequence.drafting is not None and sequence.length > place:
-                right = sequence.tokens(place, place + 1)[0] == guess
-                sequence.drafting.learn(RowDrafts(self.name, self.name, (guess,), (1.0,)), int(right))
+                right = sequence.tokens(place, place + 1)[0] == draft
+                sequence.drafting.learn(RowDrafts(self.name, self.name, (draft,), (1.0,)), int(right))
 
     def readable(self, seats: Longs, start: Longs, known: Longs) -> Longs:
         lost = self.hidden.first[seats] > start
@@ -160,12 +145,12 @@ class DraftHead(DraftModel):
         self.hidden.drop(seats[~lost], start[~lost])
         return np.where(lost, start, np.minimum(self.hidden.end[seats], known))
 
-    def expect(self, seat: int, guesses: bool) -> None:
-        self.hidden.kept_for[seat] = guesses
+    def expect(self, seat: int, drafts: bool) -> None:
+        self.hidden.kept_for[seat] = drafts
 
     def begin(
         self, asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None = None
-    ) -> Guesses | None:
+    ) -> DecodedDrafts | None:
         if self.frequent_tokens < self.vocab_size and asked:
             # The last token of each row that the host knows.
             rare = sum(int(s.tokens(s.length - 1, s.length)[0]) >= self.frequent_tokens for s, _ in asked.values())
@@ -183,20 +168,20 @@ class DraftHead(DraftModel):
             return self._known_rows(list(seats), asked)
         seat, inside = np.array(seats, np.int64), np.array([unverified[each] for each in seats], np.int64)
         known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
-        guesses = np.array([asked[each][1] for each in seats], np.int64)
+        drafts = np.array([asked[each][1] for each in seats], np.int64)
         end = known + inside + 1
         # The flight writes the states that follow the last entry. Otherwise the row waits for its landing.
         there = (self.ledger.planned[seat] == known) & (self.hidden.first[seat] == known)
         there &= self.hidden.end[seat] == end
         tokens = np.zeros(int((inside + 1).sum()), np.int32)
-        rows = KnownRows(seat, known, end, guesses, tokens, inside).choose(there)
+        rows = KnownRows(seat, known, end, drafts, tokens, inside).choose(there)
         count = len(rows.seat)
-        if not count or self._follows is None:
+        if not count or self._builds_on_flight is None:
             return None
-        return rows if self._follows(0, count, len(rows.tokens)) else None
+        return rows if self._builds_on_flight(0, count, len(rows.tokens)) else None
 
     def launched(self, rows: KnownRows) -> None:
-        """Undo all guesses. Rows with drafts in flight are settled at their next call, when their tokens are known."""
+        """Undo all drafts. Rows with drafts in flight are settled at their next call, when their tokens are known."""
         self._unverified_before[rows.seat] = rows.unverified
         for seat in rows.seat[rows.unverified == 0].tolist():
             self.settle(seat, 0)

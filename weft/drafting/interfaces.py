@@ -64,7 +64,7 @@ class DraftedSequence(Protocol):
 
 class DraftingCapabilities(Protocol):
     @property
-    def follows(self) -> Callable[[int, int, int], bool] | None: ...
+    def builds_on_flight(self) -> Callable[[int, int, int], bool] | None: ...
 
 
 class DraftingDevice(Protocol):

@@ -1,11 +1,11 @@
-"""A draft model: a second, smaller model that guesses a sequence's next tokens by decoding them greedily.
+"""A draft model: a second, smaller model that drafts a sequence's next tokens by decoding them greedily.
 
 It has a ledger and a device of its own and uses the seats of the target's planner. For a row of `n` known tokens, one
-call covers the tokens that it has not computed yet and its own guesses:
+call covers the tokens that it has not computed yet and its own drafts:
 
-    [0, computed) is settled   [computed, n) is certain   [n, n + drafts - 1) are guesses, one decode each
+    [0, computed) is settled   [computed, n) is certain   [n, n + drafts - 1) are drafts, one decode each
 
-The last guess is only sampled. The row is settled when the target has verified the guesses, so undoing wrong ones moves
+The last draft is only sampled. The row is settled when the target has verified the drafts, so undoing wrong ones moves
 a cursor, as in the target. Rows that stay inside their cell need no grant, as in the target.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.base.grid import floor_to_grid
-from weft.base.plan import NO_DRAFTS, Ints, Sampling, StepDrafts
+from weft.base.plan import NO_DRAFTS, Ints, Longs, Sampling, StepDrafts
 from weft.drafting.interfaces import DraftedSequence, DraftingDevice
 from weft.memory.audit import check_plan
 from weft.memory.keys import Key
@@ -27,7 +27,6 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
 from weft.memory.plans import build_plan
 
-Longs = NDArray[np.int64]
 FREQUENT_ONLY = StepDrafts(frequent_only=True)
 
 
@@ -43,12 +42,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class KnownRows:
-    """The rows of a call: each computes its tokens [start, end), then decodes some guesses."""
+    """The rows of a call: each computes its tokens [start, end), then decodes some drafts."""
 
     seat: Longs
     start: Longs
     end: Longs
-    guesses: Longs  # 0: known tokens only
+    drafts: Longs  # 0: known tokens only
     tokens: Ints  # of all rows, packed
     # Drafts in flight. With some, a row's tokens are those that the flight chooses: the device ends it where they do.
     unverified: Longs
@@ -56,11 +55,11 @@ class KnownRows:
     def choose(self, rows: NDArray[np.bool_]) -> KnownRows:
         kept = np.repeat(rows, self.end - self.start)
         tokens, unverified = self.tokens[kept], self.unverified[rows]
-        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.guesses[rows], tokens, unverified)
+        return KnownRows(self.seat[rows], self.start[rows], self.end[rows], self.drafts[rows], tokens, unverified)
 
 
-class Guesses:
-    """Guesses of a call, by the number that each seat has. They need not have landed."""
+class DecodedDrafts:
+    """Drafts of a call, by the number that each seat has. They need not have landed."""
 
     def __init__(self, counts: dict[int, int], land: Callable[[], dict[int, tuple[int, ...]]]) -> None:
         self.counts = counts
@@ -68,7 +67,7 @@ class Guesses:
         self._tokens: dict[int, tuple[int, ...]] | None = None
 
     def tokens(self) -> dict[int, tuple[int, ...]]:
-        """Return the guesses by seat. Waits for their landing."""
+        """Return the drafts by seat. Waits for their landing."""
         if self._tokens is None:
             self._tokens = self._land()
         return self._tokens
@@ -81,9 +80,9 @@ class DraftModel:
     """
 
     name = "model"
-    # Whether the target can read guesses on the device, and they can follow drafts in flight.
+    # Whether the target can read drafts on the device, and they can follow drafts in flight.
     drafts_stay_on_device = False
-    # Whether guesses of the present call are chosen among the frequent tokens only.
+    # Whether drafts of the present call are chosen among the frequent tokens only.
     frequent = False
 
     def __init__(
@@ -91,12 +90,12 @@ class DraftModel:
     ) -> None:
         self.ledger = ledger
         self.executor = device
-        self._follows = device.capabilities.follows
+        self._builds_on_flight = device.capabilities.builds_on_flight
         self.vocab_size = vocab_size
         self.tokens_per_step = tokens_per_step
         self.paranoid = paranoid
         self._open: dict[int, Open] = {}
-        # By seat: where the guesses of its last call begin, and whether that call is not settled yet.
+        # By seat: where the drafts of its last call begin, and whether that call is not settled yet.
         self._certain = np.zeros(len(ledger.planned), np.int64)
         self._unsettled = np.zeros(len(ledger.planned), np.bool_)
         # By seat: how many tokens after the certain ones are right, as far as is known.
@@ -106,21 +105,21 @@ class DraftModel:
     # verbs of the planner -------------------------------------------------------------------------------------------
 
     def draft(self, asked: Mapping[int, tuple[DraftedSequence, int]]) -> dict[int, tuple[int, ...]]:
-        """Return guesses by seat for sequences of which the host knows all tokens, each up to its number.
+        """Return drafts by seat for sequences of which the host knows all tokens, each up to its number.
 
-        A row that is far behind computes known tokens only, and has no guess this time; nor has one without memory. No
-        row that is asked for 0 guesses has any.
+        A row that is far behind computes known tokens only, and has no drafts this time; nor has one without memory. No
+        row that is asked for 0 drafts has any.
         """
         found = self.begin(asked)
         return {} if found is None else {seat: self._in_vocabulary(tokens) for seat, tokens in found.tokens().items()}
 
     def begin(
         self, asked: Mapping[int, tuple[DraftedSequence, int]], unverified: Mapping[int, int] | None = None
-    ) -> Guesses | None:
-        """Launch what `draft` returns. With `unverified` drafts in flight, by seat, guess what follows them."""
+    ) -> DecodedDrafts | None:
+        """Launch what `draft` returns. With `unverified` drafts in flight, by seat, draft what follows them."""
         seats = [seat for seat, (sequence, _) in asked.items() if seat in self._open or self.sit(seat, sequence)]
         for seat in seats:
-            # If they were not verified, because their row had no room in the target's step, no guess is right.
+            # If they were not verified, because their row had no room in the target's step, no draft is right.
             self.settle(seat, int(self._right[seat]))
         rows = self._rows(seats, asked, unverified) if seats else None
         rows = None if rows is None else self._advance(rows)
@@ -130,11 +129,11 @@ class DraftModel:
         self.launched(rows)
         return found
 
-    def expect(self, seat: int, guesses: bool) -> None:
-        """Take note of whether the sequence that sits down in a seat may ask for guesses."""
+    def expect(self, seat: int, drafts: bool) -> None:
+        """Take note of whether the sequence that sits down in a seat may ask for drafts."""
 
     def abandon(self, seat: int, sequence: DraftedSequence) -> None:
-        """Release what a running sequence holds. It has no guesses any more, also if it is preempted and returns."""
+        """Release what a running sequence holds. It has no drafts any more, also if it is preempted and returns."""
         if sequence.drafting is not None:
             sequence.drafting.leave_model()
         self.leave(seat, returns=False)
@@ -145,7 +144,7 @@ class DraftModel:
             self.settle(seat, accepted)
 
     def settle(self, seat: int, accepted: int) -> None:
-        """Keep the first `accepted` guesses of a seat, and undo the others."""
+        """Keep the first `accepted` drafts of a seat, and undo the others."""
         if not self._unsettled[seat]:
             return
         self._unsettled[seat] = False
@@ -195,12 +194,12 @@ class DraftModel:
         row.sequence.name_cells(end // self.ledger.cell)
 
     def kept(self, row: Open, accepted: int) -> int:
-        """Return where a row ends of which `accepted` guesses were accepted."""
+        """Return where a row ends of which `accepted` drafts were accepted."""
         return int(self._certain[row.lease.seat]) + accepted
 
     def launched(self, rows: KnownRows) -> None:
-        """Settle rows without guesses; those with guesses are settled when they are verified."""
-        for seat in rows.seat[rows.guesses == 0].tolist():
+        """Settle rows without drafts; those with drafts are settled when they are verified."""
+        for seat in rows.seat[rows.drafts == 0].tolist():
             self.settle(seat, 0)
 
     # rows -----------------------------------------------------------------------------------------------------------
@@ -224,7 +223,7 @@ class DraftModel:
         """Return the known tokens of rows that are to be computed now, if there are any."""
         seat = np.array(seats, np.int64)
         known = np.array([self.known(asked[each][0]) for each in seats], np.int64)
-        guesses = np.array([asked[each][1] for each in seats], np.int64)
+        drafts = np.array([asked[each][1] for each in seats], np.int64)
         start = self.ledger.planned[seat]
         end = self._bound(start, self.readable(seat, start, known))
         behind = np.flatnonzero(end > start)
@@ -232,9 +231,9 @@ class DraftModel:
             return None
         spans = zip(behind.tolist(), start[behind].tolist(), end[behind].tolist(), strict=True)
         tokens = [self.inputs(asked[seats[row]][0], first, last) for row, first, last in spans]
-        guesses = np.where(end == known, guesses, 0)
+        drafts = np.where(end == known, drafts, 0)
         packed, none = np.concatenate(tokens), np.zeros(len(behind), np.int64)
-        rows = KnownRows(seat[behind], start[behind], end[behind], guesses[behind], packed, none)
+        rows = KnownRows(seat[behind], start[behind], end[behind], drafts[behind], packed, none)
         if int(rows.tokens.max()) < self.vocab_size:
             return rows
         familiar = np.array([int(each.max()) < self.vocab_size for each in tokens])
@@ -255,9 +254,9 @@ class DraftModel:
         return ends
 
     def _advance(self, rows: KnownRows) -> KnownRows | None:
-        """Allocate memory for rows and their guesses. Return those that have it, if there are any."""
+        """Allocate memory for rows and their drafts. Return those that have it, if there are any."""
         ledger = self.ledger
-        tokens = rows.end - rows.start + np.maximum(rows.guesses - 1, 0)
+        tokens = rows.end - rows.start + np.maximum(rows.drafts - 1, 0)
         needy = ledger.needs_grant(rows.seat, tokens)
         ledger.advance_each(rows.seat[~needy], tokens[~needy])
         granted = []
@@ -279,32 +278,32 @@ class DraftModel:
 
     # flights --------------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: KnownRows) -> Guesses | None:
-        """Compute the known tokens of all rows, then guess by guess. None lands here."""
+    def _decode(self, rows: KnownRows) -> DecodedDrafts | None:
+        """Compute the known tokens of all rows, then draft by draft. None lands here."""
         # Rows of one token come first.
         order = np.argsort(rows.end - rows.start > 1, kind="stable")
-        samples = rows.guesses[order] > 0
+        samples = rows.drafts[order] > 0
         known = (rows.seat[order], rows.start[order], rows.end[order], rows.unverified[order])
         flights = [self.launch(*known, _packed(rows, order), samples)]
         if not samples.any():
             return None
-        guessing = [order[samples]]
-        for number in range(1, int(rows.guesses.max())):
-            some = np.flatnonzero(rows.guesses > number)
+        drafting = [order[samples]]
+        for number in range(1, int(rows.drafts.max())):
+            some = np.flatnonzero(rows.drafts > number)
             start = rows.end[some] + number - 1
             every = np.ones(len(some), np.bool_)
             flights.append(self.launch(rows.seat[some], start, start + 1, rows.unverified[some], None, every))
-            guessing.append(some)
+            drafting.append(some)
 
         def land() -> dict[int, tuple[int, ...]]:
             tokens = np.zeros((len(rows.seat), len(flights)), np.int64)
-            for number, (some, flight) in enumerate(zip(guessing, flights, strict=True)):
+            for number, (some, flight) in enumerate(zip(drafting, flights, strict=True)):
                 tokens[some, number] = self.executor.land(flight).tokens
-            found = zip(rows.seat.tolist(), rows.guesses.tolist(), tokens.tolist(), strict=True)
-            return {seat: tuple(guesses[:count]) for seat, count, guesses in found if count}
+            found = zip(rows.seat.tolist(), rows.drafts.tolist(), tokens.tolist(), strict=True)
+            return {seat: tuple(drafts[:count]) for seat, count, drafts in found if count}
 
-        counts = zip(rows.seat.tolist(), rows.guesses.tolist(), strict=True)
-        return Guesses({seat: count for seat, count in counts if count}, land)
+        counts = zip(rows.seat.tolist(), rows.drafts.tolist(), strict=True)
+        return DecodedDrafts({seat: count for seat, count in counts if count}, land)
 
     def launch(
         self, seat: Longs, start: Longs, end: Longs, unverified: Longs, tokens: Ints | None, samples: NDArray[np.bool_]
@@ -344,7 +343,7 @@ class DraftModel:
         return StepDrafts(**moved, frequent_only=self.frequent)
 
     def _in_vocabulary(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Return guesses up to the first one that only the draft model knows."""
+        """Return drafts up to the first one that only the draft model knows."""
         if max(tokens) < self.vocab_size:
             return tokens
         return tokens[: next(place for place, token in enumerate(tokens) if token >= self.vocab_size)]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.drafting.interfaces import DraftedSequence, LookAheadBudget, SeatFacts
-from weft.drafting.model import DraftModel, Guesses
+from weft.drafting.model import DecodedDrafts, DraftModel
 from weft.drafting.policy.choosing import Drafting, RowDrafts, SequenceDrafts
 
 Drafted = TypeVar("Drafted", bound=DraftedSequence)
@@ -28,12 +28,12 @@ LAND_FIRST_SHARE = 0.25
 # Tokens of all histories that one row with penalties brings into a step: each of its samples has one of its own.
 MOST_HISTORY = 1 << 14
 NEVER = 1 << 62
-# Questions without any guess, since drafts were last right, after which a row is asked half as often, and the most
+# Questions without any draft, since drafts were last right, after which a row is asked half as often, and the most
 # steps between two of them.
 FRUITLESS, RAREST_QUESTION = 2, 4
-# What rows may spend on searching texts for a guess if they found none the last time: a share of a step, or of the time
+# What rows may spend on searching texts for drafts if they found none the last time: a share of a step, or of the time
 # that the host waits for the device anyway, whichever is more. One searches now and then in any case, and twice as many
-# as just found a guess.
+# as just found drafts.
 SEARCHING, SEARCHING_WHILE_WAITING = 0.01, 0.5
 SEARCH_SECONDS = 60e-6
 # Steps after which it is reckoned again how many rows may search.
@@ -42,9 +42,9 @@ RECKON_AFTER = 8
 # whole machine is none.
 NEW_WAIT, MOST_NEWS = 0.1, 2
 LEAST_WAIT_SECONDS = 20e-6
-# Guesses by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
+# Drafts by habit of all rows of a step: each takes the host as long as a mask. With more rows of grammars
 # there are none.
-MOST_GUESSES = 32
+MOST_HABIT_DRAFTS = 32
 # Rows and drafts of a probe, and the worth of a first draft from which on being right is no news.
 PROBED_ROWS, PROBED_DRAFTS = 4, 2
 LIKELY = 0.5
@@ -88,17 +88,17 @@ class DraftRows:
         # No seat drafts before this plan: until then, steps are planned as if there were none.
         self.first_wake = NEVER
         self.host_has_token = np.zeros(seats, np.bool_)
-        # By seat: how often it had no guess since drafts of it were right.
+        # By seat: how often it had no drafts since some were right.
         self._fruitless: dict[int, int] = {}
-        # Seats that had a guess when they were asked last, or need not search for one, and whose turn it is to search.
-        self._guessing: set[int] = set()
+        # Seats that had drafts when they were asked last, or need not search for them, and whose turn it is to search.
+        self._promising: set[int] = set()
         self._turn = 0
         # Searches that rows may make in a step, when this is reckoned again, and how long the host waits in a step.
         self._affordable, self._reckon_at = 0.0, 0
         self._waits_seconds = 0.0
         # Searches that rows may make by now, and the step up to which they are counted.
         self._searches, self._counted_to = 0.0, 0
-        # How many searched and found a guess in the last step. At first, all may.
+        # How many searched and found drafts in the last step. At first, all may.
         self._found = seats
         # The last plan with drafts, and those by seat.
         self._drafted_in = 0
@@ -127,12 +127,12 @@ class DraftRows:
         self._waiting.discard(seat)
         self._fruitless.pop(seat, None)
         searches = sequence.drafting is None or sequence.drafting.only_searches
-        (self._guessing.discard if searches else self._guessing.add)(seat)
+        (self._promising.discard if searches else self._promising.add)(seat)
 
     def stand_up(self, seat: int, returns: bool) -> None:
         """Release what the draft model holds for a sequence that leaves its seat; `returns`: it was preempted."""
         self._wakes[seat] = NEVER
-        self._guessing.discard(seat)
+        self._promising.discard(seat)
         if self.model is not None:
             self.model.leave(seat, returns)
 
@@ -146,7 +146,7 @@ class DraftRows:
         if not (drafting.possible(len(seats)) and drafting.costs.known(len(seats))):
             return []
         most = self._may_search(len(seats), number)
-        if not most and not self._guessing:
+        if not most and not self._promising:
             return []
         return self._in_turn(seats.tolist(), most, number)
 
@@ -175,17 +175,17 @@ class DraftRows:
 
     def _in_turn(self, seats: list[int], most: int, number: int) -> list[int]:
         """Return the seats that are awake: of those that must search at most this number, in turns."""
-        wakes, guessing, count = self._wakes, self._guessing, len(seats)
+        wakes, promising, count = self._wakes, self._promising, len(seats)
         asked = (
-            [place for place, seat in enumerate(seats) if seat in guessing and wakes[seat] <= number]
-            if guessing
+            [place for place, seat in enumerate(seats) if seat in promising and wakes[seat] <= number]
+            if promising
             else []
         )
         known, first = len(asked), self._turn % max(1, count)
         for place in chain(range(first, count), range(first)):
             if len(asked) - known >= most:
                 break
-            if wakes[seats[place]] <= number and seats[place] not in guessing:
+            if wakes[seats[place]] <= number and seats[place] not in promising:
                 asked.append(place)
                 self._turn = place + 1
         self._searches = max(0.0, self._searches - (len(asked) - known))
@@ -198,18 +198,18 @@ class DraftRows:
         self._wakes[seat] = number
         self.first_wake = min(self.first_wake, number)
 
-    def with_guesses(self, sequences: SequenceOf[Drafted], number: int) -> list[Drafted]:
+    def promising(self, sequences: SequenceOf[Drafted], number: int) -> list[Drafted]:
         """Return those of the rows that are awake which may have something to draft, and note the others."""
         assert self.drafting is not None
-        shared, found, known = self.drafting.shared, [], len(self._guessing)
+        shared, found, known = self.drafting.shared, [], len(self._promising)
         for row in sequences:
-            if row.drafting is not None and row.drafting.may_guess(row.generated, shared):
+            if row.drafting is not None and row.drafting.may_draft(row.generated, shared):
                 found.append(row)
-                self._guessing.add(row.seat)
+                self._promising.add(row.seat)
             else:
-                self._guessing.discard(row.seat)
+                self._promising.discard(row.seat)
                 self._note_fruitless(row.seat, number)
-        self._found = len(self._guessing) - known
+        self._found = len(self._promising) - known
         if not found:
             self._waiting = set()
             self.first_wake = min(self._wakes)
@@ -282,13 +282,13 @@ class DraftRows:
         awaiting = {s for s, p in blocked.items() if together or s in probing or sum(p.worth) > 1}
         must_land = {s for s in awaiting if self._needs_landing(s, wanted[s])}
         if prompts or len(must_land) < count:
-            # Other rows would wait while these guesses land.
+            # Other rows would wait while these drafts land.
             awaiting -= must_land
         self._waiting = probing & awaiting
         chosen = {seat: row_drafts for seat, row_drafts in wanted.items() if seat not in blocked}
         least = inf if probing else min((p.worth[-1] for p in wanted.values()), default=inf)
         for seat in offered.keys() - chosen.keys() - awaiting:
-            # A weak guess in a grammar says nothing about what is forced soon.
+            # A weak draft in a grammar says nothing about what is forced soon.
             if seat in blocked or (offered[seat].worth[0] < AWAKE * least and not offered[seat].begins_with_habit):
                 self._sleep(seat, rows[seat].sequence, number)
         fitting = fits(len(chosen), sum(len(row_drafts.worth) for row_drafts in chosen.values()))
@@ -301,7 +301,7 @@ class DraftRows:
         return row.builds_on_flight and (self.model is None or (bool(row.unverified) and not row_drafts.tokens))
 
     def _needs_landing(self, seat: int, row_drafts: RowDrafts) -> bool:
-        """Return whether the host must know guesses that could otherwise stay on the device, because the sampling of
+        """Return whether the host must know drafts that could otherwise stay on the device, because the sampling of
         their row looks back at them."""
         drafts_stay_on_device = self.model is not None and self.model.drafts_stay_on_device
         return drafts_stay_on_device and not row_drafts.tokens and bool(self.sampling.looks_back[seat])
@@ -309,8 +309,8 @@ class DraftRows:
     def _decode(self, chosen: dict[int, RowDrafts], rows: Mapping[int, Candidate], idle: bool) -> dict[int, RowDrafts]:
         """Return the chosen drafts with the tokens of the draft model. Rows that it has none for are left out.
 
-        Guesses that stay on the device need not land before the step is launched. Where the host must know them, they
-        land only if no other row waits for them: the device is `idle`, and no row has guesses that stay.
+        Drafts that stay on the device need not land before the step is launched. Where the host must know them, they
+        land only if no other row waits for them: the device is `idle`, and no row has drafts that stay.
         """
         model = self.model
         wanted = {seat: (rows[seat].sequence, len(p.worth)) for seat, p in chosen.items() if not p.tokens}
@@ -326,9 +326,9 @@ class DraftRows:
         found = dict.fromkeys(wanted, 0)
         calls = [model.begin({seat: wanted[seat] for seat in unverified}, unverified)] if unverified else []
         calls += [model.begin(staying)] if staying else []
-        for guesses in filter(None, calls):
-            for seat, count in guesses.counts.items():
-                chosen[seat], found[seat] = chosen[seat].on_device(count, partial(tokens_of, guesses, seat)), count
+        for decoded in filter(None, calls):
+            for seat, count in decoded.counts.items():
+                chosen[seat], found[seat] = chosen[seat].on_device(count, partial(tokens_of, decoded, seat)), count
         if landing:
             for seat, tokens in model.draft(landing).items():
                 constraint = landing[seat][0].constraint
@@ -340,12 +340,12 @@ class DraftRows:
     def _offers(self, rows: Mapping[int, Candidate]) -> dict[int, RowDrafts]:
         """Return what each row drafts for the step after its last landing."""
         offered = {}
-        guesses = MOST_GUESSES // max(1, sum(row.sequence.constraint is not None for row in rows.values()))
+        by_habit = MOST_HABIT_DRAFTS // max(1, sum(row.sequence.constraint is not None for row in rows.values()))
         for seat, row in rows.items():
-            ahead = (
+            in_flight = (
                 row.unverified + 1 if row.builds_on_flight and row.unverified is not None and self.model is None else 0
             )
-            row_drafts = self._find_drafts(seat, row.sequence, row.left, ahead, guesses)
+            row_drafts = self._find_drafts(seat, row.sequence, row.left, in_flight, by_habit)
             if row_drafts is not None and row.unverified is not None and (row_drafts.tokens or self.model is None):
                 row_drafts = row_drafts.later(row.unverified)
             if row_drafts is not None and row_drafts.worth and row.sequence.drafting is not None:
@@ -361,7 +361,7 @@ class DraftRows:
             self._wake(seat, number + steps - number % steps)
 
     def _find_drafts(
-        self, seat: int, sequence: DraftedSequence, left: int, ahead: int, guesses: int
+        self, seat: int, sequence: DraftedSequence, left: int, in_flight: int, by_habit: int
     ) -> RowDrafts | None:
         assert self.drafting is not None
         if sequence.drafting is None:
@@ -371,12 +371,12 @@ class DraftRows:
         if self.sampling.penalised[seat]:
             most = min(most, MOST_HISTORY // sequence.length - 1)
         if constraint is None:
-            return sequence.drafting.find_drafts(sequence.generated, most, self.drafting.shared, ahead)
+            return sequence.drafting.find_drafts(sequence.generated, most, self.drafting.shared, in_flight)
         assert self.masks is not None
         if not self.masks.affords(constraint):
             return None
         shared, habits, before = self.drafting.shared, self.drafting.habits, constraint.seconds
-        found = sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, guesses, shared, habits)
+        found = sequence.drafting.spell(constraint.look_ahead(), sequence.generated, most, by_habit, shared, habits)
         self.masks.spend(constraint.seconds - before)
         return found
 
@@ -468,5 +468,5 @@ def spread(lengths: list[int], all_drafts: SequenceOf[RowDrafts], following: Seq
         lengths[row], lengths[giving] = 1, lengths[giving] - 1
 
 
-def tokens_of(guesses: Guesses, seat: int) -> tuple[int, ...]:
-    return guesses.tokens()[seat]
+def tokens_of(decoded: DecodedDrafts, seat: int) -> tuple[int, ...]:
+    return decoded.tokens()[seat]

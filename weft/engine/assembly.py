@@ -18,8 +18,6 @@ from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
 from weft.memory.plans import build_plan
 
-Longs = NDArray[np.int64]
-
 
 @dataclass(slots=True)
 class StepBuilder:
@@ -34,7 +32,7 @@ class StepBuilder:
     draft_starts: list[int] = field(default_factory=list)
     draft_tokens: int = 0
     # Seats that depend, through a grammar, on a token in flight.
-    late: frozenset[int] = frozenset()
+    awaiting_mask: frozenset[int] = frozenset()
     # By seat: inputs of decodes that the host knows and the board does not have.
     inputs: dict[int, int] = field(default_factory=dict)
     # By seat: rows with drafts whose first token is in flight, and the drafts in flight before it.
@@ -101,7 +99,7 @@ def assemble(
             start[samples],
             from_board[samples] > 0,
             drafts_before,
-            rows.late,
+            rows.awaiting_mask,
             int(unverified.max(initial=0)),
         ),
         step_drafts,
@@ -138,9 +136,9 @@ def _tokens(
 ) -> Ints:
     """Return the tokens of all rows. The first token of a row with drafts is the last one of the answer."""
     each = zip(drafting, drafts, on_board, strict=True)
-    guessed = [t for s, row_drafts, there in each for t in (0 if there else s.generated[-1], *row_drafts.tokens)]
+    drafted = [t for s, row_drafts, there in each for t in (0 if there else s.generated[-1], *row_drafts.tokens)]
     known = [s.known[start:end] for s, start, end, _ in prefills]
-    return np.concatenate([inputs, *known, np.array(guessed, np.int32)])
+    return np.concatenate([inputs, *known, np.array(drafted, np.int32)])
 
 
 def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> StepDrafts:
@@ -158,10 +156,10 @@ def _step_drafts(rows: StepBuilder, others: int, grants: dict[int, Grant]) -> St
     unverified = _after(others, [rows.following.get(seat, 0) for seat in rows.drafts])
     slots, tokens = np.zeros_like(counts), np.zeros((len(counts), most), np.int32)
     for row, row_drafts in enumerate(rows.drafts.values(), others):
-        if early := row_drafts.early:
-            tokens[row, most - len(early) :] = early
+        if earlier := row_drafts.earlier:
+            tokens[row, most - len(earlier) :] = earlier
         if row in grants:
-            slots[row] = grants[row].early_slot or 0
+            slots[row] = grants[row].earlier_slot or 0
     return StepDrafts(counts, unverified, slots, tokens, on_device)
 
 

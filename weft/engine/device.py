@@ -77,11 +77,11 @@ class DeviceTiers(Protocol):
 class Capabilities:
     """What a device can do besides executing plans. None: it cannot."""
 
-    # Launches the sampling of the last flight, whose plan has `late` samples: with their masks, in order.
+    # Launches the sampling of the last flight, whose plan has samples `awaiting_mask`: with their masks, in order.
     supply_masks: Callable[[Any, Ints], None] | None = None
     # The device verifies drafts itself, and a row may start where the drafts of the flight before turn out to end.
     # Returns whether it can in a step of these decodes, rows with drafts, and tokens of the latter.
-    follows: Callable[[int, int, int], bool] | None = None
+    builds_on_flight: Callable[[int, int, int], bool] | None = None
     sizes: StepSizes | None = None
     progress: StepProgress | None = None
     tiers: DeviceTiers | None = None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft.base.moving import move_rows
+from weft.base.completion import complete
 from weft.base.plan import Ints, Landing, Scores
 from weft.drafting.policy.choosing import Drafting, RowDrafts
 from weft.engine.assembly import PlannedStep
@@ -60,12 +60,12 @@ def moved_step(step: PlannedStep, ledger: Ledger) -> PlannedStep:
     plan = step.plan
     if not plan.drafts.may_move:
         return replace(step, drafts=_landed(step.drafts)) if len(plan.drafts.on_device) else step
-    behind = np.flatnonzero(plan.drafts.unverified_before)
+    following = np.flatnonzero(plan.drafts.unverified_before)
     refused = np.where(plan.drafts.unverified_before > 0, plan.start - ledger.computed[plan.seat], 0)
     drafts = {row: row_drafts.moved(int(refused[row])) for row, row_drafts in step.drafts.items()}
     # A stop token ends the answer on the host. The device accepts what follows it, and goes on from there.
-    void = frozenset(row for row in behind.tolist() if step.sequences[row].reason is not None)
-    return replace(step, plan=move_rows(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
+    void = frozenset(row for row in following.tolist() if step.sequences[row].reason is not None)
+    return replace(step, plan=complete(plan, refused, ledger.cell), drafts=_landed(drafts), void=void)
 
 
 def _landed(drafts: dict[int, RowDrafts]) -> dict[int, RowDrafts]:
@@ -91,11 +91,11 @@ def learn(steps: Iterable[tuple[PlannedStep, dict[int, int]]], drafting: Draftin
                 drafting.learn(sequence.drafting, row_drafts, accepted)
 
 
-def late_masks(step: PlannedStep) -> Ints:
+def awaited_masks(step: PlannedStep) -> Ints:
     """Return the masks of the samples that depend on the step before, once that has landed."""
     rows, _ = step.plan.samples
     masks = []
-    for row in rows[step.plan.sampling.late].tolist():
+    for row in rows[step.plan.sampling.awaiting_mask].tolist():
         sequence = step.sequences[row]
         assert sequence.constraint is not None
         # The token of a sequence that has ended is dropped, and so is one that is sampled without its mask.
@@ -107,8 +107,8 @@ def late_masks(step: PlannedStep) -> Ints:
 def without_masks(step: PlannedStep) -> list[Sequence]:
     """Return the sequences of a step in flight whose masks are not found in time."""
     rows, _ = step.plan.samples
-    late = (step.sequences[row] for row in rows[step.plan.sampling.late].tolist())
-    return [sequence for sequence in late if sequence.awaits_mask and sequence.reason is None]
+    waiting = (step.sequences[row] for row in rows[step.plan.sampling.awaiting_mask].tolist())
+    return [sequence for sequence in waiting if sequence.awaits_mask and sequence.reason is None]
 
 
 def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int]) -> Iterable[tuple[int, int, int]]:

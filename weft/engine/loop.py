@@ -33,7 +33,7 @@ from weft.engine.exchange import NO_DEPARTURES, Exchange
 from weft.engine.landed import (
     accepted_tokens,
     add_scores,
-    late_masks,
+    awaited_masks,
     learn,
     moved_step,
     note_verified,
@@ -99,7 +99,7 @@ class Engine:
         departures_bytes = 0 if transport is None else config.departures_bytes
         self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes)
         tiers, can = self.ledger.tiers, device.capabilities
-        # Asked once: with late masks, every step waits for this call.
+        # Asked once: with masks that follow, every step waits for this call.
         self._send_masks = can.supply_masks
         self.copier: Copier | None = None
         if tiers is not None and can.tiers is not None:
@@ -316,7 +316,7 @@ class Engine:
             each.attend(idle=not self._flights)
         while len(self._flights) > (self.config.depth if step is not None else 0):
             self._settle(*self._flights.popleft())
-        if step is not None and len(step.plan.sampling.late):
+        if step is not None and len(step.plan.sampling.awaiting_mask):
             self._supply_masks(step)
         if step is None and not self._outputs:
             self.planner.masks.wait()
@@ -374,7 +374,7 @@ class Engine:
         A row whose mask takes too long is preempted, and what it samples is dropped, so that no other row waits.
         """
         assert self._send_masks is not None
-        self._send_masks(self._flights[-1][1], late_masks(step))
+        self._send_masks(self._flights[-1][1], awaited_masks(step))
         for sequence in without_masks(step):
             self._maskless.add(sequence.id)
             self.planner.leave(sequence)

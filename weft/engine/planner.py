@@ -63,9 +63,9 @@ class Planner:
         self.leaving: list[Sequence] = []
         self.failed: list[Sequence] = []
         # Whether the device takes masks after the launch of a step.
-        self.late_masks = can.supply_masks is not None
+        self.masks_may_follow = can.supply_masks is not None
         # Whether the device knows, in a step of some size, where drafts end before the host does.
-        self.following = None if config.exact else can.follows
+        self.device_builds_on_flight = None if config.exact else can.builds_on_flight
         self.number = 0
         self.landed = 0
         self.preemptions = 0
@@ -130,14 +130,15 @@ class Planner:
         seats = self._decode_seats[(self._left > 0)[self._decode_seats] & ~self.sampling.waiting[self._decode_seats]]
         followers = self._followers(seats)
         constrained = self.sampling.constrained[seats]
-        dependent = self.drafts.host_has_token[seats] | (self.sampling.slow[seats] if self.late_masks else constrained)
+        needs_landing = self.sampling.slow[seats] if self.masks_may_follow else constrained
+        dependent = self.drafts.host_has_token[seats] | needs_landing
         if dependent.any():
             # Where drafts in flight will end is unknown until they have landed, and so is what may follow a token in
             # flight; the other rows need not wait.
             seats = seats[~dependent | (self._last_plan[seats] <= self.landed)]
-        if self.late_masks and constrained.any():
-            late = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
-            rows.late = frozenset(late.tolist())
+        if self.masks_may_follow and constrained.any():
+            waiting = seats[self.sampling.constrained[seats] & (self._last_plan[seats] > self.landed)]
+            rows.awaiting_mask = frozenset(waiting.tolist())
         drafts: dict[int, RowDrafts] = {}
         if self.number >= self.drafts.first_wake:
             drafts, seats = self._choose_drafts(seats, followers, rows)
@@ -181,7 +182,7 @@ class Planner:
     @property
     def builds_on_flight(self) -> bool:
         """Return whether rows of the next step may follow drafts in flight. Not beside prompts."""
-        return self.following is not None and not self._has_prompts and self.drafts.can_build_on_flight
+        return self.device_builds_on_flight is not None and not self._has_prompts and self.drafts.can_build_on_flight
 
     def _followers(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the seats with drafts in flight that may be followed by a row with drafts."""
@@ -201,13 +202,13 @@ class Planner:
         if not awake:
             return {}, seats
         sequences = [sequence for seat in awake if (sequence := self.by_seat[seat]) is not None]
-        sequences = self.drafts.with_guesses(sequences, self.number)
+        sequences = self.drafts.promising(sequences, self.number)
         if not sequences:
             return {}, seats
         count, awake = len(every), [sequence.seat for sequence in sequences]
         room = self.config.max_tokens_per_step - count
         if self.prefilling or len(self.queue):
-            # Guesses leave at least half of the budget to prompts.
+            # Drafts leave at least half of the budget to prompts.
             room //= 2
         idle, left = self.number == self.landed, self._left[awake].tolist()
         in_flight = None if idle else self._last_plan[awake] > self.landed
@@ -221,9 +222,9 @@ class Planner:
 
     def _fits_device(self, rows: int, drafting: int, drafts: int) -> bool:
         """Return whether the device can compute a step of this size whose rows follow drafts in flight."""
-        if not self.builds_on_flight or self.following is None:
+        if not self.builds_on_flight or self.device_builds_on_flight is None:
             return False
-        return self.following(rows - drafting, drafting, drafting + drafts)
+        return self.device_builds_on_flight(rows - drafting, drafting, drafting + drafts)
 
     def _grant_drafts(self, drafts: dict[int, RowDrafts], rows: StepBuilder) -> list[int]:
         """Allocate memory for decodes with drafts. Return those that have room for one token only."""
@@ -233,8 +234,8 @@ class Planner:
             return []
         seats = np.array(list(drafts), np.int64)
         tokens = np.array([1 + len(row_drafts.tokens) for row_drafts in drafts.values()], np.int64)
-        behind = np.array([rows.following.get(seat, 0) for seat in drafts], np.int64)
-        needy = self.ledger.needs_grant(seats, tokens, behind)
+        unverified = np.array([rows.following.get(seat, 0) for seat in drafts], np.int64)
+        needy = self.ledger.needs_grant(seats, tokens, unverified)
         inside = seats[~needy]
         rows.draft_starts = self.ledger.planned[inside].tolist()
         rows.drafts = {seat: drafts[seat] for seat in inside.tolist()}
@@ -254,13 +255,13 @@ class Planner:
             if not self._runs(seat) or self.by_seat[seat] is not sequence or lease is None:
                 continue
             start = int(self.ledger.planned[seat])
-            behind = rows.following.get(seat, 0)
-            grant = self.ledger.advance(lease, start + 1 + len(drafts[seat].tokens), start + 1, behind)
+            unverified = rows.following.get(seat, 0)
+            grant = self.ledger.advance(lease, start + 1 + len(drafts[seat].tokens), start + 1, unverified)
             if grant is not None:
                 rows.grants[seat], rows.drafts[seat] = grant, drafts[seat]
                 rows.draft_starts.append(start)
                 rows.draft_tokens += len(drafts[seat].tokens)
-            elif not behind and self._advance(sequence, start + 1, start + 1, rows):
+            elif not unverified and self._advance(sequence, start + 1, start + 1, rows):
                 single.append(seat)
         return single
 

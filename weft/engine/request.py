@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
     snapshots: Annotated[tuple[Token, ...], Meta(max_length=4096)] = ()
     grammar: Grammar | None = None  # the form of the answer
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)] = ()
-    prediction: NDArray[np.int32] | None = None  # the caller's guess at the answer
+    prediction: NDArray[np.int32] | None = None  # the answer that the caller expects
     send_to: Destination | None = None  # compute the prompt, send it there, and answer nothing; set by routers only
 
 

@@ -144,13 +144,13 @@ class SeatSampling:
         starts: NDArray[np.int64],
         boarded: NDArray[np.bool_],
         drafts_before: DraftsBefore = NO_DRAFTS_BEFORE,
-        late: frozenset[int] = frozenset(),
+        awaiting_mask: frozenset[int] = frozenset(),
         unverified: int = 0,
     ) -> Sampling:
         """Return the sampling of these samples, and count them as sampled.
 
-        `drafts_before` are the drafts before each sample, `late` the seats whose masks follow after the launch. Samples
-        may turn out to be up to `unverified` earlier in their answers.
+        `drafts_before` are the drafts before each sample, `awaiting_mask` the seats whose masks follow after the
+        launch. Samples may turn out to be up to `unverified` earlier in their answers.
         """
         index = self.sampled[seats]
         if drafts_before:
@@ -162,7 +162,7 @@ class SeatSampling:
         logprobs = self._logprobs[seats]
         waiting, history, biases, bans, masks = _NO_INTS, NO_HISTORY, NO_BIASES, NO_BANS, NO_MASKS
         if self._adjusted[seats].any():
-            waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in late], np.int32)
+            waiting = np.array([row for row, seat in enumerate(seats.tolist()) if seat in awaiting_mask], np.int32)
             history = self.token_history(seats, sequences, starts, boarded, drafts_before)
             biases = self.biases(seats, sequences, index, boarded, drafts_before)
             bans = self.bans_by_input(seats, sequences, starts, boarded)
@@ -185,11 +185,11 @@ class SeatSampling:
             wants_digests=bool(self._digests[seats].any()),
             mask_row=masks[0],
             mask_bits=masks[1],
-            late=waiting,
+            awaiting_mask=waiting,
             ban_row=bans[:, 0].copy(),
             ban_token=bans[:, 1].copy(),
             ban_input=bans[:, 2].copy(),
-            earlier_uniform=self.early_numbers(seats, index, unverified if draws else 0),
+            earlier_uniform=self.earlier_numbers(seats, index, unverified if draws else 0),
         )
 
     def note_mask(self, sequence: Sequence) -> None:
@@ -197,7 +197,7 @@ class SeatSampling:
         self.waiting[sequence.seat] = sequence.awaits_mask
         self.slow[sequence.seat] = sequence.constraint is not None and sequence.constraint.slow
 
-    def early_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], unverified: int) -> Floats:
+    def earlier_numbers(self, seats: NDArray[np.int64], index: NDArray[np.int64], unverified: int) -> Floats:
         """Return the random numbers of samples that turn out to be 1, 2, ... earlier."""
         if not unverified:
             return np.zeros((0, 0), np.float32)
@@ -263,7 +263,7 @@ class SeatSampling:
         return np.asarray(rows, np.int32), np.asarray(tokens, np.int32), np.asarray(values, np.float32)
 
     def masks(
-        self, seats: NDArray[np.int64], sequences: list[Sequence], drafts_before: DraftsBefore, late: frozenset[int]
+        self, seats: NDArray[np.int64], sequences: list[Sequence], drafts_before: DraftsBefore, waiting: frozenset[int]
     ) -> tuple[Ints, Ints]:
         """Return the tokens that grammars or the request allow next, for the samples that are restricted by now."""
         rows: list[int] = []
@@ -272,7 +272,7 @@ class SeatSampling:
         # Backwards: the last sample of a row has all its drafts before it.
         for row in reversed(np.flatnonzero(self._masked[seats]).tolist()):
             constraint, drafts = sequences[row].constraint, drafts_before.tokens(row)
-            if row in late:
+            if row in waiting:
                 continue
             rows.append(row)
             if constraint is None:

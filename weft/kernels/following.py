@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class FollowingRows:
-    """Where rows start if drafts in the flight before are wrong (`weft.base.moving`). Rows are those of the batch.
+    """Where rows start if drafts in the flight before are wrong (`weft.base.completion`). Rows are those of the batch.
 
-    A row that follows has `behind` of them, at most one capture in any case, and `width` guesses in a line: those of
+    A row that follows has `unverified` of them, at most one capture in any case, and `width` drafts in a line: those of
     the tokens before its drafts, then its drafts.
     """
 
-    behind: Tensor  # [rows] 0: the row starts where it says
-    early_slot: Tensor  # [rows] the checkpoint for starts in the cell before
+    unverified: Tensor  # [rows] 0: the row starts where it says
+    earlier_slot: Tensor  # [rows] the checkpoint for starts in the cell before
     capture: Tensor  # [rows] slot of the only capture, or NO_SLOT
-    guesses: Tensor  # [longer rows * width]
+    drafts: Tensor  # [longer rows * width]
     width: int
 
 

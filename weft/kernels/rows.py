@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.base.plan import Ints, Plan
-
-Longs = NDArray[np.int64]
+from weft.base.plan import Ints, Longs, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +29,3 @@ class RowPositions:
         # Rows without a checkpoint may have any index in the plan, even an invalid one.
         slots = np.where(cell_start > 0, plan.read_slot, 0)
         return cls(plan.decode_rows, start, end, length, np.cumsum(length) - length, cell_start, slots)
-
-
-def ranges(low: Longs, counts: Longs) -> tuple[Longs, Longs]:
-    """Return for every i the numbers low[i], low[i] + 1, ... (counts[i] of them), and the i they belong to, joined.
-
-    >>> numbers, owners = ranges(np.array([5, 9]), np.array([3, 1]))
-    >>> numbers.tolist(), owners.tolist()
-    ([5, 6, 7, 9], [0, 0, 0, 1])
-    """
-    owners = np.repeat(np.arange(len(low)), counts)
-    before = np.cumsum(counts) - counts
-    return np.arange(len(owners)) + (low - before)[owners], owners

@@ -24,16 +24,16 @@ class Capture:
 class Grant:
     """Memory for tokens [start, end) of a lease, as it was when the plan was made.
 
-    `behind` drafts of the sequence are in the flight before: the tokens lie up to as many positions earlier, and there
-    are captures for all cases. `early_slot` is the checkpoint before the earliest start.
+    `unverified_before` drafts of the sequence are in the flight before: the tokens lie up to as many positions earlier,
+    and there are captures for all cases. `earlier_slot` is the checkpoint before the earliest start.
     """
 
     start: int
     end: int
     read_slot: int | None
     captures: tuple[Capture, ...] = ()
-    behind: int = 0
-    early_slot: int | None = None
+    unverified_before: int = 0
+    earlier_slot: int | None = None
 
     def checkpoint_at(self, position: int) -> int | None:
         """Return the slot that the sequence reads if it continues at a position within the grant."""

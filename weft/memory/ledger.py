@@ -10,7 +10,6 @@ and what admission, plans and drafts need besides. Touches no tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,25 +264,25 @@ class Ledger:
 
     # advance --------------------------------------------------------------------------------------------------------
 
-    def advance(self, lease: Lease, end: int, certain: int | None = None, behind: int = 0) -> Grant | None:
+    def advance(self, lease: Lease, end: int, certain: int | None = None, unverified: int = 0) -> Grant | None:
         """Allocate memory for the tokens up to `end`, or return None (pages already found stay for a retry).
 
-        Tokens beyond `certain` are drafts: the step may be settled anywhere from there on. So are `behind` tokens in
-        flight: the grant may turn out to start that much earlier, and `settle` of the flight before moves it.
+        Tokens beyond `certain` are drafts: the step may be settled anywhere from there on. So are `unverified` tokens
+        in flight: the grant may turn out to start that much earlier, and `settle` of the flight before moves it.
         """
         seat, start = lease.seat, int(self.planned[lease.seat])
         assert start < end
         if not self._grow(lease, end):
             return None
         certain = end if certain is None else certain
-        captures = self.snapshots.own(start - behind, end, certain - behind)
+        captures = self.snapshots.own(start - unverified, end, certain - unverified)
         if captures is None:
             return None
-        early = lease.pending[-1].checkpoint_at(start - behind) if lease.pending else lease.slot
-        grant = Grant(start, end, lease.slot, captures, behind, early if behind else None)
+        earlier = lease.pending[-1].checkpoint_at(start - unverified) if lease.pending else lease.slot
+        grant = Grant(start, end, lease.slot, captures, unverified, earlier if unverified else None)
         lease.pending.append(grant)
         self.states_to_land += _to_land(grant)
-        self._read(lease, grant.checkpoint_at(end) if not behind else _checkpoint_after(grant))
+        self._read(lease, grant.checkpoint_at(end) if not unverified else _checkpoint_after(grant))
         self.planned[seat] = end
         return grant
 
@@ -305,14 +304,14 @@ class Ledger:
         return {lease.seat: lease.pending[-1] for lease in leases}
 
     def needs_grant(
-        self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1, behind: NDArray[np.int64] | int = 0
+        self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1, unverified: NDArray[np.int64] | int = 0
     ) -> NDArray[np.bool_]:
         """Return which of these leases need memory or leave a cell with `tokens` more; others use `advance_each`.
 
-        With tokens `behind`, one of several cases may.
+        With `unverified` tokens in flight, one of several cases may.
         """
-        offset: NDArray[np.int64] = (self.planned[seats] - behind) % self.cell
-        border: NDArray[np.bool_] = (offset == 0) | (offset + behind + tokens >= self.cell)
+        offset: NDArray[np.int64] = (self.planned[seats] - unverified) % self.cell
+        border: NDArray[np.bool_] = (offset == 0) | (offset + unverified + tokens >= self.cell)
         return border
 
     def advance_each(self, seats: NDArray[np.int64], tokens: NDArray[np.int64] | int = 1) -> None:
@@ -388,7 +387,7 @@ class Ledger:
             self.computed[lease.seat] = self.planned[lease.seat] = accepted
             return
         landed = lease.pending.pop(0)
-        assert landed is grant or grant.behind, "flights land in the order of their launch"
+        assert landed is grant or grant.unverified_before, "flights land in the order of their launch"
         assert landed.start <= accepted <= landed.end
         self.computed[lease.seat] = accepted
         self.states_to_land -= _to_land(landed)
@@ -406,12 +405,14 @@ class Ledger:
         Its other captures were not written, and are released.
         """
         grant = lease.pending[0] if lease.pending else None
-        assert grant is None or grant.start - grant.behind <= start <= grant.start, "a later flight builds on more"
-        if grant is None or not grant.behind:
+        if grant is None:
+            return
+        assert grant.start - grant.unverified_before <= start <= grant.start, "a later flight builds on more"
+        if not grant.unverified_before:
             return
         end = start + grant.end - grant.start
         written = tuple(c for c in grant.captures if start < c.position <= end)
-        moved = replace(grant, start=start, end=end, read_slot=slot, captures=written, behind=0, early_slot=None)
+        moved = Grant(start, end, slot, written)
         self.states_to_land += _to_land(moved) - _to_land(grant)
         lease.pending[0] = moved
         for capture in grant.captures:

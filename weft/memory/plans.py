@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from weft.base.plan import NO_CAPTURES, NO_DRAFTS, Captures, Ints, Plan, Sampling, StepDrafts
+from weft.base.plan import NO_CAPTURES, NO_DRAFTS, Captures, Ints, Longs, Plan, Sampling, StepDrafts
 from weft.memory.lease import Grant
 from weft.memory.ledger import Ledger
-
-Longs = NDArray[np.int64]
 
 
 def build_plan(

@@ -156,7 +156,7 @@ class Snapshots:
     def _wanted(self, lease: Lease) -> list[Wanted]:
         """Return positions in the lease's last grant that are worth keeping. Own checkpoints there are kept."""
         grant = lease.pending[-1]
-        positions = self._chosen(lease, grant.start - grant.behind, grant.end)
+        positions = self._chosen(lease, grant.start - grant.unverified_before, grant.end)
         if not positions:
             return []
         own = {capture.position for capture in grant.captures}

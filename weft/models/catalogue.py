@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 # The same name as in weft.builtin, which this package does not import; a test compares.
 BUILT_IN = "weft-small"
@@ -98,6 +99,15 @@ CATALOGUE = (
     ListedFamily("Qwen3", "attention", ("Qwen3ForCausalLM",)),
     ListedFamily("Qwen3-MoE", "attention, experts", ("Qwen3MoeForCausalLM",)),
 )
+
+
+# What published checkpoints state about their weights, where a packaged configuration does not.
+STORED: dict[str, dict[str, Any]] = {
+    "gpt-oss-20b": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["self_attn", "mlp.router", "embed_tokens", "lm_head"],
+    }
+}
 
 
 def hub_ids() -> Iterator[str]:

@@ -14,13 +14,15 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from weft.kernels.formats.recipe import Recipe
+from weft.kernels.formats.stored import Format
 from weft.models.model import CausalModel, Source, sources
 from weft.models.storing import Declared, declared_matrices, encoded, materialise, storage_of
 
 
-def fill_dummy(model: CausalModel, seed: int, recipe: Recipe, device: torch.device | str) -> None:
-    """Fill a model whose matrices are only declared, in the formats of a checkpoint with this recipe."""
+def fill_dummy(
+    model: CausalModel, seed: int, format_of: Callable[[str, int, int], Format] | None, device: torch.device | str
+) -> None:
+    """Fill a model whose matrices are only declared, in the formats of a checkpoint where they are quantised."""
     matrices = declared_matrices(model)
     by_owner: dict[int, list[Declared]] = defaultdict(list)
     wanted: dict[int, list[Source]] = defaultdict(list)
@@ -34,9 +36,10 @@ def fill_dummy(model: CausalModel, seed: int, recipe: Recipe, device: torch.devi
             materialise(matrix, device)
 
     def after(module: nn.Module) -> None:
-        for matrix in by_owner[id(module)] if recipe.rules else ():
+        for matrix in by_owner[id(module)] if format_of is not None else ():
+            assert format_of is not None
             [stored] = matrix.owner.parts_of(matrix.name)
-            parts = encoded(matrix, stored.tensors[0], wanted[storage_of(matrix.parameter)], recipe)
+            parts = encoded(matrix, stored.tensors[0], wanted[storage_of(matrix.parameter)], format_of)
             matrix.owner.store(matrix.name, parts)
 
     fill_randomly(model, seed, before, after)

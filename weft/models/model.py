@@ -21,6 +21,7 @@ from weft.kernels.interface import Batch, Operations
 from weft.kernels.rotary import Rotation
 from weft.kernels.stream import Addend, Normed
 from weft.memory.spec import Memory
+from weft.models.held import WeightFacts
 from weft.models.sharding import ALONE, RankCut, Shard
 
 
@@ -167,6 +168,8 @@ class CausalModel(Layer):
     dtype: torch.dtype
     # Of the weights, if they are to be identified (`identity.py`).
     weights_digest: bytes = b""
+    # What its weights take, once they are filled.
+    held: WeightFacts
     # Regular expressions on checkpoint names: (pattern, replacement), applied in order; and names that are not needed.
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     ignored: ClassVar[tuple[str, ...]] = (r"\.rotary_emb\.inv_freq$",)

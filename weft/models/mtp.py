@@ -1,7 +1,7 @@
-"""MTP heads of published checkpoints: a few blocks more that guess the token after the next.
+"""MTP heads of published checkpoints: a few blocks more that draft the token after the next.
 
 The entry at position p combines the model's final hidden state at p with the embedding of token p + 1. Embedding and
-output head are the model's own. A further guess has the head's own output in place of the model's.
+output head are the model's own. A further draft has the head's own output in place of the model's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MtpHead(CausalModel):
 
     ignored: ClassVar[tuple[str, ...]] = (r"^(?!mtp\.)",)
     base: DecoderModel
-    # How many of the first tokens guesses are chosen from where text consists of them; 0: of all. A guess then reads a
+    # How many of the first tokens drafts are chosen from where text consists of them; 0: of all. A draft then reads a
     # part of the output head.
     limit = 0
 

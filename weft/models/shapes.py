@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from weft.kernels.choosing import everywhere
+from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.config import Config, read_config, text_part
-from weft.models.weights import build
+from weft.models.held import WeightFacts
+from weft.models.inventory import planned_facts
+from weft.models.weights import build, formats_of_dummy
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,16 @@ class ModelShape:
     parameters: int
     active_parameters: int  # used by one token: of the experts, only the chosen ones
     attention_width: int  # query heads times their size, summed over attention layers
+    weights: WeightFacts
 
 
-def shape_of(path: Path) -> ModelShape:
-    fields = text_part(read_config(path))
-    model = build(fields, torch.bfloat16, "meta")
+def shape_of(path: Path, quantising: Quantising = AS_STORED, stated: Mapping[str, Any] | None = None) -> ModelShape:
+    """Return the numbers of a model whose plain numbers have 16 bits, or are quantised.
+
+    `stated` is the `quantization_config` of its checkpoint, where that of `path` has none.
+    """
+    fields = text_part(read_config(path)) | ({} if stated is None else {"quantization_config": stated})
+    model = build(fields, torch.bfloat16, declare=True)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     config = Config(fields)
@@ -33,4 +43,5 @@ def shape_of(path: Path) -> ModelShape:
     memories = model.memories(everywhere("cpu"))
     sizes_of_heads = sum(memory.head_dim for memory in memories if isinstance(memory, AttentionMemory))
     width = sizes_of_heads * config.integer("num_attention_heads", default=1)
-    return ModelShape(memories, total, total - experts + experts * chosen // among, width)
+    weights = planned_facts(model, fields, formats_of_dummy(model, path, fields, quantising))
+    return ModelShape(memories, total, total - experts + experts * chosen // among, width, weights)

@@ -7,15 +7,14 @@ the tensors are read, cut, reordered and put together by the rules of their form
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from weft.kernels.formats.recipe import Recipe
 from weft.kernels.formats.scheme import Scheme, Spelling
-from weft.kernels.formats.stored import DENSE, Stored, as_dense
+from weft.kernels.formats.stored import DENSE, Format, Stored, as_dense
 from weft.models.model import MatrixLayer, Source
 from weft.models.sharding import RankCut
 
@@ -33,6 +32,13 @@ class Reading:
     # How the tensors are one matrix; None: plain numbers.
     spelling: Spelling | None = None
     scheme: Scheme | None = None
+    # What plain numbers are stored as.
+    wanted: Format = DENSE
+
+    @property
+    def is_quantised(self) -> bool:
+        """Return whether the result is not one tensor of plain numbers."""
+        return self.spelling is not None or self.wanted is not DENSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,44 +85,72 @@ def assemble(
     read: Callable[[str], Tensor],
     device: torch.device | str,
 ) -> tuple[Stored, ...]:
-    """Return a matrix, some of whose tensors are not plain numbers, as it will be stored."""
+    """Return a matrix, some of whose tensors are not plain numbers, as it will be stored.
+
+    The device gets what it keeps and nothing else. The host has the tensors of one matrix at a time, or of one expert.
+    """
     *experts, outputs, inputs = matrix.parameter.shape
     dtype = matrix.parameter.dtype
-    pieces: dict[int, list[Placed]] = {}
+    groups: dict[int, list[Reading]] = {}
     for reading in readings:
         target = reading.source.target
-        if not target.numel():
-            continue
-        number, place = divmod(int(target.storage_offset()), outputs * inputs)
-        key = WHOLE if target.ndim > 2 or not experts else number
-        stored = stored_of(reading, read, dtype).to(device)
-        pieces.setdefault(key, []).append(Placed(*divmod(place, inputs), stored))
+        if target.numel():
+            number = int(target.storage_offset()) // (outputs * inputs)
+            groups.setdefault(WHOLE if target.ndim > 2 or not experts else number, []).append(reading)
+    mapped: set[int] = set()
+
+    def noted(name: str) -> Tensor:
+        tensor = read(name)
+        mapped.add(storage_of(tensor))
+        return tensor
+
+    def parts_of(key: int) -> tuple[Stored, ...]:
+        pieces = []
+        for reading in groups[key]:
+            place = int(reading.source.target.storage_offset()) % (outputs * inputs)
+            pieces.append(Placed(*divmod(place, inputs), stored_of(reading, noted, dtype, device)))
+        return put_together(pieces, outputs, inputs, dtype)
+
     if not experts:
-        return put_together(pieces[WHOLE], outputs, inputs, dtype)
-    if WHOLE in pieces:
-        whole = put_together(pieces[WHOLE], outputs, inputs, dtype)
-        return (one_part(whole, dtype),)
-    return (
-        of_experts([one_part(put_together(pieces[n], outputs, inputs, dtype), dtype) for n in sorted(pieces)], dtype),
-    )
+        return tuple(owned(part, mapped, device) for part in parts_of(WHOLE))
+    if WHOLE in groups:
+        return (owned(one_part(parts_of(WHOLE), dtype), mapped, device),)
+    return (of_experts(sorted(groups), lambda key: one_part(parts_of(key), dtype), dtype, device),)
 
 
-def encoded(matrix: Declared, real: Tensor, wanted: Sequence[Source], recipe: Recipe) -> tuple[Stored, ...]:
+def owned(stored: Stored, mapped: Container[int], device: torch.device | str) -> Stored:
+    """Return a matrix on a device, in memory of its own: not in a file's, and not in a part of a larger tensor's."""
+
+    def moved(tensor: Tensor) -> Tensor:
+        is_part = tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size()
+        return tensor.to(device, copy=is_part or storage_of(tensor) in mapped).contiguous()
+
+    return replace(stored, tensors=tuple(map(moved, stored.tensors)))
+
+
+def encoded(
+    matrix: Declared, real: Tensor, wanted: Sequence[Source], format_of: Callable[[str, int, int], Format]
+) -> tuple[Stored, ...]:
     """Return a matrix of plain numbers as a checkpoint would store it: each of its sources in a format of its own."""
     *experts, outputs, inputs = matrix.parameter.shape
-    pieces, covered = [], 0
-    # Of names for the same numbers, those that hold most of them.
-    for source in sorted(wanted, key=lambda source: -source.target.numel()):
-        target = source.target
-        if covered >= real.numel() or not target.numel():
-            break
-        covered += target.numel()
-        place = divmod(int(target.storage_offset()) % (outputs * inputs), inputs)
+    pieces = []
+    for source in fewest_sources(matrix, wanted):
+        place = divmod(int(source.target.storage_offset()) % (outputs * inputs), inputs)
         own = on(source, real).target
-        name = source.name.removesuffix(".weight")
-        pieces.append(Placed(*place, recipe.format_of(name, own.shape[-2], own.shape[-1]).encode(own)))
+        format = format_of(source.name.removesuffix(".weight"), own.shape[-2], own.shape[-1])
+        pieces.append(Placed(*place, format.encode(own)))
     parts = put_together(pieces, outputs, inputs, matrix.parameter.dtype)
     return (one_part(parts, matrix.parameter.dtype),) if experts else parts
+
+
+def fewest_sources(matrix: Declared, wanted: Sequence[Source]) -> Iterator[Source]:
+    """Return sources that fill a matrix: of names for the same numbers, those that hold most of them."""
+    covered = 0
+    for source in sorted(wanted, key=lambda source: -source.target.numel()):
+        if covered >= matrix.parameter.numel() or not source.target.numel():
+            return
+        covered += source.target.numel()
+        yield source
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +196,23 @@ def one_part(parts: tuple[Stored, ...], dtype: torch.dtype) -> Stored:
     )
 
 
-def of_experts(stored: list[Stored], dtype: torch.dtype) -> Stored:
-    """Return the matrices of all experts as one."""
-    if any(each.format != stored[0].format for each in stored):
-        stored = [widened(each, dtype) for each in stored]
-    tensors = tuple(torch.stack(each) for each in zip(*(one.tensors for one in stored), strict=True))
-    return Stored(stored[0].format, tensors, stored[0].outputs, stored[0].inputs)
+def of_experts(
+    numbers: Sequence[int], one: Callable[[int], Stored], dtype: torch.dtype, device: torch.device | str
+) -> Stored:
+    """Return the matrices of all experts as one, each of which is read when there is a place for it."""
+    first = one(numbers[0])
+    tensors = tuple(torch.empty(len(numbers), *each.shape, dtype=each.dtype, device=device) for each in first.tensors)
+    for place, number in enumerate(numbers):
+        own = one(number)
+        if own.format != first.format:
+            del tensors
+            matrices = torch.empty(len(numbers), first.outputs, first.inputs, dtype=dtype, device=device)
+            for matrix, number in zip(matrices, numbers, strict=True):
+                matrix.copy_(widened(one(number), dtype).tensors[0])
+            return Stored.of(matrices)
+        for tensor, given in zip(tensors, own.tensors, strict=True):
+            tensor[place].copy_(given)
+    return Stored(first.format, tensors, first.outputs, first.inputs)
 
 
 def wide_abreast(stored: Sequence[Stored], dtype: torch.dtype) -> Stored:
@@ -185,8 +230,17 @@ def widened(stored: Stored, dtype: torch.dtype) -> Stored:
     return as_dense(stored, dtype)
 
 
-def stored_of(reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtype) -> Stored:
-    """Read a source as its format stores it: this rank's part, reordered and scaled."""
+def on_host(stored: Stored) -> Stored:
+    return replace(stored, tensors=tuple(each.to("cpu") for each in stored.tensors))
+
+
+def stored_of(
+    reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device | str = "cpu"
+) -> Stored:
+    """Read a source as its format stores it, on the host: this rank's part, reordered and scaled.
+
+    Plain numbers are quantised on `device`, before anything else, so that no cut or order changes a number.
+    """
     source, tensors = reading.source, [read(name) for name in reading.names]
     dim = source.dim
     if reading.spelling is None:
@@ -194,7 +248,9 @@ def stored_of(reading: Reading, read: Callable[[str], Tensor], dtype: torch.dtyp
         matrix = tensors[0]
         if source.transposed:
             matrix = matrix.transpose(-1, -2)
-        stored = Stored.of(matrix.to(dtype))
+        # From the numbers of the checkpoint: a conversion to the model's dtype would round them twice.
+        plain = reading.wanted is DENSE
+        stored = Stored.of(matrix.to(dtype)) if plain else on_host(reading.wanted.encode(matrix.to(device)))
     else:
         assert reading.scheme is not None
         stored = reading.spelling.read(tensors, reading.scheme)

@@ -10,9 +10,10 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,10 +22,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from tqdm import tqdm
 
-from weft.base.errors import ModelError
+from weft.base.errors import InvalidOption, ModelError
 from weft.kernels.choosing import choose
-from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, is_wide, recipe_of
+from weft.kernels.formats.quantising import AS_STORED, Quantising
+from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, claimed, is_wide, recipe_of
 from weft.kernels.formats.scheme import Scheme
+from weft.kernels.formats.stored import DENSE, Format
 from weft.kernels.interface import Operations
 from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
@@ -32,6 +35,7 @@ from weft.models.config import read_config, shown, text_part
 from weft.models.dummy import fill_dummy
 from weft.models.hints import refuse_gguf, similar_id, similar_name
 from weft.models.identity import weights_digest
+from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
 from weft.models.registry import family_of
@@ -67,12 +71,14 @@ def load_model(
     exact: bool = False,
     shard: Shard = ALONE,
     identify: bool = False,
+    quantising: Quantising = AS_STORED,
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
     With ample `spare_bytes` weights may be kept twice, for few rows and for many. `when_built` is called with the
     model before its weights are there. Only `operations` can compute with the loaded model; the default are those
-    chosen for the device, for `exact` answers or not. `identify`: digest the weights.
+    chosen for the device, for `exact` answers or not. `identify`: digest the weights. `quantising`: which matrices of
+    plain numbers are quantised while they are read.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed. Of a model that is cut over ranks, only
@@ -83,13 +89,14 @@ def load_model(
     model = build(config, dtype, device, shard=shard, declare=True)
     when_built(model, str(device), dtype)
     if weights == "dummy":
-        recipe = recipe_for_dummy(model, folder, config)
-        check_size(model, device, least_random_bytes(model, recipe))
-        fill_dummy(model, seed, recipe, device)
+        format_of = formats_of_dummy(model, folder, config, quantising)
+        check_size(model, device, least_random_bytes(model, format_of is not None))
+        fill_dummy(model, seed, format_of, device)
     elif weights == "checkpoint":
-        fill_from(model, folder, config, progress, device)
+        fill_from(model, folder, config, progress, device, quantising)
     else:
         raise ModelError(f"weights must be 'checkpoint' or 'dummy', got {weights!r}")
+    model.held = weight_facts(model, config)
     if identify:
         model.weights_digest = weights_digest(model)
     operations = operations or choose(str(device), dtype, model.memories, exact=exact).operations
@@ -106,6 +113,7 @@ def load_head(
     seed: int,
     operations: Operations,
     device: torch.device | str = "cpu",
+    quantising: Quantising = AS_STORED,
 ) -> MtpHead:
     """Load the MTP head of the checkpoint that `base` was loaded from, to the same device."""
     folder = find_checkpoint(path, with_weights=weights != "dummy")
@@ -113,11 +121,11 @@ def load_head(
     head = build(config, dtype, device, family=head_of(config), declare=True)
     assert isinstance(head, MtpHead)
     if weights == "dummy":
-        fill_dummy(head, seed, recipe_for_dummy(head, folder, config), device)
+        fill_dummy(head, seed, formats_of_dummy(head, folder, config, quantising), device)
     elif not catalogue(checkpoint_files(folder), head):
         raise ModelError(f"draft: {folder} has no MTP head: no tensor is named mtp.*; pass --draft suffix or off")
     else:
-        fill_from(head, folder, config, False, device)
+        fill_from(head, folder, config, False, device, quantising)
     prepare(head, operations, 0)
     pin(head)
     # Not a part of the head: its weights are counted and prepared with the model.
@@ -212,9 +220,9 @@ def build(
     return model.eval()
 
 
-def least_random_bytes(model: CausalModel, recipe: Recipe) -> int:
-    """Return what random weights take at least: with a recipe, 4 bits a number."""
-    if recipe.rules:
+def least_random_bytes(model: CausalModel, is_quantised: bool) -> int:
+    """Return what random weights take at least: quantised, 4 bits a number."""
+    if is_quantised:
         return sum(each.numel() for each in model.parameters()) // 2
     return sum(each.numel() * each.element_size() for each in model.parameters())
 
@@ -308,7 +316,9 @@ def catalogue(files: list[Path], model: CausalModel) -> dict[str, Entry]:
     return found
 
 
-def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[list[Reading], dict[str, Entry]]:
+def match(
+    model: CausalModel, folder: Path, config: Mapping[str, Any], quantising: Quantising = AS_STORED
+) -> tuple[list[Reading], dict[str, Entry]]:
     """Return what to fill a model from, and all that is stored for it; every name, shape and format is checked."""
     recipe = recipe_in(folder, config)
     stored = catalogue(checkpoint_files(folder), model)
@@ -320,7 +330,34 @@ def match(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> tuple[
     for name in [name for name in stored if name not in known and recipe.rules and LEFT_OUT.search(name)]:
         del stored[name]
     check(folder, config, wanted, found, stored)
+    if is_applied(quantising, {reading.spelling.kind for reading in found if reading.spelling is not None}):
+        matrices = declared_matrices(model)
+        found = [to_quantise(each, quantising, model.tied) if is_in(each, matrices) else each for each in found]
     return found, stored
+
+
+def is_applied(quantising: Quantising, kinds: Set[str]) -> bool:
+    """Return whether plain numbers are quantised, given what is quantised already."""
+    if quantising.kind == "off" or not kinds:
+        return quantising.kind != "off"
+    if kinds != {quantising.kind}:
+        raise InvalidOption(
+            "quantize", f"is {quantising.kind}, but the weights are stored as {', '.join(sorted(kinds))}; leave it out"
+        )
+    log.info("quantize: off: the weights are stored as %s already", quantising.kind)
+    return False
+
+
+def is_in(reading: Reading, matrices: Container[int]) -> bool:
+    return storage_of(reading.source.target) in matrices
+
+
+def to_quantise(reading: Reading, quantising: Quantising, tied: bool) -> Reading:
+    """Return how to read a matrix of plain numbers in the format that it is to have."""
+    *_, outputs, inputs = reading.source.stored_shape
+    if reading.source.transposed:
+        outputs, inputs = inputs, outputs
+    return replace(reading, wanted=quantising.format_of(reading.source.name, outputs, inputs, tied))
 
 
 def recipe_in(folder: Path, config: Mapping[str, Any]) -> Recipe:
@@ -328,6 +365,18 @@ def recipe_in(folder: Path, config: Mapping[str, Any]) -> Recipe:
     beside = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
     stated = config.get("quantization_config") or config.get("compression_config")
     return recipe_of(stated, read_config(beside) if not stated and beside.exists() else None)
+
+
+def formats_of_dummy(
+    model: CausalModel, folder: Path, config: Mapping[str, Any], quantising: Quantising
+) -> Callable[[str, int, int], Format] | None:
+    """Return what random weights are stored as by their names, sizes and the configuration; None: as plain numbers."""
+    recipe = recipe_for_dummy(model, folder, config)
+    statements = [rule.statement for rule in recipe.rules if rule.statement is not None]
+    kinds = {scheme.kind for statement in statements if (scheme := claimed(statement)) is not None}
+    if is_applied(quantising, kinds):
+        return partial(quantising.format_of, tied=model.tied)
+    return recipe.format_of if recipe.rules else None
 
 
 def recipe_for_dummy(model: CausalModel, folder: Path, config: Mapping[str, Any]) -> Recipe:
@@ -384,10 +433,15 @@ def reading_of(source: Source, stored: Mapping[str, Entry], recipe: Recipe) -> R
 
 
 def fill_from(
-    model: CausalModel, folder: Path, config: Mapping[str, Any], progress: bool, device: torch.device | str
+    model: CausalModel,
+    folder: Path,
+    config: Mapping[str, Any],
+    progress: bool,
+    device: torch.device | str,
+    quantising: Quantising = AS_STORED,
 ) -> None:
     """Fill all parameters; every name and shape is checked before the first byte is copied."""
-    found, stored = match(model, folder, config)
+    found, stored = match(model, folder, config, quantising)
     total = sum(size_of(reading, stored) for reading in found)
     check_size(model, device, total)
     declared, files = declared_matrices(model), Files(stored)
@@ -416,7 +470,7 @@ def fill_from(
 
 def begin(matrix: Declared, readings: Sequence[Reading], files: Files, device: torch.device | str) -> Tensor | None:
     """Give a matrix its memory: for plain numbers, which is returned, or what its tensors need, which is filled."""
-    if any(each.spelling is not None for each in readings):
+    if any(each.is_quantised for each in readings):
         matrix.owner.store(matrix.name, assemble(matrix, readings, files.whole, device))
         return None
     real = materialise(matrix, device)
@@ -464,6 +518,8 @@ class Files:
 def size_of(reading: Reading, stored: Mapping[str, Entry]) -> int:
     """Return the bytes that a source takes in memory."""
     target = reading.source.target
+    if reading.wanted is not DENSE:
+        return target.numel()
     if reading.spelling is None or not target.numel():
         return target.numel() * target.element_size()
     share = target.numel() / max(1, math.prod(reading.source.stored_shape))

@@ -9,52 +9,59 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
-from weft.answers.followed import FollowedAnswer
-from weft.answers.requests import ModelBounds, build_request
-from weft.base.errors import EngineStopped, InvalidField, OptionError, RequestError
-from weft.base.grammar import Grammar
+from weft.answers.requests import ModelBounds
+from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.options import Options
-from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.loop import Engine
-from weft.engine.request import Request
+from weft.offline.asking import (
+    Answering,
+    AnyParams,
+    AnyPrompt,
+    Asking,
+    Conversation,
+    OpenPrompt,
+    Params,
+    refuse_adapters,
+    report_cut,
+)
+from weft.offline.beams import search
 from weft.offline.interrupts import InterruptLater
-from weft.offline.result import Chunk, Result, chunk_of, result_of
+from weft.offline.keywords import options_of
+from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
+from weft.offline.sampling import BeamSearchParams, GenerationParams
+from weft.offline.text import TextTokenizer
 from weft.start.loading import load
-from weft.text.bad_words import token_sequences
-from weft.text.conversation import render
-from weft.text.prompts import Prompt, Tokens, as_list, encode_prompts
-from weft.text.template import Message, check_messages
-
-Params = SamplingParams | Sequence[SamplingParams] | None
-Conversation = Sequence[Message]
+from weft.text.prompts import NO_TOKENIZER
 
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request in the engine under `number`. `chunks` are those not yet read, if it is streamed."""
+    """A request in the engine under `number`, for an answer of `asked`. `chunks` are those not yet read of a stream."""
 
     number: int
-    followed: FollowedAnswer
+    answering: Answering
+    asked: OpenPrompt
     chunks: deque[Chunk] | None = None
-    result: Result | None = None
+    ended: bool = False
 
 
 class LLM:
     """A model, ready to answer. `LLM()` is weft-small, which ships with Weft; `weft generate --help` lists the options.
 
-    `suggested` are the model's own sampling parameters, the defaults of every call.
+    Keywords are the engine's options with underscores, or vLLM's and SGLang's names of them (`max_model_len`,
+    `tensor_parallel_size`). `suggested` are the model's own sampling parameters, the defaults of every call.
 
     >>> with LLM(memory="16MiB") as llm:  # doctest: +SKIP
     ...     result = llm.generate("Once upon a time", SamplingParams(max_tokens=16))[0]
     """
 
     def __init__(self, model: str | None = None, *, progress: bool = True, **options: Any) -> None:
-        self._start(_options(model, options), progress)
+        self._start(options_of({"model": model, **options}), progress)
 
     @classmethod
     def from_options(cls, options: Options, progress: bool = True) -> LLM:
@@ -74,9 +81,11 @@ class LLM:
         self.model = loaded.model
         self.vocab_size = loaded.model.vocab_size
         self.placement = loaded.placement
+        self.measure_rate = loaded.measure_rate
         self.chosen = loaded.chosen
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
+        self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
         runner = loaded.runner(options.threads, progress)
         drafter = loaded.draft_model(runner, options.threads, progress)
         self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False), draft_model=drafter)
@@ -88,83 +97,125 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        params: Params = None,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
         *,
-        progress: bool = True,
+        lora_request: None = None,
         cache_salt: str | None = None,
-        priority: int = 0,
+        priority: int | Sequence[int] = 0,
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
-        grammar: Grammar | None = None,
     ) -> list[Result]:
         """Return the answers to all prompts, in order. Nothing runs if any prompt is invalid.
 
-        `cache_salt` isolates the cached prefixes of a tenant; lower values of `priority` go first; `snapshots` are
-        positions in the prompt (or a list of them per prompt) that later prompts will share; `grammar` is the form of
-        every answer.
+        A prompt is a text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids`. `sampling_params`
+        are for all prompts, or a list with one for each. `use_tqdm` shows a progress bar. `cache_salt` isolates the
+        cached prefixes of a tenant; lower values of `priority` go first; `snapshots` are positions in the prompt (or a
+        list of them per prompt) that later prompts will share. LoRA adapters are not supported.
         """
-        found = encode_prompts(as_list(prompts), self.tokenizer, self.vocab_size)
-        requests = self._requests(found, params, cache_salt, priority, snapshots, grammar)
-        return self._run(requests, progress)
+        self._check_open()
+        refuse_adapters(lora_request)
+        how: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority, "snapshots": snapshots}
+        return self._run(self._asking.prompts(prompts, sampling_params, **how), use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
-        params: Params = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        lora_request: None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        progress: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        *,
         cache_salt: str | None = None,
-        priority: int = 0,
-        grammar: Grammar | None = None,
+        priority: int | Sequence[int] = 0,
     ) -> list[Result]:
         """Return the next message of one or many conversations. A message with `cache_control` is kept for later.
 
-        `continue_final_message` continues the text of the last message instead; without `add_generation_prompt`, the
-        model also writes the opening of its message.
+        `chat_template` replaces the model's own, as text; `chat_template_kwargs` are variables for it. Its content
+        format is always found out. `continue_final_message` continues the text of the last message instead; without
+        `add_generation_prompt`, the model also writes the opening of its message.
         """
-        how = (tools, template_variables, add_generation_prompt, continue_final_message)
-        rendered = [self._render(each, *how) for each in _conversations(messages)]
-        found = encode_prompts([tokens for tokens, _ in rendered], self.tokenizer, self.vocab_size)
-        kept = [positions for _, positions in rendered]
-        requests = self._requests(found, params, cache_salt, priority, kept, grammar)
-        return self._run(requests, progress)
+        self._check_open()
+        refuse_adapters(lora_request)
+        asked = self._asking.conversations(
+            messages,
+            sampling_params,
+            tools=tools,
+            chat_template=chat_template,
+            variables=chat_template_kwargs,
+            opens=add_generation_prompt,
+            continues=continue_final_message,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        return self._run(asked, use_tqdm)
 
     def stream(
         self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
+        prompt: AnyPrompt,
+        sampling_params: AnyParams | None = None,
         *,
         cache_salt: str | None = None,
         priority: int = 0,
         snapshots: Sequence[int] = (),
-        grammar: Grammar | None = None,
     ) -> Generator[Chunk, None, None]:
         """Yield an answer as it grows; the last chunk has the whole result. Closing the iterator ends the request."""
-        found = encode_prompts(_single(prompt), self.tokenizer, self.vocab_size)
-        return self._follow(self._requests(found, params, cache_salt, priority, snapshots, grammar)[0])
+        self._check_open()
+        how: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority, "snapshots": snapshots}
+        return self._follow(single(self._asking.prompts(prompt, sampling_params, **how)))
 
     def chat_stream(
         self,
         messages: Conversation,
-        params: SamplingParams | None = None,
+        sampling_params: AnyParams | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         cache_salt: str | None = None,
         priority: int = 0,
-        grammar: Grammar | None = None,
     ) -> Generator[Chunk, None, None]:
         """Yield the next message of a conversation as it grows; see `chat`."""
-        how = (tools, template_variables, add_generation_prompt, continue_final_message)
-        tokens, positions = self._render(check_messages(messages), *how)
-        found = encode_prompts([tokens], self.tokenizer, self.vocab_size)
-        return self._follow(self._requests(found, params, cache_salt, priority, positions, grammar)[0])
+        self._check_open()
+        asked = self._asking.conversations(
+            messages,
+            sampling_params,
+            tools=tools,
+            variables=chat_template_kwargs,
+            opens=add_generation_prompt,
+            continues=continue_final_message,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        return self._follow(single(asked))
+
+    def beam_search(
+        self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False
+    ) -> list[BeamSearchOutput]:
+        """Return the likeliest answers to each prompt that beam search finds, best first."""
+        return search(self, prompts, params, use_tqdm)
+
+    def get_tokenizer(self) -> TextTokenizer:
+        """Return the tokenizer, with the methods of transformers' tokenizers that scripts use."""
+        if self.tokenizer is None:
+            raise RequestError(NO_TOKENIZER)
+        return TextTokenizer(self.tokenizer, self.template)
+
+    def get_default_sampling_params(self) -> GenerationParams:
+        """Return a copy of the model's own sampling parameters, which may be changed and passed."""
+        return self._asking.defaults()
+
+    def reset_prefix_cache(self) -> bool:
+        """Drop all cached prefixes that nothing uses; return whether none is left."""
+        with self._lock:
+            self._check_open()
+            return self.engine.flush() == 0
 
     def close(self) -> None:
         """End running requests and free the memory. The object is unusable afterwards."""
@@ -184,85 +235,36 @@ class LLM:
     ) -> None:
         self.close()
 
-    # checking ---------------------------------------------------------------------------------------------------------
-
-    def _requests(
-        self,
-        prompts: list[Tokens],
-        params: Params,
-        cache_salt: str | None,
-        priority: int,
-        snapshots: Sequence[int] | Sequence[Sequence[int]],
-        grammar: Grammar | None,
-    ) -> list[Request]:
-        """Return every prompt as a valid request; raise before any of them runs."""
-        self._check_open()
-        if not isinstance(priority, int) or isinstance(priority, bool):
-            raise InvalidField("priority", f"must be an integer, got {priority!r}")
-        if not isinstance(cache_salt, str | None):
-            raise InvalidField("cache_salt", f"must be a string, got {cache_salt!r}")
-        each_params = _per_prompt(self.suggested if params is None else params, len(prompts))
-        each_snapshots = _snapshots_per_prompt(snapshots, len(prompts))
-        salt = (cache_salt or "").encode()
-        each_params = [self._with_tokens(own) for own in each_params]
-        return [
-            build_request(tokens, own, self.bounds, salt=salt, priority=priority, snapshots=positions, grammar=grammar)
-            for tokens, own, positions in zip(prompts, each_params, each_snapshots, strict=True)
-        ]
-
-    def _with_tokens(self, params: SamplingParams) -> SamplingParams:
-        """Return parameters with their bad words as token sequences."""
-        if not params.bad_words:
-            return params
-        return replace(params, bad_words=token_sequences(params.bad_words, self.tokenizer))
-
     def _check_open(self) -> None:
         if self._stopped is not None:
             raise EngineStopped(f"this LLM no longer answers: {self._stopped}; create a new one")
 
-    def _render(
-        self,
-        messages: Conversation,
-        tools: Sequence[Mapping[str, Any]] | None,
-        variables: Mapping[str, Any] | None,
-        opens: bool,
-        continues: bool,
-    ) -> tuple[list[int], list[int]]:
-        """Return a conversation's tokens, and the ends of its messages with `cache_control`."""
-        return render(
-            self.tokenizer,
-            self.template,
-            messages,
-            tools=tools,
-            variables=variables,
-            add_generation_prompt=opens,
-            continue_final_message=continues,
-        )
-
     # running ----------------------------------------------------------------------------------------------------------
 
-    def _run(self, requests: list[Request], progress: bool) -> list[Result]:
+    def _run(self, asked: list[OpenPrompt], progress: bool) -> list[Result]:
         from weft.offline.progress import Progress
 
         opened: list[OpenRequest] = []
-        with Progress(len(requests), shown=progress) as bar:
+        with Progress(len(asked), shown=progress) as bar:
             try:
-                for request in requests:
-                    self._add(request, opened)
-                for each in opened:
-                    while each.result is None:
+                for each in asked:
+                    self._add(each, opened)
+                for request in opened:
+                    while not request.ended:
                         self._move_on()
-                        bar.show(opened)
+                        bar.show(asked)
             except BaseException:
                 self._abort(opened)
                 raise
-        return [each.result for each in opened if each.result is not None]
+        results = [each.result() for each in asked]
+        report_cut(results)
+        return results
 
-    def _follow(self, request: Request) -> Generator[Chunk, None, None]:
+    def _follow(self, asked: OpenPrompt) -> Generator[Chunk, None, None]:
         chunks: deque[Chunk] = deque()
         opened: list[OpenRequest] = []
         try:
-            self._add(request, opened, chunks)
+            self._add(asked, opened, chunks)
             while True:
                 while not chunks:
                     self._move_on()
@@ -273,18 +275,18 @@ class LLM:
         finally:
             self._abort(opened)
 
-    def _add(self, request: Request, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
-        """Give the request to the engine. `chunks`, if given, receives its output from the first token on.
+    def _add(self, asked: OpenPrompt, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
+        """Give the requests to the engine. `chunks`, if given, receives their output from the first token on.
 
-        It joins `opened` before an interrupt can be raised, so that the caller can abort it.
+        They join `opened` before an interrupt can be raised, so that the caller can abort them.
         """
         with self._lock:
             self._check_open()
-            detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer()
             with InterruptLater():
-                added = OpenRequest(self.engine.add(request), FollowedAnswer(request, detokenizer), chunks)
-                self._running[added.number] = added
-                opened.append(added)
+                for each in asked.answers:
+                    number = self.engine.add(each.followed.request)
+                    self._running[number] = OpenRequest(number, each, asked, chunks)
+                    opened.append(self._running[number])
 
     def _move_on(self) -> None:
         """Run one step of the engine and dispatch its outputs."""
@@ -313,17 +315,18 @@ class LLM:
             raise
 
     def _take(self, opened: OpenRequest, output: Output) -> None:
-        number, followed = opened.number, opened.followed
-        piece = followed.take([output])
+        number, followed = opened.number, opened.answering.followed
+        piece = opened.answering.take([output])
         if piece.stops_engine:
             self.engine.finish(number)
         if piece.finish is not None:
             followed.report = self.engine.report(number)
-            opened.result = result_of(followed)
+            opened.ended = True
             del self._running[number]
             self.engine.forget(number)
         if opened.chunks is not None:
-            opened.chunks.append(chunk_of(piece, followed.request.params.logprobs is not None, opened.result))
+            scored, result = opened.asked.params.logprobs is not None, opened.asked.result() if opened.ended else None
+            opened.chunks.append(chunk_of(piece, scored, result, opened.asked.decode))
 
     def _abort(self, requests: list[OpenRequest]) -> None:
         """Abort those that still run, and free their memory at once."""
@@ -338,43 +341,10 @@ class LLM:
                 self._land_rest()
 
 
-def _options(model: str | None, given: Mapping[str, Any]) -> Options:
-    known = [each.name for each in fields(Options)]
-    for name in given:
-        if name not in known:
-            raise OptionError(f"LLM has no option {name!r}; known options are {', '.join(known)}")
-    return Options(model=None if model is None else str(model), **given)
-
-
-def _per_prompt(params: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if isinstance(params, str | Mapping) or not isinstance(params, Sequence):
-        raise InvalidField("params", f"must be SamplingParams or a list of them, got {params!r:.80}")
-    if len(params) != count:
-        raise InvalidField("params", f"must have one entry per prompt, got {len(params)} for {count} prompts")
-    for place, each in enumerate(params):
-        if not isinstance(each, SamplingParams):
-            raise InvalidField(f"params[{place}]", f"must be SamplingParams, got {each!r:.80}")
-    return list(params)
-
-
-def _snapshots_per_prompt(snapshots: Sequence[int] | Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
-    if all(isinstance(each, int) for each in snapshots):
-        return [cast(Sequence[int], snapshots)] * count
-    if len(snapshots) != count:
-        raise InvalidField("snapshots", f"must have one entry per prompt, got {len(snapshots)} for {count} prompts")
-    return list(cast(Sequence[Sequence[int]], snapshots))
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    if isinstance(messages, Sequence) and messages and all(isinstance(each, list | tuple) for each in messages):
-        return [check_messages(each) for each in cast(Sequence[Conversation], messages)]
-    return [check_messages(cast(Conversation, messages))]
-
-
-def _single(prompt: Prompt) -> list[Prompt]:
-    prompts = as_list(prompt)
-    if len(prompts) != 1:
-        raise RequestError(f"stream takes one prompt, got {len(prompts)}; use generate for several")
-    return prompts
+def single(asked: list[OpenPrompt]) -> OpenPrompt:
+    """Return the only prompt with its only answer."""
+    if len(asked) != 1:
+        raise RequestError(f"stream takes one prompt, got {len(asked)}; use generate for several")
+    if len(asked[0].answers) != 1:
+        raise InvalidField("n", "must be 1 in a stream; use generate for several answers")
+    return asked[0]

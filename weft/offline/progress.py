@@ -5,24 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Protocol
 
 from tqdm import tqdm
 
-from weft.answers.followed import FollowedAnswer
-from weft.offline.result import Result
+from weft.offline.asking import OpenPrompt
 
 SECONDS_BETWEEN = 0.2
-
-
-class Watched(Protocol):
-    """An open request."""
-
-    @property
-    def result(self) -> Result | None: ...
-
-    @property
-    def followed(self) -> FollowedAnswer: ...
 
 
 class Progress:
@@ -39,14 +27,15 @@ class Progress:
     ) -> None:
         self._bar.close()
 
-    def show(self, requests: Sequence[Watched]) -> None:
+    def show(self, asked: Sequence[OpenPrompt]) -> None:
         now = time.monotonic()
         if self._bar.disable or now - self._last < SECONDS_BETWEEN:
             return
         self._last = now
-        done = [request.result for request in requests if request.result is not None]
-        tokens = sum(request.followed.generated for request in requests)
-        prompt = sum(len(result.prompt_token_ids) for result in done)
-        cached = sum(result.cached_tokens for result in done)
-        self._bar.n = len(done)
+        answers = [answer.followed for each in asked for answer in each.answers]
+        tokens = sum(each.generated for each in answers)
+        done = [each for each in answers if each.finish is not None]
+        prompt = sum(len(each.request.prompt) for each in done)
+        cached = sum(each.report.cached_tokens for each in done)
+        self._bar.n = sum(each.ended for each in asked)
         self._bar.set_postfix_str(f"{tokens / (now - self._started):.0f} tok/s, {cached / max(1, prompt):.0%} cached")

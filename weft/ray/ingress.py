@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.cli.route import texts_of
 from weft.cli.serve import settings_of
+from weft.cli.sources import with_keys
 from weft.fleet.backend import FleetBackend
 from weft.fleet.remote import RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
@@ -37,7 +39,7 @@ class FleetFront:
 
     def __init__(self, settings: FleetSettings, members: Members) -> None:
         self._settings = settings
-        self._options = settings.serve_options
+        self._options = with_keys(settings.serve_options, os.environ)
         self._server = settings_of(self._options)
         self._members = members
         self.fleet = FleetBackend([], chooser=RoutedChoice(), max_open=self._server.limits.open_sequences, patient=True)

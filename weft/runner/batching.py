@@ -12,11 +12,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from weft.base.plan import Captures, Ints, Plan, row_arrays
+from weft.base.parts import ranges
+from weft.base.plan import Captures, Ints, Longs, Plan, row_arrays
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
 from weft.kernels.interface import NO_SLOT, Batch, HostStep, Operations, PageList
-from weft.kernels.rows import Longs, RowPositions, ranges
+from weft.kernels.rows import RowPositions
 from weft.memory.spec import AttentionMemory, MemorySpec
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import move_rows, read_guesses
+from weft.base.completion import complete
 from weft.base.parts import rows_of_one
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
@@ -15,7 +15,7 @@ from weft.device.upload import upload
 from weft.kernels.interface import Batch, OrderedDecodes
 from weft.memory.kinds import Kind
 from weft.runner.batching import build_batch, build_step
-from weft.runner.hidden_states import guess_places
+from weft.runner.hidden_states import draft_places
 from weft.runner.placed import PlacedModel
 from weft.runner.step_sampling import StepSampling
 
@@ -45,15 +45,12 @@ class EagerSteps:
         if not placed.store.is_host_memory:
             check_complete(plan)
             return plan
-        if plan.drafts.may_move:
-            # Rows of a head start earlier by what the model refused.
-            refused = states.board.refused if states and placed.computes.is_head else placed.boards.refused
-            plan = move_rows(plan, refused.numpy()[plan.seat], placed.spec.cell)
-        if len(plan.drafts.on_device):
-            assert states is not None, "guesses are where hidden states are"
-            board = states.board
-            plan = read_guesses(plan, board.refused.numpy()[plan.seat], board.tokens.numpy()[plan.seat])
-        return plan
+        if not plan.drafts.may_move and not len(plan.drafts.on_device):
+            return plan
+        # Rows of a head start and end earlier by what the model refused.
+        refused = states.board.refused if states and placed.computes.is_head else placed.boards.refused
+        tokens = states.board.tokens.numpy()[plan.seat] if states else None
+        return complete(plan, refused.numpy()[plan.seat], placed.spec.cell, tokens)
 
     def forward(self, batch: Batch) -> Float[Tensor, "tokens hidden"]:
         """Return the final hidden states of a batch of the model."""
@@ -83,12 +80,12 @@ class EagerSteps:
         found: StepSampling = staged.finish(upload(staged.arrays(), self.placed.device))
         return found
 
-    def read_guesses(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
+    def read_drafts(self, plan: Plan, ids: Int[Tensor, " tokens"]) -> None:
         """Replace those of a plan's tokens that only the device knows."""
         if len(plan.drafts.on_device):
             states = self.placed.computes.states
-            assert states is not None, "guesses are where hidden states are"
-            sent = upload({"place": guess_places(plan)}, self.placed.device, widen=False)
+            assert states is not None, "drafts are where hidden states are"
+            sent = upload({"place": draft_places(plan)}, self.placed.device, widen=False)
             states.board.read(ids, sent["place"])
 
     def in_order(self, plan: Plan, batch: Batch) -> Float[Tensor, "rows hidden"] | None:
@@ -150,6 +147,6 @@ class UsualNumerics:
             if hidden is not None:
                 return ComputedStep(batch, sampling, batch.token_ids, hidden)
         batch, sampling = steps.step_of(plan, staged)
-        steps.read_guesses(plan, batch.token_ids)
+        steps.read_drafts(plan, batch.token_ids)
         hidden = steps.forward_head(batch, plan) if steps.placed.computes.is_head else steps.compute(batch)
         return ComputedStep(batch, sampling, batch.token_ids, hidden)

@@ -16,11 +16,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.base.parts import cells_of, rows_of_one, some_rows
+from weft.base.parts import cells_of, ranges, rows_of_one, some_rows
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.kernels.interface import Batch
-from weft.kernels.rows import ranges
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.eager import ComputedStep, EagerSteps, UsualNumerics

@@ -1,8 +1,6 @@
 """The model's final hidden states by seat, for the positions that its MTP head has not read yet.
 
-They lie in one buffer that never moves, so recorded steps can write and read it. Its lines:
-
-    blocks of positions, each of one seat   the head's own last output, by seat   padding
+They lie in one buffer that never moves, so recorded steps can write and read it.
 """
 
 from __future__ import annotations
@@ -13,26 +11,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base.config import MOST_DRAFTS
-from weft.base.grid import cells_covering
-from weft.base.plan import Ints, Plan
+from weft.base.parts import ranges
+from weft.base.plan import Longs, Plan
+from weft.drafting.state_lines import StateLines
 from weft.kernels.following import DraftSamples
-from weft.kernels.rows import Longs, ranges
-
-# Positions of a block, and blocks that a seat needs while its states wait to be read many at once.
-BLOCK = 16
-BLOCKS_OF_A_SEAT = 6
 
 
-class GuessBoard:
+class DraftBoard:
     """What follows the last token of a seat that the host knows, on the device: `tokens` [seats + 1, most].
 
     First what its last verification chose, of which all after the first `refused` ones do not count, then what the head
-    guesses after it. The last line is that of padding.
+    drafts after it. The last line is that of padding.
     """
 
     def __init__(self, seats: int, device: torch.device | str) -> None:
         self.tokens = torch.zeros(seats + 1, MOST_DRAFTS + 1, dtype=torch.int32, device=device)
-        self.refused, self.guesses = (torch.zeros(seats + 1, dtype=torch.int32, device=device) for _ in range(2))
+        self.refused, self._last = (torch.zeros(seats + 1, dtype=torch.int32, device=device) for _ in range(2))
         self._place = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=device)
 
     def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
@@ -41,10 +35,10 @@ class GuessBoard:
         self.tokens[rows.seat] = tokens[place.clamp(max=len(tokens) - 1)].to(self.tokens.dtype)
         self.refused[rows.seat] = refused[rows.seat]
 
-    def guessed(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
-        """Keep a guess of each seat: the first one, or if it `continues` the next one."""
-        place = (self.guesses[seat] + 1) * continues
-        self.guesses[seat] = place
+    def drafted(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
+        """Keep a draft of each seat: the first one, or if it `continues` the next one."""
+        place = (self._last[seat] + 1) * continues
+        self._last[seat] = place
         self.tokens[seat, place] = tokens.to(self.tokens.dtype)
 
     def read(self, ids: Int[Tensor, " tokens"], place: Int[Tensor, " tokens"]) -> None:
@@ -52,141 +46,23 @@ class GuessBoard:
         ids.copy_(torch.where(place < 0, ids, self.tokens.view(-1)[place.clamp(min=0)].to(ids.dtype)))
 
 
-def guess_places(plan: Plan) -> Longs:
-    """Return the place of each token of a plan on the board of guesses; negative, if the host knows the token."""
+def draft_places(plan: Plan) -> Longs:
+    """Return the place of each token of a plan on the board of drafts; negative, if the host knows the token."""
     length = (plan.end - plan.start).astype(np.int64)
     place, owners = ranges(plan.drafts.on_device - length, length)
     return np.where(place < 0, -1, plan.seat[owners].astype(np.int64) * (MOST_DRAFTS + 1) + place)
 
 
 class HiddenStates:
-    """A seat keeps one interval of positions, [first, end), if it keeps any.
+    """The states that a head is to read, in the lines of `rows`, and the board of its drafts."""
 
-    What a step writes replaces everything from its first position on, so states of wrong drafts are gone when the next
-    step writes. Beyond `most` positions, or without a free block, a seat loses all of them. A row that follows drafts
-    in flight has lines for the positions of its plan, until `move` says where it started.
-    """
-
-    def __init__(
-        self, seats: int, most: int, width: int, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> None:
-        blocks = block_count(seats, most)
-        self.most = most
-        self.own = blocks * BLOCK
-        self.padding = self.own + seats
-        self.lines = torch.zeros(self.padding + 1, width, dtype=dtype, device=device)
-        self.first = np.zeros(seats, np.int64)
-        self.end = np.zeros(seats, np.int64)
-        self.kept_for = np.zeros(seats, np.bool_)
-        # By seat: the end of the last block that it holds, and its blocks by their number in the sequence, in a ring.
-        self._limit = np.zeros(seats, np.int64)
-        self._blocks = np.zeros((seats, blocks), np.int32)
-        self._free = list(range(blocks))
-        # By seat: how many positions lower its blocks are numbered than when they were written.
-        self._moved = np.zeros(seats, np.int64)
-        self.board = GuessBoard(seats, device)
-
-    # on the host ------------------------------------------------------------------------------------------------------
-
-    def place(self, plan: Plan) -> Ints:
-        """Keep the states of a step's tokens from now on, and return the line of each. Others have that of padding."""
-        kept = self.kept_for[plan.seat]
-        if not kept.all():
-            every = np.full(len(plan.tokens), self.padding, np.int32)
-            own = np.repeat(kept, plan.end - plan.start)
-            every[own] = self._place(plan.seat[kept], plan.start[kept], plan.end[kept])
-            return every
-        return self._place(plan.seat, plan.start, plan.end)
-
-    def _place(self, *rows: Ints) -> Ints:
-        seat, start, end = (each.astype(np.int64) for each in rows)
-        for row in np.flatnonzero((start > self.end[seat]) | (start < self.first[seat])).tolist():
-            self.forget(int(seat[row]))
-            self._begin(int(seat[row]), int(start[row]))
-        self.end[seat] = end
-        beyond = end + self._moved[seat] > self._limit[seat]
-        full = [row for row in np.flatnonzero(beyond).tolist() if not self._grow(int(seat[row]))]
-        positions, owners = ranges(start, end - start)
-        lines = self._find(seat[owners], positions)
-        if full:
-            lines[np.isin(owners, full)] = self.padding
-        return lines
-
-    def find(self, plan: Plan) -> Ints:
-        """Return the lines that a head reads for a step: of its own output if a row's token is on the board."""
-        seat, start, end = (each.astype(np.int64) for each in (plan.seat, plan.start, plan.end))
-        own = plan.from_board > 0
-        kept = (self.first[seat] <= start) & (end <= self.end[seat])
-        assert (own | kept).all(), "a head reads states that were not kept"
-        positions, owners = ranges(start, end - start)
-        return np.where(own[owners], self.own + seat[owners], self._find(seat[owners], positions)).astype(np.int32)
-
-    def drop(self, seats: Longs, before: Longs) -> None:
-        """Drop the states before positions of seats: the head has read them, and its entries stand."""
-        moved = self._moved[seats]
-        ends = np.minimum(before + moved, self._limit[seats])
-        passed = ends // BLOCK > (self.first[seats] + moved) // BLOCK
-        for seat, end in zip(seats[passed].tolist(), ends[passed].tolist(), strict=True):
-            self._release(seat, end)
-        self.first[seats] = np.maximum(self.first[seats], before)
-        self.end[seats] = np.maximum(self.end[seats], self.first[seats])
-        for seat in seats[self._limit[seats] < (self.first[seats] + moved) // BLOCK * BLOCK].tolist():
-            self._begin(seat, int(self.first[seat]))
-
-    def move(self, seat: int, refused: int) -> None:
-        """Let all positions of a seat be lower by the number of drafts that turned out wrong before them."""
-        self.first[seat] -= refused
-        self.end[seat] -= refused
-        self._moved[seat] += refused
-
-    def forget(self, seat: int) -> None:
-        """Drop all states of a seat."""
-        self._release(seat, int(self._limit[seat]))
-        self.first[seat] = self.end[seat] = self._limit[seat] = self._moved[seat] = 0
-
-    def _begin(self, seat: int, position: int) -> None:
-        """Let a seat that holds no block begin at a position."""
-        self.first[seat] = self.end[seat] = position
-        self._moved[seat] = 0
-        self._limit[seat] = position // BLOCK * BLOCK
-
-    def _grow(self, seat: int) -> bool:
-        """Take blocks up to the end of a seat's interval; if there is no room, forget all of it."""
-        limit, end = int(self._limit[seat]), int(self.end[seat] + self._moved[seat])
-        needed = cells_covering(end - limit, BLOCK)
-        if needed > len(self._free) or int(self.end[seat] - self.first[seat]) > self.most:
-            self.forget(seat)
-            return False
-        for number in range(limit // BLOCK, limit // BLOCK + needed):
-            self._blocks[seat, number % self._blocks.shape[1]] = self._free.pop()
-        self._limit[seat] = limit + needed * BLOCK
-        return True
-
-    def _release(self, seat: int, end: int) -> None:
-        """Release the blocks of a seat that lie before a position, as it was when they were written."""
-        first = int(self.first[seat] + self._moved[seat])
-        numbers = np.arange(first // BLOCK, end // BLOCK) % self._blocks.shape[1]
-        self._free.extend(self._blocks[seat, numbers].tolist())
-
-    def _find(self, seats: Longs, positions: Longs) -> Ints:
-        positions = positions + self._moved[seats]
-        block = self._blocks[seats, positions // BLOCK % self._blocks.shape[1]]
-        found: Ints = (block * BLOCK + positions % BLOCK).astype(np.int32)
-        return found
-
-    # on the device ----------------------------------------------------------------------------------------------------
+    def __init__(self, rows: StateLines, width: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.rows = rows
+        self.lines = torch.zeros(rows.padding + 1, width, dtype=dtype, device=device)
+        self.board = DraftBoard(len(rows.first), device)
 
     def write(self, lines: Int[Tensor, " n"], states: Float[Tensor, "n hidden"]) -> None:
         self.lines[lines] = states.to(self.lines.dtype)
 
     def read(self, lines: Int[Tensor, " n"]) -> Float[Tensor, "n hidden"]:
         return self.lines[lines]
-
-
-def block_count(seats: int, most: int) -> int:
-    return cells_covering(most, BLOCK) + BLOCKS_OF_A_SEAT * seats
-
-
-def hidden_bytes(seats: int, most: int, width: int, dtype: torch.dtype) -> int:
-    """Return the bytes of the buffer of `HiddenStates`."""
-    return (block_count(seats, most) * BLOCK + seats + 1) * width * dtype.itemsize

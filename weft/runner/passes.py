@@ -15,7 +15,7 @@ from weft.runner.hidden_states import HiddenStates
 
 
 class ModelPass:
-    """A model without an MTP head. `is_drafter`: all its samples are guesses, the most likely tokens."""
+    """A model without an MTP head. `is_drafter`: all its samples are drafts, the most likely tokens."""
 
     # Where the model's hidden states are kept, if a head reads them.
     states: HiddenStates | None = None
@@ -28,7 +28,7 @@ class ModelPass:
     @property
     def padding_line(self) -> int | None:
         """The line of hidden states for tokens of padding."""
-        return None if self.states is None else self.states.padding
+        return None if self.states is None else self.states.rows.padding
 
     def lines(self, plan: Plan) -> Ints | None:
         """Return the line of hidden states of each token of a plan. Called once for each launch."""
@@ -54,8 +54,8 @@ class ModelPass:
         found: Tensor = model.logits(hidden, batch)
         return found
 
-    def guessed(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
-        """Take note of guesses of seats. Those that `continues` marks are not the first ones."""
+    def drafted(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
+        """Take note of drafts of seats. Those that `continues` marks are not the first ones."""
 
     def verified(self, tokens: Int[Tensor, " samples"], rows: DraftSamples, refused: Int[Tensor, " seats"]) -> None:
         """Take note of the samples of rows with drafts, and of how many drafts were wrong."""
@@ -71,7 +71,7 @@ class KeepingPass(ModelPass):
         self.states = states
 
     def lines(self, plan: Plan) -> Ints:
-        return self.states.place(plan)
+        return self.states.rows.place(plan)
 
     def keep(self, lines: Int[Tensor, " tokens"] | None, hidden: Float[Tensor, "tokens hidden"]) -> None:
         assert lines is not None
@@ -82,7 +82,7 @@ class KeepingPass(ModelPass):
 
 
 class HeadPass(ModelPass):
-    """An MTP head. A row's tokens are those after its positions; its guesses stay on the board of the hidden states.
+    """An MTP head. A row's tokens are those after its positions; its drafts stay on the board of the hidden states.
 
     A row whose token is on the board continues from the head's own output at its last sample, any other row from the
     model's hidden states.
@@ -96,7 +96,7 @@ class HeadPass(ModelPass):
         self.states = states
 
     def lines(self, plan: Plan) -> Ints:
-        return self.states.find(plan)
+        return self.states.rows.find(plan)
 
     def compute(
         self, model: CausalModel, batch: Batch, views: tuple[View, ...], lines: Int[Tensor, " tokens"] | None
@@ -106,7 +106,7 @@ class HeadPass(ModelPass):
         return model.predict(batch, views, self.states.read(lines))
 
     def chosen(self, hidden: Float[Tensor, "samples hidden"], seat: Int[Tensor, " samples"]) -> None:
-        self.states.write(seat + self.states.own, hidden)
+        self.states.write(seat + self.states.rows.own, hidden)
 
     def logits(
         self, model: CausalModel, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool
@@ -114,5 +114,5 @@ class HeadPass(ModelPass):
         assert isinstance(model, MtpHead)
         return model.frequent_logits(hidden, batch) if frequent else model.logits(hidden, batch)
 
-    def guessed(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
-        self.states.board.guessed(tokens, seat, continues)
+    def drafted(self, tokens: Int[Tensor, " n"], seat: Int[Tensor, " n"], continues: Int[Tensor, " n"]) -> None:
+        self.states.board.drafted(tokens, seat, continues)

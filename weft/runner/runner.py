@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.base.moving import add_masks
+from weft.base.completion import add_masks
 from weft.base.plan import Ints, Landing, Plan, Scores
 from weft.device.download import Download
 from weft.device.host_memory import HostMemory
@@ -133,16 +133,16 @@ class Runner:
 
     @property
     def capabilities(self) -> Capabilities:
-        follows = self.follows if self.follows(0, 1, 2) else None
-        return Capabilities(self.supply_masks, follows, self.recorded, self, self.tiers)
+        builds = self.builds_on_flight if self.builds_on_flight(0, 1, 2) else None
+        return Capabilities(self.supply_masks, builds, self.recorded, self, self.tiers)
 
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+    def builds_on_flight(self, decodes: int, drafting: int, tokens: int) -> bool:
         """Return whether rows of such a step may follow drafts in flight.
 
         A CPU has computed them by then. A GPU has not: recorded steps place their rows there, and no others.
         """
         recorded = self.recorded
-        return self.store.is_host_memory if recorded is None else recorded.follows(decodes, drafting, tokens)
+        return self.store.is_host_memory if recorded is None else recorded.builds_on_flight(decodes, drafting, tokens)
 
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Flight:
@@ -162,7 +162,7 @@ class Runner:
         sampling = self.eager.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[:samples] if every else output.logits[sampling.index]
         # The next step is launched after the masks, so it does not overwrite these logits before.
-        if len(plan.sampling.late):
+        if len(plan.sampling.awaiting_mask):
             return WaitingFlight(plan, logits, output.inputs, None)
         return self.choose(plan, logits, sampling, output.inputs)
 
@@ -191,7 +191,7 @@ class Runner:
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         computes.chosen(last, sampling.seat)
         logits = self.logits_of(last, batch, plan.drafts.frequent_only)
-        if len(plan.sampling.late):
+        if len(plan.sampling.awaiting_mask):
             return WaitingFlight(plan, logits, inputs, prompt_scores)
         return self.choose(plan, logits, sampling, inputs, prompt_scores)
 
@@ -222,14 +222,14 @@ class Runner:
         boards, computes = self.placed.boards, self.placed.computes
         logits = self.operations.for_sampling(logits)
         digests = self.operations.digest(logits) if sampling.digests else None
-        if sampling.early is not None and sampling.draws is not None:
+        if sampling.earlier_uniform is not None and sampling.draws is not None:
             moved = boards.moved[sampling.seat[sampling.draws.row]].long()
-            uniform = sampling.early.gather(1, moved[:, None])[:, 0]
+            uniform = sampling.earlier_uniform.gather(1, moved[:, None])[:, 0]
             sampling = replace(sampling, draws=replace(sampling.draws, uniform=uniform))
         tokens = self.decide(logits, sampling, inputs)
         if computes.is_head:
             continues = upload({"continues": plan.from_board[plan.sampled]}, self.device, widen=False)["continues"]
-            computes.guessed(tokens, sampling.seat, continues)
+            computes.drafted(tokens, sampling.seat, continues)
         if sampling.boarded is None:
             boards.token[sampling.seat] = tokens
         elif len(sampling.boarded):

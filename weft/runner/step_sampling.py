@@ -73,7 +73,8 @@ class StepSampling:
     biases: Biases | None
     bans: Bans | None
     draws: Draws | None
-    early: Tensor | None  # [draws, positions + 1] random numbers if the row starts 0, 1, ... positions earlier
+    # [draws, positions + 1] random numbers if the row starts 0, 1, ... positions earlier
+    earlier_uniform: Tensor | None
     top: int | None  # number of most likely tokens to return; None: no log-probabilities at all
     digests: bool  # whether to return digests of the logits
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
@@ -95,7 +96,7 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "biases": None if simple else _biases(sampling),
         "bans": None if simple else _bans(plan),
         "draws": None if simple else _draws(sampling, vocab_size),
-        "early": None if simple else _early(sampling),
+        "earlier_uniform": None if simple else _earlier_uniform(sampling),
         "top": int(sampling.top_logprobs.max(initial=0)) if sampling.wants_logprobs else None,
         "digests": sampling.wants_digests,
         "score_index": plan.score_index,
@@ -181,7 +182,7 @@ def _input_index(plan: Plan, samples: NDArray[np.integer[Any]]) -> NDArray[np.in
     return found
 
 
-def _early(sampling: Sampling) -> NDArray[np.float32] | None:
+def _earlier_uniform(sampling: Sampling) -> NDArray[np.float32] | None:
     row = _drawn(sampling)
     if not len(sampling.earlier_uniform) or not len(row):
         return None

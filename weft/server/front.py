@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,7 +16,7 @@ from starlette.responses import Response
 
 from weft import __version__
 from weft.answers.followed import FollowedAnswer
-from weft.answers.requests import ModelBounds, build_request
+from weft.answers.requests import ModelBounds, build_request, numbered
 from weft.backends.backend import Backend
 from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
@@ -311,21 +310,5 @@ def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
     return detect() if name == "auto" else None if name == "none" else name
 
 
-def numbered(params: SamplingParams, place: int) -> SamplingParams:
-    """Return the parameters of a prompt's n-th answer."""
-    if params.seed is None or not place:
-        return params
-    return replace(params, seed=derived_seed(params.seed, place))
-
-
 def new_name(prefix: str) -> str:
     return prefix + secrets.token_hex(16)
-
-
-def derived_seed(seed: int, place: int) -> int:
-    """Return the seed of the n-th answer; the first keeps the request's own.
-
-    >>> derived_seed(7, 1) == derived_seed(7, 1) != derived_seed(7, 2)
-    True
-    """
-    return int.from_bytes(sha256(f"{seed}/{place}".encode()).digest()[:8], "big", signed=True)

@@ -36,7 +36,7 @@ def assemble_runner(
         threads,
         chosen.operations,
         computes=computes,
-        # Guesses need not be exact.
+        # Drafts need not be exact.
         numerics=UsualNumerics() if is_drafter else numerics_of(chosen),
         recording=StepRecording(config.max_length, progress) if chosen.are_recorded else None,
         marks_layers=bool(config.departures_bytes) and not is_drafter,

@@ -11,6 +11,7 @@ from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
 from weft.base.options import Options, draft_of
 from weft.device.devices import free_bytes
+from weft.drafting.state_lines import StateLines, line_count
 from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config
@@ -18,10 +19,11 @@ from weft.models.dtypes import choose_dtype
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.weights import find_checkpoint, load_head, load_model
-from weft.runner.hidden_states import HiddenStates, hidden_bytes
+from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype
 from weft.start.assembling import assemble_runner, threads_on
+from weft.start.rank_loading import quantising_of
 from weft.text.tokenizer import Tokenizer, load_tokenizer
 
 # Steps whose hidden states may wait for an MTP head.
@@ -40,8 +42,8 @@ class LoadedDraft:
         """Return memory for the hidden states that a head reads; None for a model of its own."""
         if not isinstance(self.model, MtpHead):
             return None
-        most = HIDDEN_STEPS * config.max_tokens_per_step
-        return HiddenStates(config.max_sequences, most, self.model.width, model_dtype(self.model), device)
+        lines = StateLines(config.max_sequences, HIDDEN_STEPS * config.max_tokens_per_step)
+        return HiddenStates(lines, self.model.width, model_dtype(self.model), device)
 
     def runner(
         self, config: EngineConfig, device: str, hidden: HiddenStates | None, threads: int, progress: bool
@@ -66,7 +68,7 @@ def load_drafter(
     if draft_of(options) != "mtp":
         return None
     place = builtin.place_of(options.model)
-    parts = (options.weights, options.seed, chosen.operations, device)
+    parts = (options.weights, options.seed, chosen.operations, device, quantising_of(options))
     head = load_head(place, target, model_dtype(target), *parts)
     head.limit = options.draft_vocabulary
     return head
@@ -114,4 +116,4 @@ def kept_bytes(drafter: CausalModel, tokens: int, rows: int) -> int:
     """Return the bytes of the hidden states that are kept for a drafter."""
     if not isinstance(drafter, MtpHead):
         return 0
-    return hidden_bytes(rows, HIDDEN_STEPS * tokens, drafter.width, model_dtype(drafter))
+    return line_count(rows, HIDDEN_STEPS * tokens) * drafter.width * model_dtype(drafter).itemsize

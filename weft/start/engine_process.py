@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft import builtin
 from weft.backends.backend import ModelInfo
@@ -193,12 +193,20 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
         | {
             "folder": str(folder),
             "tensor_parallel": options.tensor_parallel,
+            "weights": {"bytes": dict(model.held.bytes), "decode_bytes": model.held.decode_bytes},
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
         }
+        | quantised_by(options)
         | ({} if joined is None else joined.facts),
     )
     return engine, info
+
+
+def quantised_by(options: Options) -> dict[str, Any]:
+    """Return the options by which an engine computes other numbers than its checkpoint has, if there are any."""
+    found = {"quantize": options.quantize, "quantize_head": options.quantize_head}
+    return found if options.quantize != "off" else {}
 
 
 def _folder(options: Options) -> Path:

@@ -20,7 +20,7 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
-from weft.device.devices import choose_device, device_name, free_bytes
+from weft.device.devices import choose_device, device_name, free_bytes, read_rate
 from weft.drafting.head import DraftHead
 from weft.drafting.model import DraftModel
 from weft.kernels.choosing import Chosen, begin_compiling, choose, why_not_exact
@@ -48,7 +48,7 @@ from weft.runner.runner import Runner
 from weft.start.assembling import assemble_runner, threads_on
 from weft.start.drafters import LoadedDraft, kept_bytes, load_drafter, loaded_draft
 from weft.start.exact_costs import decide, family_of
-from weft.start.rank_loading import shard_of, spare_bytes, use_share_of
+from weft.start.rank_loading import quantising_of, shard_of, spare_bytes, use_share_of
 from weft.text.grammar import Grammars
 from weft.text.suggestions import suggested_params
 from weft.text.template import ChatTemplate, load_template
@@ -88,6 +88,11 @@ class Loaded:
     def placement(self) -> str:
         """The weights' data type and the device, for people to read."""
         return f"{self.dtype} on {device_name(self.device)}"
+
+    @property
+    def measure_rate(self) -> Callable[[], float]:
+        """A function that measures how many bytes of its memory the device reads in a second."""
+        return partial(read_rate, self.device)
 
     def runner(self, threads: int = 0, progress: bool = False) -> Runner | LeadingRunner:
         """Return the device that executes the engine's plans. `threads` are a CPU's; 0: all available."""
@@ -145,7 +150,7 @@ class Loaded:
         if hidden is None:
             return DraftModel(ledger, executor, vocab_size, step, config.paranoid)
         assert isinstance(model, MtpHead)
-        parts = (hidden, ledger, executor, vocab_size, step, config.paranoid)
+        parts = (hidden.rows, ledger, executor, vocab_size, step, config.paranoid)
         return DraftHead(*parts, frequent_tokens=model.frequent)
 
     def grammars(self, warm: bool = True) -> Grammars | None:
@@ -217,6 +222,7 @@ def load_model_of(
             exact=exact,
             shard=shard,
             identify=stores,
+            quantising=quantising_of(options),
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error

@@ -11,6 +11,7 @@ from weft.base.errors import OptionError
 from weft.base.options import Options
 from weft.device.devices import choose_device, free_bytes, gpu_count, use_gpu
 from weft.kernels.choosing import choose
+from weft.kernels.formats.quantising import Quantising
 from weft.memory.spec import MemorySpec
 from weft.models.dtypes import choose_dtype
 from weft.models.identity import identity_of
@@ -28,7 +29,9 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
     spare = spare_bytes(ranks)
     identify = identify or options.disk is not None
     weights = (options.weights, options.seed, spare)
-    model, config = load_model(folder, dtype, device, False, *weights, shard=shard, identify=identify)
+    model, config = load_model(
+        folder, dtype, device, False, *weights, shard=shard, identify=identify, quantising=quantising_of(options)
+    )
     operations = choose(device, dtype, model.memories).operations
     found = identity_of(model, config, MemorySpec(model.memories(operations)), shard=shard) if identify else None
     disk = None if options.disk is None else Path(options.disk)
@@ -56,3 +59,8 @@ def use_share_of(rank: int, ranks: int, device: str, threads: int) -> None:
 def shard_of(options: Options, rank: int) -> Shard:
     """Return a rank's part of the model."""
     return Shard(rank, options.tensor_parallel, options.expert_parallel)
+
+
+def quantising_of(options: Options) -> Quantising:
+    """Return which matrices an engine with these options quantises."""
+    return Quantising(options.quantize, options.quantize_head)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from weft.backends.backend import ModelInfo
 from weft.backends.dispatcher import Dispatcher
-from weft.backends.life import MAX_OPEN
+from weft.backends.life import MAX_OPEN, SHUTTING_DOWN
 from weft.base.options import Options
 from weft.engine.protocol import Command, Event, Shutdown
 from weft.engine.service import Drivable, Service, ThreadInbox
@@ -59,6 +59,15 @@ class ThreadBackend(Dispatcher):
         if self._thread is not None:
             self._inbox.put(Shutdown())
             await asyncio.to_thread(self._thread.join)
+            self._thread = None
+
+    def end_now(self) -> None:
+        """Fail all requests and end the engine after its step. Blocks, and may run after the event loop has ended."""
+        self._watch_no_more()
+        self._close(SHUTTING_DOWN)
+        if self._thread is not None:
+            self._inbox.put(Shutdown())
+            self._thread.join()
             self._thread = None
 
     def _send(self, command: Command) -> None:

@@ -95,7 +95,7 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt of a conversation. `variables` are additional names that this model's template knows."""
         for name in self.reserved.intersection(variables or ()):
-            raise InvalidField(f"template_variables.{name}", RESERVED)
+            raise InvalidField(f"chat_template_kwargs.{name}", RESERVED)
         values = {
             **self._specials,
             **(variables or {}),

@@ -275,7 +275,7 @@ def test_answers_are_the_same_without_native_kernels(restarted, monkeypatch):
         forget()
         llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
         assert library.available() == (switch == "1")
-        answers.append(llm.generate([[5, 6, 7], list(range(3, 90))], asked, progress=False))
+        answers.append(llm.generate([[5, 6, 7], list(range(3, 90))], asked, use_tqdm=False))
     for ours, theirs in zip(*answers):
         assert ours.token_ids == theirs.token_ids
         for one, other in zip(ours.logprobs, theirs.logprobs):
@@ -318,10 +318,10 @@ def test_models_that_the_kernels_have_no_room_for_are_left_to_torch():
 def test_the_default_dtype_of_torch_is_nobodys_business():
     asked = SamplingParams(max_tokens=8, temperature=0.0)
     llm = LLM(**tiny_model.OPTIONS, device="cpu", memory="32MiB")
-    expected = llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids
+    expected = llm.generate([[5, 6, 7]], asked, use_tqdm=False)[0].token_ids
     torch.set_default_dtype(torch.bfloat16)
     try:
-        assert llm.generate([[5, 6, 7]], asked, progress=False)[0].token_ids == expected
+        assert llm.generate([[5, 6, 7]], asked, use_tqdm=False)[0].token_ids == expected
         for step in llm.engine._device.eager.compute.steps.values():
             for prepared in step.batch.derived.values():
                 prepared.renew(step.batch)

@@ -172,8 +172,8 @@ def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
     many = linears.FEW_ROWS[torch.bfloat16] + 1
     for count in (many, 2):
         prompts = [[5 + index, 6, 7, 8] for index in range(count)]
-        found = llm.generate(prompts, asked, progress=False)
-        alone = [llm.generate([prompt], asked, progress=False)[0] for prompt in prompts]
+        found = llm.generate(prompts, asked, use_tqdm=False)
+        alone = [llm.generate([prompt], asked, use_tqdm=False)[0] for prompt in prompts]
         # Units add in another order, and then rounding decides between some tokens.
         by_units = HAS_BFLOAT16 and 4 * count >= many
         assert by_units or [each.token_ids[0] for each in found] == [each.token_ids[0] for each in alone]

@@ -36,7 +36,7 @@ PROMPTS = [tokens(200, 1), tokens(140, 2)]
 
 def answers(llm: LLM) -> tuple[list[list[int]], list[int]]:
     """The tokens of all prompts, and how many tokens of each were loaded."""
-    found = [llm.generate([prompt], GREEDY, progress=False)[0] for prompt in PROMPTS]
+    found = [llm.generate([prompt], GREEDY, use_tqdm=False)[0] for prompt in PROMPTS]
     return [each.token_ids for each in found], [each.loaded_tokens for each in found]
 
 

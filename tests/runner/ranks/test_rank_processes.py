@@ -95,13 +95,13 @@ def loopback_only(number: int) -> bool:
 @pytest.mark.parametrize("expert_parallel", [False, True])
 def test_two_processes_answer_like_one_and_end_with_the_llm(expert_parallel, folder):
     with LLM(str(folder), **OPTIONS) as llm:
-        alone = llm.generate(PROMPTS, GREEDY, progress=False)
+        alone = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     with LLM(str(folder), tensor_parallel=2, expert_parallel=expert_parallel, **OPTIONS) as llm:
         numbers = [process.pid for process in llm.engine._device.others.processes]
         assert [is_alive(number) for number in numbers] == [True]
         assert loopback_only(numbers[0])
         assert loopback_only(os.getpid())
-        found = llm.generate(PROMPTS, GREEDY, progress=False)
+        found = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [each.token_ids for each in found] == [each.token_ids for each in alone]
     assert not any(map(is_alive, numbers))
 
@@ -134,14 +134,14 @@ def test_masks_that_follow_a_launch_reach_other_processes(folder):
 
 def test_a_rank_that_dies_ends_the_group_with_one_error_that_names_it(pair, caplog):
     others = pair.engine._device.others
-    pair.generate(PROMPTS, GREEDY, progress=False)
+    pair.generate(PROMPTS, GREEDY, use_tqdm=False)
     os.kill(others.processes[0].pid, signal.SIGKILL)
     with pytest.raises(EngineStopped, match=r"rank 1 of 2 \(process \d+\) has ended with exit code -9"):
-        pair.generate(PROMPTS, GREEDY, progress=False)
+        pair.generate(PROMPTS, GREEDY, use_tqdm=False)
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [others.failure]
     assert others.processes[0].poll() is not None
     with pytest.raises(EngineStopped, match="no longer answers"):
-        pair.generate(PROMPTS, GREEDY, progress=False)
+        pair.generate(PROMPTS, GREEDY, use_tqdm=False)
 
 
 def test_a_model_that_cannot_be_cut_is_refused_before_any_process_starts(folder, monkeypatch):

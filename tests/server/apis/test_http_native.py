@@ -213,8 +213,15 @@ def test_facts_about_server_and_model(served: Served):
     for path in ("/model_info", "/get_model_info"):
         info = served.client.get(path).json()
         assert (info["vocab_size"], info["is_generation"], info["has_tokenizer"]) == (259, True, True)
+    served.generate(LONG)
     facts = served.client.get("/server_info").json()
     assert facts["max_length"] == 32768
+    assert facts["quantize"] == "off"
+    assert sum(facts["weights"]["bytes"].values()) >= facts["weights"]["decode_bytes"] > 0
+    page = served.client.get("/metrics").text
+    [line] = [line for line in page.splitlines() if line.startswith("weft_weights_decode_bytes ")]
+    assert float(line.split()[1]) == facts["weights"]["decode_bytes"]
+    assert 'weft_weights_bytes{format="float32"}' in page
     assert facts["stats"]["steps"] > 0
     # What SGLang's own tests ask before they look for hits.
     assert served.client.get("/get_server_info").json()["disable_radix_cache"] is False

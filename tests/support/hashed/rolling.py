@@ -193,9 +193,9 @@ class RollingDevice(Device):
             for name, method in (("sizes", "padded_tokens"), ("progress", "has_computed"), ("tiers", "copy"))
             if hasattr(self, method)
         }
-        return Capabilities(self.supply_masks, self.follows, **added)
+        return Capabilities(self.supply_masks, self.builds_on_flight, **added)
 
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+    def builds_on_flight(self, decodes: int, drafting: int, tokens: int) -> bool:
         return True
 
     def launch(self, plan: Plan) -> dict:
@@ -208,7 +208,7 @@ class RollingDevice(Device):
 
     @staticmethod
     def _waits_for_masks(plan: Plan) -> bool:
-        return len(plan.sampling.late) > 0
+        return len(plan.sampling.awaiting_mask) > 0
 
     def supply_masks(self, flight: dict, masks: np.ndarray) -> None:
         plan, launched = self._waiting[-1]

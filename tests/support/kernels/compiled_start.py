@@ -84,6 +84,7 @@ def prepare() -> Counts:
 def model_start(family: str) -> dict[str, dict[str, int]]:
     from tests.support.models.engines import TINY, dummy_model
     from weft.base.plan import StepDrafts
+    from weft.drafting.state_lines import StateLines
     from weft.kernels.choosing import everywhere
     from weft.kernels.cuda.launch.ahead import ZeroedMemory
     from weft.memory.spec import MemorySpec
@@ -105,7 +106,7 @@ def model_start(family: str) -> dict[str, dict[str, int]]:
         for step in steps_of(model, spec, operations, TOKENS, ROWS, "cpu", drafter):
             step()
         found["trials"] = counts.take()
-        computes = PaddingPass(HiddenStates(ROWS, TOKENS, model.width, torch.bfloat16)) if drafter else None
+        computes = PaddingPass(HiddenStates(StateLines(ROWS, TOKENS), model.width, torch.bfloat16)) if drafter else None
         more = {"operations": operations, "computes": computes, "recording": StepRecording(4096)}
         runner = Runner(model, spec, 1 << 22, ROWS, **more)
         for _, step in runner.recorded.steps():

@@ -33,6 +33,7 @@ from weft.drafting.head import DraftHead
 from weft.drafting.model import DraftModel
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.costs import FreeDrafts
+from weft.drafting.state_lines import StateLines
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -204,7 +205,7 @@ def engine_of(
     spec = replace(found.memories, draft_room=ROOM)
     hidden = None
     if drafting is not None and drafting.model == DraftHead.name:
-        hidden = HiddenStates(seats, 1000 * seats // SEATS, found.head.width, torch.float32)
+        hidden = HiddenStates(StateLines(seats, 1000 * seats // SEATS), found.head.width, torch.float32)
     runner = Runner(
         found.model,
         spec,
@@ -230,7 +231,7 @@ def drafter(found: Subject, drafting: Drafting | None, hidden: HiddenStates | No
     assert hidden is not None
     own = Ledger(spec, MEMORY, seats, LONGEST, remember_freed=True)
     head = Runner(found.head, spec, MEMORY, seats, "cpu", 1, found.operations, computes=HeadPass(hidden))
-    return DraftHead(hidden, own, head, VOCABULARY, 96, True)
+    return DraftHead(hidden.rows, own, head, VOCABULARY, 96, True)
 
 
 def drafting_of(kind: str, random: Random, asked: list[Wish], answers: list[Told]) -> Drafting:

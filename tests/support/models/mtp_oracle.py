@@ -44,7 +44,7 @@ class Checkpoint:
 
     @torch.no_grad()
     def drafts(self, text: list[int], count: int, among: int | None = None) -> list[int]:
-        """Guess the tokens after a text of which the model has computed all but the last, `among` the first ones."""
+        """Draft the tokens after a text of which the model has computed all but the last, `among` the first ones."""
         model = self.oracle.model
         states = model.model(input_ids=torch.tensor([text[:-1]]), use_cache=False).last_hidden_state[0]
         found: list[int] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -42,7 +41,7 @@ async def measure(sessions: Sequence[BenchSession], options: BenchOptions) -> di
     from weft.cli.bench.measures import summary
     from weft.cli.client import Client
 
-    client = Client(options.url, options.api_key or os.environ.get("WEFT_API_KEY"), options.timeout_seconds)
+    client = Client(options.url, options.api_key, options.timeout_seconds)
     try:
         model = options.model or (await client.get("/v1/models"))["data"][0]["id"]
         await warm_up(client, model, options)

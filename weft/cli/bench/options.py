@@ -16,7 +16,7 @@ class BenchOptions:
     """What to send, to which server, and at what rate."""
 
     url: str = option("http://127.0.0.1:8000", "URL of any OpenAI-compatible server; unix:PATH for a Unix socket")
-    api_key: str | None = option(None, "API key of the server; default: WEFT_API_KEY")
+    api_key: str | None = option(None, "API key of the server; better: WEFT_API_KEY")
     model: str | None = option(None, "the server's name of the model; default: the first one that it lists")
     workload: str = option("random", "kind of traffic to send", KINDS)
     form: str = option("auto", "prompts as token ids, text or messages; auto: chat for multi-turn, else tokens", FORMS)

@@ -16,7 +16,7 @@ class ChatOptions(Options):
     url: str | None = option(
         None, "chat with this OpenAI-compatible server, such as http://127.0.0.1:8000 or unix:/run/weft.sock"
     )
-    api_key: str | None = option(None, "API key of that server; default: WEFT_API_KEY")
+    api_key: str | None = option(None, "API key of that server; better: WEFT_API_KEY")
     system: str | None = option(None, "system message to start the conversation with")
     max_tokens: int = option(512, "maximum tokens of an answer")
     temperature: float | None = option(

@@ -6,7 +6,6 @@ while the abort runs, have no effect.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -160,7 +159,7 @@ class Remote:
         from weft.cli.client import Client
 
         self._loop = asyncio.Runner()
-        self._client = Client(str(options.url), options.api_key or os.environ.get("WEFT_API_KEY"))
+        self._client = Client(str(options.url), options.api_key)
         self._body: dict[str, Any] = {"max_tokens": options.max_tokens}
         if options.temperature is not None:
             self._body["temperature"] = options.temperature

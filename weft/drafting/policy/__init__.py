@@ -1,1 +1,1 @@
-"""Drafters: guesses at a sequence's next tokens, which one step then verifies together. See docs/drafts.md."""
+"""Drafters: they predict a sequence's next tokens, which one step then verifies together. See docs/drafts.md."""

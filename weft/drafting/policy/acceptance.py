@@ -12,7 +12,7 @@ MEMORY_OF_ALL = 0.998
 # first few drafts would have too many or too few of them, by luck.
 PRIOR_WEIGHT, OVERALL_WEIGHT = 2.0, 12.0
 
-# Acceptance of first guesses below which a drafter that decodes cannot pay, whatever the load: one of a head takes a
+# Acceptance of first drafts below which a drafter that decodes cannot pay, whatever the load: one of a head takes a
 # twentieth of a step of one row, and its verification more. A new head must be wrong 37 times to seem as bad.
 LEAST_RATE = 0.03
 

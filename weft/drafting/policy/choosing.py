@@ -1,4 +1,4 @@
-"""Which rows draft in a step, and how far: guesses of all drafters, weighed by their measured acceptance.
+"""Which rows draft in a step, and how far: drafts from all drafters, weighed by their measured acceptance.
 
 The expected number of tokens per unit of time decides. A draft after others is accepted only if all of them are, so
 each next one is worth less; drafts of all rows are added in the order of their worth while the step's cost, by its
@@ -20,7 +20,7 @@ from weft.drafting.policy.acceptance import LEAST_RATE, MEMORY_OF_ALL, Acceptanc
 from weft.drafting.policy.costs import LearnedCosts, StepCosts
 from weft.drafting.policy.counts import DraftCounts
 from weft.drafting.policy.habits import Habits, SharedHabits, key_of
-from weft.drafting.policy.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Guess, spelled
+from weft.drafting.policy.spelling import DRAFTER_OF, SOURCE_OF, SOURCES, Draft, spelled
 from weft.drafting.policy.suffix import LONGEST_COMPARED, Match, OwnText, Prediction, SharedTexts
 from weft.drafting.policy.suffix import key_of as run_key
 
@@ -28,7 +28,7 @@ from weft.drafting.policy.suffix import key_of as run_key
 PRIORS = {"prediction": 0.8, "suffix": 0.4, "long suffix": 0.8, "model": 0.6, "mtp": 0.6}
 LONG_MATCH = 8
 # Tokens that must agree with another text of the salt. Phrases of three tokens are common to all prose, and what
-# follows them is not: of 42 such guesses in stories of `weft-small`, two were right.
+# follows them is not: of 42 such drafts in stories of `weft-small`, two were right.
 LEAST_SHARED = 6
 # Steps in which a row drafts nothing after drafts that were refused at once or did not pay: doubled each time, up to
 # a bound.
@@ -36,14 +36,14 @@ FIRST_PAUSE, LONGEST_PAUSE = 1, 64
 # A step with drafts must promise this many times the tokens per unit of time of one without: at first, and after a step
 # with drafts on a device that pads. While drafts are verified, bad luck passes; without them it would stay.
 LEAST_GAIN, LEAST_KEPT_GAIN = 1.02, 0.98
-# Kinds of drafts that are guesses until they are verified, and after how many right rows they are tried in full.
+# Kinds of drafts that are tried, a few at first, and after how many right rows they are tried in full.
 TRIED = ("suffix", "long suffix")
 LONGEST_STREAK = 4
 # Tokens of a step, without padding, up to which sizes are tried in any order: what takes time is to read the weights.
 CHEAP_TRIAL = 256
 # Share of the time that may be lost by trying more drafts than pay as far as is known.
 TRIALS = 0.0025
-# Drafters that guess now and then without a draft: rows do not ask them while that shows that they are of no use.
+# Drafters that are judged without verification too: rows do not ask them while that shows that they are of no use.
 JUDGED_ALONE = ("mtp",)
 # Steps between two probes, which are drafts that do not pay as far as is known: doubled each time, up to a bound.
 FIRST_PROBE, RAREST_PROBE = 64, 256
@@ -54,7 +54,7 @@ class RowDrafts:
     """Drafts for one row. `worth` is the probability that each of them and all before it are accepted.
 
     A draft model decodes only for rows that are chosen: until then its drafts have a worth and no `tokens`. With
-    drafts in flight, `early` are the guesses before the row's own, which it has instead where those are refused.
+    drafts in flight, `earlier` are those before the row's own, which it has instead where those in flight are refused.
     `landing` returns tokens that only the device has so far: until they are needed, `tokens` are zeros. `sources` say
     what each draft comes from, in a grammar; elsewhere all are of the same `kind`.
     """
@@ -63,7 +63,7 @@ class RowDrafts:
     kind: str
     tokens: tuple[int, ...]
     worth: tuple[float, ...]
-    early: tuple[int, ...] = ()
+    earlier: tuple[int, ...] = ()
     landing: Callable[[], tuple[int, ...]] | None = None
     sources: tuple[str, ...] = ()
 
@@ -97,21 +97,21 @@ class RowDrafts:
         return self if self.landing is None else replace(self, tokens=self.landing(), landing=None)
 
     def later(self, drafts: int = 0) -> RowDrafts:
-        """Return the guesses after those of tokens in flight: of this number of drafts, and of the sample after them.
+        """Return the drafts after those of tokens in flight: of this number of drafts, and of the sample after them.
 
-        If drafts are refused, the row starts earlier in the same text: a guess at what was replaced, not inserted.
+        If drafts are refused, the row starts earlier in the same text, as if something was replaced, not inserted.
         """
         skipped = drafts + 1
-        early, sources = self.tokens[1:skipped], self.sources[skipped:]
-        return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], early=early, sources=sources)
+        earlier, sources = self.tokens[1:skipped], self.sources[skipped:]
+        return replace(self, tokens=self.tokens[skipped:], worth=self.worth[skipped:], earlier=earlier, sources=sources)
 
     def moved(self, refused: int) -> RowDrafts:
         """Return the drafts of a row that starts earlier by as many tokens as were refused."""
         if self.landing is not None:
-            # The device guessed from where the row starts.
+            # The device drafted from where the row starts.
             return self
-        guesses, first = self.early + self.tokens, len(self.early) - refused
-        return replace(self, tokens=guesses[first : first + len(self.tokens)], early=())
+        drafts, first = self.earlier + self.tokens, len(self.earlier) - refused
+        return replace(self, tokens=drafts[first : first + len(self.tokens)], earlier=())
 
 
 class SequenceDrafts:
@@ -131,14 +131,14 @@ class SequenceDrafts:
         self.most = most
         self.salt = salt
         self._prompt_length = len(prompt)
-        # What followed what in an answer that follows a grammar. Where a model decodes, it guesses instead.
+        # What followed what in an answer that follows a grammar. Where a model decodes, it drafts instead.
         self._has_grammar = grammar is not None
         self._form = key_of(salt, grammar) if suffixes and grammar is not None else b""
         self._habits = Habits() if self._form and model is None else None
         # The drafter that decodes where texts have no long match, None for ever once it has lost this sequence. Of its
-        # first guesses, how many are known to be right or wrong, and how many were right.
+        # first drafts, how many are known to be right or wrong, and how many were right.
         self.model = model
-        self._guessed = self._right = 0
+        self._judged = self._right = 0
         self._own = OwnText(prompt) if suffixes else None
         self._prediction = Prediction(prediction) if prediction is not None and len(prediction) else None
         # By kind: of all sequences of the engine, and of this one.
@@ -149,7 +149,7 @@ class SequenceDrafts:
         self._streaks: dict[str, int] = {}
 
     def leave_model(self) -> None:
-        """Guess without the drafter that decodes: it cannot follow this sequence."""
+        """Draft without the drafter that decodes: it cannot follow this sequence."""
         self.model, self._habits = None, Habits() if self._form else None
 
     @property
@@ -160,12 +160,12 @@ class SequenceDrafts:
     @property
     def is_hopeless(self) -> bool:
         """Return whether the drafter that decodes is hardly ever right, in this sequence and all others."""
-        if self.model not in JUDGED_ALONE or self._right > LEAST_RATE * self._guessed:
+        if self.model not in JUDGED_ALONE or self._right > LEAST_RATE * self._judged:
             return False
         overall = self._overall.get(self.model)
         return overall is not None and overall.rate(0) < LEAST_RATE
 
-    def may_guess(self, answer: list[int], shared: SharedTexts) -> bool:
+    def may_draft(self, answer: list[int], shared: SharedTexts) -> bool:
         """Return whether it is worth the time to ask for drafts: in free text, most often nothing recurs."""
         own = self._own
         if own is None or self._prediction is not None or self._has_grammar:
@@ -180,15 +180,15 @@ class SequenceDrafts:
         place = shared.place(self.salt, run_key(*run))
         return place is not None and shared.agrees(place, own.last(LEAST_SHARED))
 
-    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, ahead: int = 0) -> RowDrafts | None:
-        """Return up to `most` drafts to follow the answer, or None if there is no guess.
+    def find_drafts(self, answer: list[int], most: int, shared: SharedTexts, in_flight: int = 0) -> RowDrafts | None:
+        """Return up to `most` drafts to follow the answer, or None if there are none.
 
-        With tokens in flight, there are guesses of `ahead` tokens before them.
+        With tokens in flight, the first `in_flight` drafts are of these.
         """
         most = min(most, self.most)
         if most < 1:
             return None
-        most += ahead
+        most += in_flight
         if self._prediction is not None and (match := self._prediction.match(answer, most)) is not None:
             return self._drafts_of("prediction", "prediction", match)
         match = self._match(answer, most, shared)
@@ -200,41 +200,41 @@ class SequenceDrafts:
         return self._drafts_of("suffix", "long suffix" if is_long else "suffix", match)
 
     def spell(
-        self, ahead: LookAhead, answer: list[int], most: int, guesses: int, shared: SharedTexts, habits: SharedHabits
+        self, ahead: LookAhead, answer: list[int], most: int, by_habit: int, shared: SharedTexts, habits: SharedHabits
     ) -> RowDrafts | None:
-        """Return drafts of a row that follows a grammar, or None: what it forces, and guesses where it leaves a choice.
+        """Return drafts of a row that follows a grammar, or None: what it forces, and drafts of choices.
 
-        Up to `guesses` are made by habit. Where a model decodes, its drafts are returned if nothing is forced.
+        Up to `by_habit` choices are made by habit. Where a model decodes, its drafts are returned if nothing is forced.
         """
         most = min(most, self.most)
         text: RowDrafts | None = None
         asked = False
 
-        def guess(before: list[int]) -> Guess | None:
-            nonlocal text, asked, guesses
+        def draft(before: list[int]) -> Draft | None:
+            nonlocal text, asked, by_habit
             if not asked:
                 asked, text = True, self.find_drafts(answer, most, shared)
             found = _continued(text, before, ahead)
-            if guesses < 1 or self._habits is None or not answer:
+            if by_habit < 1 or self._habits is None or not answer:
                 return found
             habit = self._habit(ahead, answer, before, habits)
             if habit is not None and (found is None or self._rate(habit.source) > self._rate(found.source)):
-                guesses -= 1
+                by_habit -= 1
                 return habit
             return found
 
-        tokens, sources, worth = spelled(ahead, most, guess, self._rate)
+        tokens, sources, worth = spelled(ahead, most, draft, self._rate)
         if tokens:
             return RowDrafts("grammar", "grammar", tokens, worth, sources=sources)
         return text if text is not None and not text.tokens else None
 
-    def _habit(self, ahead: LookAhead, answer: list[int], before: list[int], habits: SharedHabits) -> Guess | None:
+    def _habit(self, ahead: LookAhead, answer: list[int], before: list[int], habits: SharedHabits) -> Draft | None:
         """Return what followed the last tokens of the answer, and of the drafts `before`, when they came before."""
         assert self._habits is not None
         self._habits.extend(answer)
         place = len(before)
         recent = before[-2:] if place > 1 else [*answer[place - 2 :], *before]
-        return self._habits.guess(habits.of(self._form), recent, ahead.allows)
+        return self._habits.draft(habits.of(self._form), recent, ahead.allows)
 
     def _rate(self, source: str) -> float:
         return self._acceptance_of(source).rate(0)
@@ -281,8 +281,8 @@ class SequenceDrafts:
     def outlook(self, row_drafts: RowDrafts) -> tuple[float, float]:
         """Return how many drafts of a row are expected to be right if rows wait for what follows these, and if not.
 
-        If not, a row's guesses are right only if all these are, and one more. After a row whose guesses were wrong, the
-        next one needs a single right guess: the only token of that row.
+        If not, a row's drafts are right only if all these are, and one more. After a row whose drafts were wrong, the
+        next one needs a single right draft: the only token of that row.
         """
         if row_drafts.sources:
             # What a grammar allows depends on every token: no row follows drafts in flight.
@@ -290,7 +290,7 @@ class SequenceDrafts:
         count = len(row_drafts.tokens)
         worth = self._acceptance_of(row_drafts.kind).worth(count + 1)
         right, continued = sum(worth[:count]), worth[count]
-        # In the long run, this share of the rows has guesses that continue the answer.
+        # In the long run, this share of the rows has drafts that continue the answer.
         share = worth[0] / (worth[0] + 1 - continued) if worth[0] else 0.0
         return right, share * right
 
@@ -302,7 +302,7 @@ class SequenceDrafts:
         )
         if accepted:
             self._pause = FIRST_PAUSE
-        # A guess from a text that the answer has left says little about the next one. All others are as good as their
+        # A draft from a text that the answer has left says little about the next one. All others are as good as their
         # measured acceptance, by which they are chosen again or not.
         return 0 if accepted or row_drafts.kind not in TRIED else self.pause()
 
@@ -316,7 +316,7 @@ class SequenceDrafts:
             self._acceptance_of(row_drafts.kind).note(len(row_drafts.tokens), accepted)
             self._overall[row_drafts.kind].note(len(row_drafts.tokens), accepted)
         if row_drafts.kind == self.model:
-            self._guessed += 1
+            self._judged += 1
             self._right += accepted > 0
 
     def pause(self) -> int:
@@ -463,13 +463,13 @@ class Drafting:
         drafts.learn(row_drafts, accepted)
 
 
-def _continued(text: RowDrafts | None, before: list[int], ahead: LookAhead) -> Guess | None:
+def _continued(text: RowDrafts | None, before: list[int], ahead: LookAhead) -> Draft | None:
     """Return the next token of a text that the drafts `before` have followed so far, if it is allowed."""
     place = len(before)
     if text is None or place >= len(text.tokens) or text.tokens[:place] != tuple(before):
         return None
     token = text.tokens[place]
-    return Guess(token, SOURCE_OF.get(text.kind, text.kind)) if ahead.allows(token) else None
+    return Draft(token, SOURCE_OF.get(text.kind, text.kind)) if ahead.allows(token) else None
 
 
 def _lengths(all_drafts: Sequence[RowDrafts], count: int, least: float) -> list[int]:

@@ -116,7 +116,7 @@ class LearnedCosts:
             return 1.0
         size = _size_class(self.padded(rows, drafts))
         if self.padded is unpadded:
-            took = self._drafted.guess(size, fewest, base, rows + max(TRIED, rows // TRIED_OF))
+            took = self._drafted.estimate(size, fewest, base, rows + max(TRIED, rows // TRIED_OF))
         else:
             took = self._drafted.about(size) or base
         return max(1.0, took / base)
@@ -190,7 +190,7 @@ class Durations:
         """Return the least that a step smaller than all known ones may take: in proportion to the smallest of them."""
         return self._most[0] * size / self.sizes[0] if self.sizes else None
 
-    def guess(self, size: int, fewest: int, base: float, free: int) -> float:
+    def estimate(self, size: int, fewest: int, base: float, free: int) -> float:
         """Return how long a step of this size takes, if one of the `fewest` tokens takes `base`.
 
         If no larger one is known, those up to `free` take as long.

@@ -1,8 +1,8 @@
-"""Guesses where a grammar leaves a choice: what followed the last two tokens, or the last one, when they came before.
+"""Drafts where a grammar leaves a choice: what followed the last two tokens, or the last one, when they came before.
 
 Between the tokens that a grammar forces, few choices are left: spaces, line breaks, separators, one of some values. An
 answer makes them as it made them before, and as earlier answers of the same grammar did. So an agreement of one or two
-tokens is enough for a guess, where free text needs several.
+tokens is enough for a draft, where free text needs several.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 from weft.base.grammar import Grammar
-from weft.drafting.policy.spelling import Guess
+from weft.drafting.policy.spelling import Draft
 
 # Tokens of an answer that are noted at once: the last ones, if more have not been noted yet.
 MOST_NOTED = 1 << 11
@@ -21,7 +21,7 @@ MOST_OF_ONE = 1 << 13
 MOST_SHARED = 1 << 16
 # What followed a key the last time, and the time before.
 Followers = tuple[int, int | None]
-# Sources of guesses by what agrees, the best first. With "again", the last two times were the same.
+# Sources of drafts by what agrees, the best first. With "again", the last two times were the same.
 _ORDER = (("own pair", True), ("other pair", True), ("own token", False), ("other token", False))
 
 
@@ -49,9 +49,9 @@ class Habits:
         if before is not None or len(self.followers) < MOST_OF_ONE:
             self.followers[key] = token, None if before is None else before[0]
 
-    def guess(
+    def draft(
         self, others: dict[int, Followers] | None, recent: Sequence[int], allows: Callable[[int], bool]
-    ) -> Guess | None:
+    ) -> Draft | None:
         """Return what followed the last tokens before, if it may come next; `others` are habits of earlier answers."""
         single = recent[-1]
         pair = pair_of(*recent[-2:]) if len(recent) > 1 else None
@@ -62,9 +62,9 @@ class Habits:
                 continue
             last, before = found
             if allows(last):
-                return Guess(last, f"{kind} again" if last == before else kind)
+                return Draft(last, f"{kind} again" if last == before else kind)
             if before is not None and allows(before):
-                return Guess(before, kind)
+                return Draft(before, kind)
         return None
 
 

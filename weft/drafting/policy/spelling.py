@@ -1,4 +1,4 @@
-"""Drafts of a row that follows a grammar: what is forced, a guess at the next choice, what is forced after it, and on.
+"""Drafts of a row that follows a grammar: what is forced, the next choice, what is forced after it, and so on.
 
 Each draft of such a row may come from something else, so each source has its own acceptance, whatever its place.
 """
@@ -33,7 +33,7 @@ DRAFTER_OF = {"forced": "grammar", "predicted": "prediction", "long match": "suf
 LEAST_WORTH = 0.1
 
 
-class Guess(NamedTuple):
+class Draft(NamedTuple):
     token: int
     source: str
 
@@ -47,9 +47,9 @@ class Spelled(NamedTuple):
 
 
 def spelled(
-    ahead: LookAhead, most: int, guess: Callable[[list[int]], Guess | None], rate: Callable[[str], float]
+    ahead: LookAhead, most: int, draft: Callable[[list[int]], Draft | None], rate: Callable[[str], float]
 ) -> Spelled:
-    """Return up to `most` drafts: forced tokens, and between them what `guess` returns after the drafts before.
+    """Return up to `most` drafts: forced tokens, and between them what `draft` returns after the drafts before.
 
     The model may spell what is forced otherwise. Drafts end where nothing is known, or where they are unlikely.
     """
@@ -59,7 +59,7 @@ def spelled(
     likely = 1.0
     while len(tokens) < most and likely >= LEAST_WORTH:
         token = ahead.forced()
-        found = guess(tokens) if token is None else Guess(token, "forced")
+        found = draft(tokens) if token is None else Draft(token, "forced")
         if found is None or not ahead.take(found.token):
             break
         likely *= rate(found.source)

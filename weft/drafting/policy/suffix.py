@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-# Tokens that must agree before a continuation is guessed.
+# Tokens that must agree before a continuation is drafted.
 KEY = 3
 # Occurrences of one key that are compared, the latest first, and how far back.
 MOST_COMPARED = 4
@@ -232,7 +232,7 @@ class SharedTexts:
 
 
 class Prediction:
-    """The caller's guess at the whole answer. It is followed from its start, and found again after a difference."""
+    """The answer that the caller expects. It is followed from its start, and found again after a difference."""
 
     def __init__(self, tokens: NDArray[np.int32]) -> None:
         self._tokens = tokens

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from weft.base.plan import Ints, Plan
+from weft.base.parts import ranges
+from weft.base.plan import Ints, Longs, Plan
 from weft.device.staging import StagedValue
 from weft.kernels.cpu.indices import (
     CaptureAt,
@@ -22,7 +23,7 @@ from weft.kernels.cpu.indices import (
     TailWrites,
 )
 from weft.kernels.interface import Batch
-from weft.kernels.rows import Longs, RowPositions, ranges
+from weft.kernels.rows import RowPositions
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 
 # Rows per group: the intermediate values of a rank of this size should fit in a core's cache.

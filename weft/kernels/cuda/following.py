@@ -65,8 +65,8 @@ def move_rows(
     """Let the rows of a step start where the drafts before them turned out to end."""
     longer = batch.rows - batch.decodes
     followed = named(
-        behind=rows.behind, early_slot=rows.early_slot, capture=rows.capture, guesses=rows.guesses, width=rows.width,
-        seat=seat, refused=refused, moved=moved,
+        unverified=rows.unverified, earlier_slot=rows.earlier_slot, capture=rows.capture, drafts=rows.drafts,
+        width=rows.width, seat=seat, refused=refused, moved=moved,
     )  # fmt: skip
     step = named(
         row_start=batch.start, row_first=batch.first, row_slot=batch.slot, token_ids=batch.token_ids,
@@ -101,7 +101,7 @@ def move_pages(write_page, first_position, bounds, pages, row, token, position, 
 
 @jit(do_not_specialize=["decodes", "rows"])
 def place_kernel(
-    behind, early_slot, capture, guesses, width, seat, refused, moved,
+    unverified, earlier_slot, capture, drafts, width, seat, refused, moved,
     row_start, row_first, row_slot, token_ids, positions, rotary, decodes, rows,
     full_write_page, full_first_position, full_bounds, full_pages,
     windowed_write_page, windowed_first_position, windowed_bounds, windowed_pages,
@@ -109,22 +109,22 @@ def place_kernel(
 ):  # fmt: skip
     """Program (row). A row that does not follow, or has no wrong draft before it, stays."""
     row = tl.program_id(0)
-    drafts, place = tl.load(behind + row), tl.arange(0, MOST)
-    by = tl.where(drafts > 0, tl.load(refused + tl.load(seat + row)), 0).to(tl.int32)
+    count, place = tl.load(unverified + row), tl.arange(0, MOST)
+    by = tl.where(count > 0, tl.load(refused + tl.load(seat + row)), 0).to(tl.int32)
     tl.store(moved + tl.load(seat + row), by.to(moved.dtype.element_ty))
     if by > 0:
         planned, first = tl.load(row_start + row), tl.load(row_first + row)
         start = planned - by
         real = place < tl.load(row_first + row + 1) - first
         if start // CELL < planned // CELL:
-            tl.store(row_slot + row, tl.load(early_slot + row))
+            tl.store(row_slot + row, tl.load(earlier_slot + row))
         tl.store(row_start + row, start)
         tl.store(positions + first + place, start + place, real)
         if rotary is not None:
             tl.store(rotary + first + place, tl.load(rotary + first + place, real, 0) - by, real)
-        guess = guesses + (row - decodes) * width + drafts - by + place - 1
+        draft = drafts + (row - decodes) * width + count - by + place - 1
         is_draft = real & (place > 0)
-        tl.store(token_ids + first + place, tl.load(guess, is_draft, 0), is_draft)
+        tl.store(token_ids + first + place, tl.load(draft, is_draft, 0), is_draft)
         if full_pages is not None:
             move_pages(
                 full_write_page, full_first_position, full_bounds, full_pages, row, first + place, start + place,
@@ -139,7 +139,7 @@ def place_kernel(
 
 @jit(do_not_specialize=["decodes", "rows", "pieces"])
 def cut_kernel(
-    behind, early_slot, capture, guesses, width, seat, refused, moved,
+    unverified, earlier_slot, capture, drafts, width, seat, refused, moved,
     row_start, row_first, row_slot, token_ids, positions, rotary, decodes, rows,
     piece_row, piece_position, piece_slot, first_piece, pieces,
     CELL: tl.constexpr, ROWS: tl.constexpr, PIECES: tl.constexpr,
@@ -151,7 +151,7 @@ def cut_kernel(
     """
     own = tl.arange(0, ROWS)
     row, real = decodes + own, own < rows - decodes
-    if tl.max(tl.load(behind + row, real, 0), 0) > 0:
+    if tl.max(tl.load(unverified + row, real, 0), 0) > 0:
         start = tl.load(row_start + row, real, 0)
         end = start + tl.load(row_first + row + 1, real, 0) - tl.load(row_first + row, real, 0)
         # The last row may have no token, and then has no piece.

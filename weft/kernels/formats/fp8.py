@@ -19,10 +19,13 @@ from weft.kernels.formats.stored import Format, Stored
 
 CODES = torch.float8_e4m3fn
 LARGEST = 448.0
+SCALE_BYTES = 4
 # Fewest numbers of a block: below it, scales would be a large part of the matrix.
 LEAST_BLOCK = 64
-# Numbers that are decoded at once while a matrix is quantised.
+# Outputs and inputs of a block, where no configuration states it.
 BLOCK = 128
+# Numbers that are quantised at a time, besides those of a single row of blocks.
+ENCODED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +104,34 @@ class Fp8(Format):
         return replace(fine, tensors=(fine.tensors[0], fine.tensors[1] * factor.view(-1, 1)))
 
     def encode(self, matrix: Float[Tensor, "*experts outputs inputs"]) -> Stored:
-        """Return numbers as FP8 whose largest of each block uses the whole range."""
-        outputs, inputs = matrix.shape[-2:]
+        """Return numbers as FP8 whose largest of each block uses the whole range, a few megabytes at a time."""
+        *experts, outputs, inputs = matrix.shape
         rows, columns = min(self.block_rows, outputs), min(self.block_columns, inputs)
+        many = matrix.reshape(-1, outputs, inputs)
+        codes = torch.empty(many.shape, dtype=CODES, device=matrix.device)
+        scales = torch.empty(len(many), -(-outputs // rows), -(-inputs // columns), device=matrix.device)
+        step = max(1, ENCODED_AT_ONCE // (rows * inputs))
+        for number in range(len(many)):
+            for block in range(0, scales.shape[1], step):
+                place = slice(block * rows, (block + step) * rows)
+                own = self._encoded(many[number, place].float(), rows, columns)
+                codes[number, place], scales[number, block : block + step] = own
+        tensors = (codes.view(matrix.shape), scales.view(*experts, *scales.shape[1:]))
+        return Stored(replace(self, block_rows=rows, block_columns=columns), tensors, outputs, inputs)
+
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        return outputs * inputs + SCALE_BYTES * -(-outputs // self.block_rows) * -(-inputs // self.block_columns)
+
+    def _encoded(
+        self, matrix: Float[Tensor, "outputs inputs"], rows: int, columns: int
+    ) -> tuple[Tensor, Float[Tensor, "rows columns"]]:
+        outputs, inputs = matrix.shape
         padding = (0, -inputs % columns, 0, -outputs % rows)
-        blocks = torch.nn.functional.pad(matrix.float(), padding).unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+        blocks = torch.nn.functional.pad(matrix, padding).unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
         scales = blocks.abs().amax((-3, -1)).div(LARGEST).clamp(min=torch.finfo(torch.float32).tiny)
         codes = (blocks / scales[..., :, None, :, None]).flatten(-2).flatten(-3, -2)[..., :outputs, :inputs]
         # Without the clamp, a quotient that is rounded up would be no number.
-        tensors = (codes.clamp(-LARGEST, LARGEST).to(CODES).contiguous(), scales)
-        return Stored(Fp8(rows, columns), tensors, outputs, inputs)
+        return codes.clamp(-LARGEST, LARGEST).to(CODES), scales
 
     def _refined(self, stored: Stored, rows: int, columns: int) -> Stored:
         """Return a matrix with smaller blocks, whose sizes divide those of its own."""

@@ -77,6 +77,9 @@ class Mxfp4(Format):
         tensors = (pairs[..., 0] | (pairs[..., 1] << 4), (exponents + EXPONENT_BIAS).to(torch.uint8))
         return Stored(self, tensors, matrix.shape[-2], matrix.shape[-1])
 
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        return outputs * (inputs // 2 + inputs // BLOCK)
+
 
 # How checkpoints spell it ---------------------------------------------------------------------------------------------
 

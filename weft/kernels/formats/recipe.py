@@ -39,6 +39,12 @@ def is_wide(name: str) -> bool:
     return WIDE.search(name) is not None
 
 
+def claimed(statement: Statement) -> Scheme | None:
+    """Return what a statement means; None: no format here is that."""
+    found: list[Scheme | None] = [format.claim(statement) for format in FORMATS]
+    return next((scheme for scheme in found if scheme is not None), None)
+
+
 @dataclass(frozen=True, slots=True)
 class StatedRule:
     """Matrices by their names in the checkpoint, and what is stated about them; None: they are plain numbers."""
@@ -58,14 +64,13 @@ class Recipe:
         statement = next((rule.statement for rule in self.rules if rule.matches(name)), None)
         if statement is None:
             return None
-        found: list[Scheme | None] = [format.claim(statement) for format in FORMATS]
-        schemes = [scheme for scheme in found if scheme is not None]
-        if not schemes:
+        scheme = claimed(statement)
+        if scheme is None:
             raise ModelError(
                 f"{name} is quantised as {statement}, which is not supported; use weights in "
                 f"{', '.join(STATED)} or 16 bits"
             )
-        return schemes[0]
+        return scheme
 
     def format_of(self, name: str, outputs: int, inputs: int) -> Format:
         """Return the format that a matrix of this size would have in a checkpoint."""

@@ -103,6 +103,10 @@ class Format(ABC):
         """Return numbers as this format stores them, rounded to the nearest."""
         raise NotImplementedError(f"{self.name} is only read")
 
+    def bytes_of(self, outputs: int, inputs: int) -> int:
+        """Return the bytes of a matrix of this size. Needed of formats that a configuration can state."""
+        raise NotImplementedError(f"{self.name} is only read")
+
 
 @dataclass(frozen=True, slots=True)
 class Dense(Format):

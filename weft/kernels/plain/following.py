@@ -1,4 +1,4 @@
-"""Drafts verified on the device, and the rows that follow them, in place. `weft.base.moving` says the same of plans."""
+"""Drafts verified on the device, and rows that follow them, in place: what `weft.base.completion` does with plans."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def move_rows(
     refused: Int[Tensor, " seats"],
     moved: Int[Tensor, " seats"],
 ) -> None:
-    seat, follows = seat.long(), rows.behind > 0
+    seat, follows = seat.long(), rows.unverified > 0
     by = torch.where(follows, refused[seat], 0).to(batch.start.dtype)
     moved[seat] = by.to(moved.dtype)
     start = batch.start - by
-    batch.slot.copy_(torch.where(start // batch.cell < batch.start // batch.cell, rows.early_slot, batch.slot))
+    batch.slot.copy_(torch.where(start // batch.cell < batch.start // batch.cell, rows.earlier_slot, batch.slot))
     batch.start.copy_(start)
     token = torch.arange(batch.tokens, device=start.device)
     owner = torch.searchsorted(batch.first[1:].long(), token, right=True)
@@ -45,9 +45,9 @@ def move_rows(
     batch.positions.copy_(torch.where(follows[owner], start[owner] + place, batch.positions))
     if batch.rotary is not None:
         batch.rotary.sub_(by[owner])
-    line = (owner - batch.decodes) * rows.width + rows.behind[owner] - by[owner] + place - 1
-    guesses = rows.guesses[line.clamp(0, len(rows.guesses) - 1)]
-    batch.token_ids.copy_(torch.where(follows[owner] & (place > 0), guesses, batch.token_ids))
+    line = (owner - batch.decodes) * rows.width + rows.unverified[owner] - by[owner] + place - 1
+    drafts = rows.drafts[line.clamp(0, len(rows.drafts) - 1)]
+    batch.token_ids.copy_(torch.where(follows[owner] & (place > 0), drafts, batch.token_ids))
     for listed in (batch.full, batch.windowed):
         if listed is not None:
             move_pages(listed, batch, owner, follows[owner])
@@ -72,7 +72,7 @@ def cut_again(batch: Batch, rows: FollowingRows) -> None:
     owner = torch.searchsorted(ends, number, right=True).clamp(max=len(ends) - 1)
     position = (start[owner] // cell + number - begins[owner]) * cell
     slot = torch.where(position + cell <= end[owner], rows.capture[long][owner], NO_SLOT)
-    any_follows = (rows.behind > 0).any()
+    any_follows = (rows.unverified > 0).any()
     for known, found in (
         (batch.piece_row, owner + batch.decodes),
         (batch.piece_position, position),

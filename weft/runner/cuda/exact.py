@@ -8,12 +8,11 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from weft.base.parts import rows_of_one, some_rows
+from weft.base.parts import ranges, rows_of_one, some_rows
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
 from weft.kernels.interface import Batch
-from weft.kernels.rows import ranges
 from weft.runner.eager import ComputedStep, EagerSteps, UsualNumerics
 
 Places = NDArray[np.int64]

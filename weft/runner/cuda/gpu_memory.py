@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from weft.base.plan import NO_INTS, Ints, Plan, Sampling, StepDrafts
+from weft.drafting.state_lines import StateLines
 from weft.kernels.interface import Operations
 from weft.memory.spec import ALIGNMENT, MemorySpec
 from weft.models.model import CausalModel
@@ -111,7 +112,7 @@ def scratch_runner(
     """Return a runner whose memory is one unit of each kind, for trials."""
     computes = ModelPass(drafter)
     if isinstance(model, MtpHead):
-        computes = PaddingPass(HiddenStates(seats, 0, model.width, model_dtype(model), device))
+        computes = PaddingPass(HiddenStates(StateLines(seats, 0), model.width, model_dtype(model), device))
     parts = (model, spec, ALIGNMENT, seats, device)
     return Runner(*parts, operations=operations, computes=computes, numerics=UsualNumerics(scratch_units=1))
 
@@ -120,7 +121,7 @@ class PaddingPass(HeadPass):
     """A head whose rows are all padding."""
 
     def lines(self, plan: Plan) -> Ints:
-        return np.full(len(plan.tokens), self.states.padding, np.int32)
+        return np.full(len(plan.tokens), self.states.rows.padding, np.int32)
 
 
 def trial_of(ends: list[int], runner: Runner, drafts: Ints = NO_INTS, sampling: Sampling | None = None) -> Plan:

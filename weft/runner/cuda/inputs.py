@@ -81,7 +81,7 @@ class DecodeInputs:
 
     @property
     def per_row(self) -> tuple[str, ...]:
-        return PER_ROW if self.padding_line is None else ("line", "behind", *PER_ROW)
+        return PER_ROW if self.padding_line is None else ("line", "starts_earlier", *PER_ROW)
 
     def _place(self, name: str, length: int) -> None:
         self.places[name] = BufferSlice(self.size, length)
@@ -135,7 +135,7 @@ class DecodeInputs:
         if lines is not None and self.padding_line is not None:
             put("line", lines, self.padding_line)
             drafts, none = plan.drafts, np.zeros(plan.rows, np.int32)
-            put("behind", np.minimum(drafts.unverified_before, 1) if drafts.may_move else none, 0)
+            put("starts_earlier", np.minimum(drafts.unverified_before, 1) if drafts.may_move else none, 0)
         put("token", plan.tokens, 0)
         put("seat", plan.seat, self.scratch_seat)
         put("from_board", plan.from_board, 0)

@@ -17,15 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weft.base.parts import ranges
 from weft.base.plan import NO_DRAFTS, Ints, Plan, Sampling, StepDrafts, row_arrays
 from weft.device.staging import StagedValue
 from weft.kernels.following import DraftSamples, FollowingRows
 from weft.kernels.interface import NO_SLOT, Batch, Operations
-from weft.kernels.rows import RowPositions, ranges
+from weft.kernels.rows import RowPositions
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.runner.batching import stage_batch, write_captures
-from weft.runner.hidden_states import guess_places
+from weft.runner.hidden_states import draft_places
 
 # Arrays start at multiples of this number of elements, so that their loads are aligned.
 ALIGNED = 32
@@ -115,11 +116,11 @@ class StepTensors:
     # In steps with drafts: rows that follow others in flight, and where samples of drafts are.
     following: FollowingRows | None
     drafts: DraftSamples | None
-    # In steps with hidden states: the line of each token there, its place on the board of guesses or -1, and 1 for
+    # In steps with hidden states: the line of each token there, its place on the board of drafts or -1, and 1 for
     # samples of rows that may end earlier.
     line: Tensor | None = None  # [tokens]
-    guess: Tensor | None = None  # [tokens]
-    ahead: Tensor | None = None  # [answers]
+    on_device: Tensor | None = None  # [tokens]
+    ends_earlier: Tensor | None = None  # [answers]
 
 
 class StepInputs:
@@ -190,11 +191,11 @@ class StepInputs:
         seats = {"seat": rows + self.seat, "from_board": rows, "answer": answers, "answer_seat": answers + self.seat}
         if self.padding_line is not None:
             seats["line"] = np.full(size.all_tokens, self.padding_line, np.int32)
-            seats |= {"guess": np.full(size.all_tokens, -1, np.int32), "ahead": answers}
+            seats |= {"on_device": np.full(size.all_tokens, -1, np.int32), "ends_earlier": answers}
         return StagedValue(StepTensors, {"batch": batch, **seats, **self._stage_drafts()})
 
     @property
-    def follows(self) -> bool:
+    def builds_on_flight(self) -> bool:
         """Return whether rows may follow drafts in flight. With those, a row reaches one grid position at most."""
         return self.size.samples is not None and 2 * self.spec.draft_room + 1 <= self.spec.cell
 
@@ -205,7 +206,7 @@ class StepInputs:
 
     @property
     def width(self) -> int:
-        """Return the number of guesses of a row: those of drafts in flight, and its drafts."""
+        """Return the number of drafts that a row may need: those in flight, and its drafts."""
         return 2 * self.spec.draft_room
 
     def _stage_drafts(self) -> dict[str, StagedValue | None]:
@@ -213,14 +214,12 @@ class StepInputs:
             return {"following": None, "drafts": None}
         size = self.size
         none = np.zeros(size.rows, np.int32)
-        guesses = np.zeros(size.longer * self.width, np.int32)
-        following = {"behind": none, "early_slot": none, "capture": none + NO_SLOT, "guesses": guesses}
+        lines = np.zeros(size.longer * self.width, np.int32)
+        rows: dict[str, Any] = {"unverified": none, "earlier_slot": none, "capture": none + NO_SLOT, "drafts": lines}
         # The seats and first tokens of rows are known to the step.
         drafts = {"seat": None, "token": None, "sample": none, "count": none, "most": self.spec.draft_room}
-        return {
-            "following": StagedValue(FollowingRows, {**following, "width": self.width}) if self.follows else None,
-            "drafts": StagedValue(DraftSamples, drafts),
-        }
+        following = StagedValue(FollowingRows, {**rows, "width": self.width}) if self.builds_on_flight else None
+        return {"following": following, "drafts": StagedValue(DraftSamples, drafts)}
 
     def fill(self, plan: Plan, lines: Ints | None = None) -> None:
         """Send a plan that fits, and the lines of its tokens' hidden states. The copy is asynchronous."""
@@ -268,7 +267,7 @@ class Filling:
         self._put(host, "batch.token_ids", plan.tokens)
         if self.lines is not None:
             self._put(host, "line", self.lines)
-            self._write_guesses(host)
+            self._write_on_device(host)
         positions, owners = ranges(self.start, self.end - self.start)
         self._put(host, "batch.positions", positions)
         end = self.inputs.first["batch.positions"] + self.inputs.size.all_tokens
@@ -281,13 +280,14 @@ class Filling:
         if self.inputs.verifies and len(plan.drafts.counts):
             self._write_drafts(host)
 
-    def _write_guesses(self, host: NDArray[np.int32]) -> None:
+    def _write_on_device(self, host: NDArray[np.int32]) -> None:
         """Write where tokens that only the device knows are, and which rows end where it knows."""
         plan = self.plan
         if len(plan.drafts.on_device):
-            self._put(host, "guess", guess_places(plan))
+            self._put(host, "on_device", draft_places(plan))
         if len(plan.drafts.unverified_inside):
-            host[self.inputs.first["ahead"] :][: len(plan.sampled)] = plan.drafts.unverified_inside[plan.sampled] > 0
+            inside = plan.drafts.unverified_inside[plan.sampled]
+            host[self.inputs.first["ends_earlier"] :][: len(inside)] = inside > 0
 
     def _write_drafts(self, host: NDArray[np.int32]) -> None:
         """Write where drafts are, and if rows follow others in flight, what they need to be moved."""
@@ -297,19 +297,19 @@ class Filling:
         self._put(host, "drafts.sample", np.cumsum(samples) - samples)
         if not plan.drafts.may_move:
             return
-        self._put(host, "following.behind", plan.drafts.unverified_before)
-        self._put(host, "following.early_slot", plan.drafts.earlier_slot)
+        self._put(host, "following.unverified", plan.drafts.unverified_before)
+        self._put(host, "following.earlier_slot", plan.drafts.earlier_slot)
         capture = np.full(plan.rows, NO_SLOT, np.int32)
         capture[plan.captures.row] = plan.captures.slot
         self._put(host, "following.capture", capture)
-        # Guesses before a row's drafts are at the end of their line in the plan.
+        # Earlier drafts than a row's own are at the end of their line in the plan.
         rows, length = np.flatnonzero(plan.drafts.unverified_before), self.end - self.start
         place = np.arange(inputs.width) - plan.drafts.unverified_before[rows, None]
         first = (np.cumsum(length) - length)[rows, None] + 1
         drafts = plan.tokens[np.clip(first + place, 0, len(plan.tokens) - 1)]
-        early = plan.drafts.earlier_tokens[rows[:, None], np.minimum(place, -1) + plan.drafts.earlier_tokens.shape[1]]
-        lines = host[inputs.first["following.guesses"] :][: inputs.size.longer * inputs.width]
-        lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, early, drafts)
+        earlier = plan.drafts.earlier_tokens[rows[:, None], np.minimum(place, -1) + plan.drafts.earlier_tokens.shape[1]]
+        lines = host[inputs.first["following.drafts"] :][: inputs.size.longer * inputs.width]
+        lines.reshape(-1, inputs.width)[rows - self.decodes] = np.where(place < 0, earlier, drafts)
 
     def _put(self, host: NDArray[np.int32], name: str, values: NDArray[Any]) -> None:
         """Write values of rows or of tokens: those of decodes, and behind the padding those of longer rows."""

@@ -156,14 +156,14 @@ class RecordedSteps:
         # By rows. If steps with drafts are not recorded, any number of them is computed in the same way.
         self._draft_counts = [draft_counts(sizes, rows) for rows in range(decodes.rows + 1)] if sizes else []
 
-    def follows(self, decodes: int, drafting: int, tokens: int) -> bool:
+    def builds_on_flight(self, decodes: int, drafting: int, tokens: int) -> bool:
         """Return whether such a step is recorded, also if drafts of some rows find no memory.
 
         Of a head, it is one that reads as many tokens of rows with drafts in flight.
         """
         if self.computes.is_head:
             return any(each.size.holds(decodes, drafting, tokens, decodes + drafting) for each in self.prompts)
-        return any(each.size.holds(decodes, drafting, tokens) for each in self.prompts if each.follows)
+        return any(each.size.holds(decodes, drafting, tokens) for each in self.prompts if each.builds_on_flight)
 
     def draft_counts(self, rows: int) -> Sequence[int] | None:
         """Return the numbers of drafts that fill the recorded steps for these rows; None: none is for drafts."""
@@ -225,7 +225,8 @@ class RecordedSteps:
         difference, and costs are those of the size that runs.
         """
         steps = self._drafts_first if drafts else self.prompts
-        return next((each for each in steps if each.size.holds(*shape) and (each.follows or not follows)), None)
+        fitting = (each for each in steps if each.size.holds(*shape))
+        return next((each for each in fitting if each.builds_on_flight or not follows), None)
 
     def _lines(self, plan: Plan) -> Ints | None:
         return self.computes.lines(plan)
@@ -238,7 +239,7 @@ class RecordedSteps:
         return output
 
     def _decode(self, rows: int, frequent: bool = False, is_shared: bool = False) -> StepOutput:
-        """Run one step on the present inputs. A head may guess among the frequent tokens only.
+        """Run one step on the present inputs. A head may draft among the frequent tokens only.
 
         `is_shared`: the inputs have groups, whose prefixes are read together.
         """
@@ -251,7 +252,7 @@ class RecordedSteps:
         if states is None:
             return self._choose(self._compute(batch, None), batch, seat, from_board)
         if self.computes.is_head:
-            batch = moved_decodes(batch, inputs.tensor("behind", rows) * states.board.refused[seat])
+            batch = moved_decodes(batch, inputs.tensor("starts_earlier", rows) * states.board.refused[seat])
         return self._choose(self._compute(batch, inputs.tensor("line", rows)), batch, seat, from_board, frequent)
 
     def _prompt(self, inputs: StepInputs, frequent: bool = False) -> StepOutput:
@@ -265,9 +266,9 @@ class RecordedSteps:
         ids[first] = batch.operations.read_board(boards.token, step.seat[:-1], step.from_board[:-1], ids[first])
         answer, states = step.answer, self.computes.states
         board = None if states is None else states.board
-        if board is not None and step.guess is not None and step.ahead is not None:
-            board.read(ids, step.guess)
-            answer = answer - step.ahead * board.refused[step.answer_seat] if self.computes.is_head else answer
+        if board is not None and step.on_device is not None and step.ends_earlier is not None:
+            board.read(ids, step.on_device)
+            answer = answer - step.ends_earlier * board.refused[step.answer_seat] if self.computes.is_head else answer
         hidden = self._compute(batch, step.line)[answer]
         output = self._choose(hidden, batch, step.answer_seat, torch.zeros_like(step.answer_seat), frequent)
         if step.drafts is not None and not self.computes.is_drafter:
@@ -284,11 +285,11 @@ class RecordedSteps:
     def _choose(
         self, hidden: Tensor, batch: Batch, seat: Tensor, continues: Tensor, frequent: bool = False
     ) -> StepOutput:
-        """Choose tokens of seats. Those of a head are guesses, and those that `continues` marks not the first ones."""
+        """Choose tokens of seats. Those of a head are drafts, and those that `continues` marks not the first ones."""
         self.computes.chosen(hidden, seat)
         logits = self.computes.logits(self.model, hidden, batch, frequent)
         tokens = batch.operations.take_likeliest(logits, self.boards.token, seat)
-        self.computes.guessed(tokens, seat, continues)
+        self.computes.drafted(tokens, seat, continues)
         return StepOutput(None if self.computes.is_drafter else logits, tokens, batch.token_ids)
 
     def steps(self) -> list[tuple[Hashable, Callable[[], StepOutput]]]:

@@ -77,7 +77,7 @@ class Launch(Message, tag="launch"):
 
 
 class SupplyMasks(Message, tag="masks"):
-    """Sample the last plan, whose late samples have these masks, encoded by `encode_array`."""
+    """Sample the last plan, whose waiting samples have these masks, encoded by `encode_array`."""
 
     masks: dict[str, Any]
 

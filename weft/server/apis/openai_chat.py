@@ -164,9 +164,9 @@ def prompts_of(builder: PromptBuilder, body: ChatRequest) -> list[Prompt]:
         continues=bool(body.continue_final_message),
         keep=builder.kept_tokens(body.truncate_prompt_tokens, most),
     )
-    guess = builder.predict(body.prediction)
+    prediction = builder.predict(body.prediction)
     body.messages, body.prediction = [], None
-    return [replace(found, prediction=guess)]
+    return [replace(found, prediction=prediction)]
 
 
 CHAT = BodyReader("chat", ChatRequest, prompts_of)

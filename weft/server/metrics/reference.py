@@ -41,12 +41,14 @@ Weft's.
 |---|---|
 """
 
+WEIGHTS = {"bytes": {"fp8": 0}, "decode_bytes": 0}
+
 
 class EveryMetric:
     """Backend of a server that has all parts: its statistics are zero under every name."""
 
     healthy = True
-    info = SimpleNamespace(name="", architecture="", dtype="", settings={})
+    info = SimpleNamespace(name="", architecture="", dtype="", settings={"weights": WEIGHTS})
 
     async def stats(self) -> Mapping[str, Any]:
         tiers = defaultdict(int, dict.fromkeys([*registry.TIER_GAUGES, *registry.TIER_COUNTERS], 0))

@@ -264,6 +264,7 @@ class EngineCollector:
     def __init__(self) -> None:
         self._stats: Mapping[str, Any] = {}
         self._info: dict[str, str] = {}
+        self._weights: Mapping[str, Any] = {}
         self._taken = perf_counter()
         self._up = False
 
@@ -282,6 +283,7 @@ class EngineCollector:
         self._info["version"] = __version__
         if "replicas" not in self._stats:
             self._info["role"] = info.settings.get("role", "both")
+        self._weights = info.settings.get("weights", {})
         self._taken, self._up = perf_counter(), backend.healthy
 
     def collect(self) -> Iterator[Metric]:
@@ -292,6 +294,7 @@ class EngineCollector:
         yield InfoMetricFamily("weft_model", "The served model", self._info)
         age = perf_counter() - self._taken
         yield GaugeMetricFamily("weft_engine_stats_age_seconds", "Age of the engine's numbers on this page", age)
+        yield from _weights(self._weights)
         for key, (name, help) in GAUGES.items():
             if key in stats:
                 yield GaugeMetricFamily(name, help, stats[key])
@@ -353,6 +356,22 @@ class EngineCollector:
         yield GaugeMetricFamily(
             "weft_memory_limit_bytes", "Size of the buffer for pages, window pages, states and tails", limit
         )
+
+
+def _weights(facts: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield what weights take. The names of formats are the code's own, so the number of labels is bounded."""
+    if not facts:
+        return
+    sizes = GaugeMetricFamily(
+        "weft_weights_bytes", "Bytes of weights, by the format they are stored in", labels=["format"]
+    )
+    for format, size in facts["bytes"].items():
+        sizes.add_metric([format], size)
+    yield sizes
+    floor = (
+        "Bytes of weights that one token of one sequence reads: divided by the memory's rate, the least time it takes"
+    )
+    yield GaugeMetricFamily("weft_weights_decode_bytes", floor, facts["decode_bytes"])
 
 
 def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:

@@ -42,12 +42,12 @@ class PackedPrompt(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, prompt: Prompt) -> PackedPrompt:
-        guess = None if prompt.prediction is None else prompt.prediction.astype("<i4").tobytes()
-        return cls(prompt.tokens.astype("<i4").tobytes(), prompt.snapshots, guess)
+        prediction = None if prompt.prediction is None else prompt.prediction.astype("<i4").tobytes()
+        return cls(prompt.tokens.astype("<i4").tobytes(), prompt.snapshots, prediction)
 
     def unpacked(self) -> Prompt:
-        guess = None if self.prediction is None else np.frombuffer(self.prediction, "<i4").astype(np.int32)
-        return Prompt(np.frombuffer(self.tokens, "<i4").astype(np.int32), self.snapshots, guess)
+        prediction = None if self.prediction is None else np.frombuffer(self.prediction, "<i4").astype(np.int32)
+        return Prompt(np.frombuffer(self.tokens, "<i4").astype(np.int32), self.snapshots, prediction)
 
 
 class Packed(msgspec.Struct, array_like=True):

@@ -41,7 +41,7 @@ class PromptFacts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, the positions in them that the client declared worth keeping, and its guess at the answer."""
+    """Token ids, the positions in them that the client declared worth keeping, and the answer that it expects."""
 
     tokens: Tokens
     snapshots: tuple[int, ...] = ()

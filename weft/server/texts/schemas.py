@@ -60,7 +60,7 @@ class PredictedPart(msgspec.Struct, kw_only=True):
 
 
 class PredictedContent(msgspec.Struct, kw_only=True):
-    """OpenAI's `prediction`: the caller's guess at the answer, which makes a right guess faster."""
+    """OpenAI's `prediction`: the answer that the caller expects, which is faster if it is right."""
 
     type: Literal["content"]
     content: str | list[PredictedPart]

@@ -50,6 +50,9 @@ def refused(names: str, why: str, takes_value: bool = False) -> Alias:
     return Alias(tuple(names.split()), takes_value=takes_value, values={}, refused=why)
 
 
+# Methods of other engines whose checkpoints say themselves how they are stored.
+READ = ("mxfp4", "gpt_oss_mxfp4", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_fp8", "none")
+
 SERVER = (
     value("--model-path", "--model"),
     value("--tokenizer-path", "--tokenizer"),
@@ -88,7 +91,7 @@ SERVER = (
     only("--data-parallel-size --dp-size --dp -dp", "1", "use --replicas"),
     only("--pipeline-parallel-size --pp-size --pp -pp", "1", "use --tensor-parallel"),
     only("--expert-parallel-size --ep-size --ep", "1", "use --tensor-parallel with --expert-parallel"),
-    only("--kv-cache-dtype", "auto", "the KV cache has the model's data type"),
+    only("--kv-cache-dtype", "auto", "the KV cache has the model's data type, --dtype; fewer bits are not supported"),
     only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
     value("--gpu-memory-utilization --mem-fraction-static", "--memory-fraction"),
     ignored("--enforce-eager --disable-cuda-graph", "decode steps on a GPU always use CUDA graphs"),
@@ -107,10 +110,44 @@ SERVER = (
     ),
     refused("--ssl-ca-certs --ssl-cert-reqs", "client certificates are not supported; use a proxy", takes_value=True),
     refused("--trust-remote-code", "Weft never runs code from a model's folder"),
-    refused("--quantization -q", "quantised weights are not supported", takes_value=True),
+    Alias(
+        ("--quantization", "-q"),
+        ("--quantize", "{}"),
+        values={"fp8": "fp8", "fp8_per_block": "fp8"} | dict.fromkeys(READ, "off"),
+        note="activations keep 16 bits, and formats of quantised checkpoints are read from them",
+        refused="weights are quantised to fp8, or read as they are stored (docs/formats.md)",
+    ),
+    ignored("--fp8-gemm-backend --moe-runner-backend --moe-backend", "kernels are chosen by Weft", takes_value=True),
+    refused("--quantization-param-path --kv-cache-scales", "the KV cache has no scales", takes_value=True),
+    refused("--calculate-kv-scales", "the KV cache has no scales"),
+    refused("--torchao-config --modelopt-quant --quantization-config", "use --quantize fp8", takes_value=True),
     refused("--enable-lora", "LoRA adapters are not supported"),
     refused("--lora-modules --lora-paths", "LoRA adapters are not supported", takes_value=True),
-    refused("--speculative-algorithm --speculative-config", "speculative decoding is not supported", takes_value=True),
+    refused("--speculative-algorithm --speculative-config", "use --draft", takes_value=True),
+    only("--tokenizer-mode", "auto", "tokenizer.json is what is read"),
+    only("--model-impl", "auto weft", "there is one implementation of each family"),
+    only("--runner --task", "auto generate", "only text is generated"),
+    only("--distributed-executor-backend", "mp uni", "ranks are processes of this machine; see --tensor-parallel"),
+    only("--cpu-offload-gb", "0 0.0", "weights stay on the device; --host-memory keeps prefixes"),
+    only("--logprobs-mode", "raw_logprobs", "log-probabilities are those of the model, before temperature"),
+    ignored("--swap-space", "preempted sequences find their prefixes in the cache", takes_value=True),
+    ignored("--max-logprobs", "20 is the bound of every request", takes_value=True),
+    ignored("--enable-chunked-prefill --no-enable-chunked-prefill", "prompts are chunked by --max-tokens-per-step"),
+    ignored("--skip-tokenizer-init", "prompts may be token ids; pass detokenize=False for answers without text"),
+    ignored("--disable-custom-all-reduce", "the transport between ranks is chosen by itself"),
+    ignored("--max-seq-len-to-capture --cuda-graph-max-bs", "CUDA graphs are recorded as needed", takes_value=True),
+    ignored("--compilation-config -O", "kernels are compiled when they are first needed", takes_value=True),
+    ignored(
+        "--guided-decoding-backend --structured-outputs-backend --grammar-backend", "there is one", takes_value=True
+    ),
+    ignored("--attention-backend", "kernels are chosen by what the device can run; see weft doctor", takes_value=True),
+    refused("--revision --tokenizer-revision", "download that revision and pass its folder", takes_value=True),
+    refused("--download-dir", "set HF_HUB_CACHE", takes_value=True),
+    refused("--hf-overrides --json-model-override-args", "edit the folder's config.json", takes_value=True),
+    refused("--limit-mm-per-prompt", "only text is supported", takes_value=True),
+    refused("--num-gpu-blocks-override --max-total-tokens", "use --memory", takes_value=True),
+    refused("--kv-transfer-config", "use --role and --transfer", takes_value=True),
+    refused("--enable-sleep-mode", "weights stay loaded"),
 )
 BENCHMARK = (
     value("--base-url", "--url"),

@@ -1,7 +1,8 @@
-"""Rows that start earlier than their plan says, because drafts in the flight before it were wrong.
+"""A plan completed with what the step before it decided.
 
 At depth 1 a row is planned while drafts of its sequence are in flight. The plan is made for the case that all of them
-are right. `move_rows` returns the plan as it would have been made for any other case: it defines what devices do.
+are right, and some of its tokens may be only on the device. `complete` returns the plan as it would have been made
+after the landing: it defines what devices do.
 
     the flight before   certain  draft  draft  draft          one is right: two of three are refused
     planned                                           start   drafts ...
@@ -24,13 +25,21 @@ def add_masks(plan: Plan, masks: Ints) -> Plan:
     return replace(plan, sampling=plan.sampling.with_masks(masks))
 
 
-def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
-    """Return the plan whose rows start `refused` [rows] positions earlier; those of rows with none behind are ignored.
+def complete(plan: Plan, refused: Ints, cell: int, on_device: Ints | None = None) -> Plan:
+    """Return the plan as it would have been made if the step before it had landed.
 
-    Pages reach as far as those of the given plan.
+    `refused` [rows] drafts in flight were wrong; those of rows with none are ignored. `on_device` [rows, most] are the
+    tokens that follow those the host knows, for rows that need some; without it, they stay on the device.
     """
-    if not plan.drafts.may_move:
-        return plan
+    if plan.drafts.may_move:
+        plan = _moved(plan, refused, cell)
+    if on_device is not None and len(plan.drafts.on_device):
+        plan = _with_tokens(plan, refused, on_device)
+    return plan
+
+
+def _moved(plan: Plan, refused: Ints, cell: int) -> Plan:
+    """Return the plan whose rows start where right drafts end. Pages reach as far as those of the given plan."""
     moved = np.where(plan.drafts.unverified_before > 0, refused, 0).astype(np.int32)
     start, end = plan.start - moved, plan.end - moved
     captures, row = plan.captures, plan.captures.row
@@ -47,38 +56,31 @@ def move_rows(plan: Plan, refused: Ints, cell: int) -> Plan:
     )
 
 
-def read_guesses(plan: Plan, refused: Ints, guesses: Ints) -> Plan:
-    """Return the plan with the tokens that are only on the device: the first ones of its rows' lines [rows, most].
-
-    Rows of a head end `refused` [rows] positions earlier if they have a token for every draft in flight.
-    """
-    drafts = plan.drafts
-    if not len(drafts.on_device):
-        return plan
-    inside = drafts.unverified_inside
+def _with_tokens(plan: Plan, refused: Ints, on_device: Ints) -> Plan:
+    """Return the plan with the tokens of the device. Rows of a head end earlier by what was refused inside them."""
+    inside = plan.drafts.unverified_inside
     cut = np.where(inside > 0, refused, 0) if len(inside) else np.zeros(plan.rows, np.int32)
     lengths = plan.end - plan.start
     ends, tokens = np.cumsum(lengths), []
     for row, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
-        count = int(drafts.on_device[row])
-        known = plan.tokens[end - length : end - count]
-        tokens += [known, guesses[row, : count - int(cut[row])]]
+        count = int(plan.drafts.on_device[row])
+        tokens += [plan.tokens[end - length : end - count], on_device[row, : count - int(cut[row])]]
     packed = np.concatenate(tokens).astype(np.int32)
-    drafts = replace(drafts, on_device=NO_INTS, unverified_inside=NO_INTS)
+    drafts = replace(plan.drafts, on_device=NO_INTS, unverified_inside=NO_INTS)
     return replace(plan, end=plan.end - cut.astype(np.int32), tokens=packed, drafts=drafts)
 
 
 def _moved_tokens(plan: Plan, moved: Ints) -> Ints:
-    """Return the tokens of all rows. The guesses of a row move, its first token comes from the board."""
+    """Return the tokens of all rows. The drafts of a row move, its first token comes from the board."""
     if not len(plan.drafts.counts):
         return plan.tokens
     tokens = plan.tokens.copy()
     first = np.cumsum(plan.end - plan.start) - (plan.end - plan.start)
     for row in np.flatnonzero(moved).tolist():
-        drafts = slice(first[row] + 1, first[row] + 1 + plan.drafts.counts[row])
-        guesses = np.concatenate([plan.drafts.earlier_tokens[row], plan.tokens[drafts]])
+        own = slice(first[row] + 1, first[row] + 1 + plan.drafts.counts[row])
+        drafts = np.concatenate([plan.drafts.earlier_tokens[row], plan.tokens[own]])
         begin = plan.drafts.earlier_tokens.shape[1] - moved[row]
-        tokens[drafts] = guesses[begin : begin + plan.drafts.counts[row]]
+        tokens[own] = drafts[begin : begin + plan.drafts.counts[row]]
     return tokens
 
 

@@ -1,0 +1,46 @@
+"""Which matrices of a 16-bit checkpoint are quantised while it loads, and how."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from weft.kernels.formats.fp8 import BLOCK, Fp8
+from weft.kernels.formats.stored import DENSE, Format
+
+KINDS = ("off", "fp8")
+# What public recipes leave in 16 bits, by the model's own names: routers and gates, decays and step sizes of recurrent
+# layers, low-rank and latent projections, and the matrix that joins the inputs of an MTP head.
+KEPT = re.compile(
+    r"(^|\.)(gate|router|shared_expert_gate|in_proj_(a|b|ba)|(a|b|f_a|f_b|g_a|g_b)_proj|fc[12]_latent_proj|fc|eh_proj)$"
+)
+HEADS, EMBEDDINGS = re.compile(r"(^|\.)lm_head$"), re.compile(r"(^|\.)embed\w*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantising:
+    """How to quantise matrices of plain numbers. `head`: the output head too, also if it is the embedding."""
+
+    kind: str = "off"
+    head: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS
+
+    def format_of(self, name: str, outputs: int, inputs: int, tied: bool = False) -> Format:
+        """Return the format of a matrix, by the model's own name for it. `tied`: the embedding is the head.
+
+        >>> Quantising("fp8").format_of("model.layers.0.mlp.up_proj", 512, 200, tied=False)
+        Fp8(block_rows=128, block_columns=128, name='fp8 1')
+        """
+        name = name.removesuffix(".weight")
+        if self.kind == "off":
+            return DENSE
+        is_head = HEADS.search(name) is not None or (tied and EMBEDDINGS.search(name) is not None)
+        if (is_head and not self.head) or (not is_head and (EMBEDDINGS.search(name) or KEPT.search(name))):
+            return DENSE
+        # A block with the last few outputs alone would cost kernels more than scales for each output.
+        return Fp8(1, inputs) if outputs % BLOCK else Fp8(BLOCK, min(BLOCK, inputs))
+
+
+AS_STORED = Quantising()
