@@ -70,8 +70,12 @@ def wanted(x: torch.Tensor, matrix: Stored, rounds: bool) -> torch.Tensor:
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    limit = {torch.float32: 5e-6, torch.bfloat16: 2e-2}[found.dtype]
+    limit = {torch.float32: 5e-6, torch.float16: 1e-3, torch.bfloat16: 2e-2}[found.dtype]
     assert ((found.double() - expected).abs().max() <= limit * expected.abs().max()).item()
+
+
+def rounds_rows(matrix: Stored) -> bool:
+    return name_of(matrix.format) is not None
 
 
 @contextmanager
@@ -164,7 +168,7 @@ def test_parts_of_different_formats_are_one_matmul():
     parts = [stored(block_types.Q4_K, 40, 256), stored(block_types.Q6_K, 7, 256), Stored.of(random(33, 256, seed=4))]
     bias, x = random(80, seed=5), random(6, 256, seed=6)
     weight = linear.prepare(Weight(tuple(parts), bias), False, rounds=True)
-    expected = torch.cat([wanted(x, part, part.dense is None) for part in parts], -1) + bias
+    expected = torch.cat([wanted(x, part, rounds_rows(part)) for part in parts], -1) + bias
     for rows in (1, 6):
         assert_close(linear.linear(x[:rows], weight), expected[:rows])
 
@@ -182,11 +186,12 @@ def test_rows_may_have_any_shape_and_dtype(dtype):
     matrix = stored(block_types.IQ4_XS, 40, 256)
     x = random(2, 3, 256, dtype=dtype)
     panels = in_panels(matrix, True)
-    found = linear.multiplied(x.transpose(0, 1), panels, None)
+    found, expected = (
+        linear.multiplied(x.transpose(0, 1), panels, None),
+        wanted(x.float().transpose(0, 1), matrix, True),
+    )
     assert found.dtype == dtype
-    assert_close(found.float() if dtype == torch.float16 else found, wanted(x.float().transpose(0, 1), matrix, True)) if (
-        dtype != torch.float16
-    ) else torch.testing.assert_close(found.double(), wanted(x.float().transpose(0, 1), matrix, True), rtol=1e-2, atol=1e-2)
+    assert_close(found, expected)
     assert linear.multiplied(x[:0], panels, None).shape == (0, 3, 40)
 
 
@@ -198,7 +203,9 @@ def test_look_ups_read_panels(format, dtype):
     assert isinstance(prepared.format, StoredPanels)
     tokens = torch.tensor([0, 69, 31, 32, 5, 5], dtype=torch.int32)
     found = embedding.look_up(tokens, prepared, 0.5, dtype)
-    torch.testing.assert_close(found, table.decode()[tokens].to(dtype) * 0.5, rtol=1e-6 if dtype == torch.float32 else 8e-3, atol=1e-7)
+    torch.testing.assert_close(
+        found, table.decode()[tokens].to(dtype) * 0.5, rtol=1e-6 if dtype == torch.float32 else 8e-3, atol=1e-7
+    )
 
 
 def test_a_tied_table_is_its_heads():
@@ -236,13 +243,16 @@ def test_experts_in_stored_formats_are_those_that_their_decode_gives(first, seco
     routing = plain.route_softmax(logits, k, True)
 
     def take(number: int, row: torch.Tensor) -> torch.Tensor:
-        inner_rows = activation((wanted(row, one.expert(number), rounds and first != Fp8(128, 128)) + biases[0][number]).float())
-        return wanted(inner_rows, two.expert(number), rounds and isinstance(second, type(first)) and first != Fp8(128, 128) or (rounds and second == block_types.Q6_K)) + biases[1][number]
+        sums = wanted(row, one.expert(number), rounds and rounds_rows(one)) + biases[0][number]
+        between = activation(sums.float())
+        return wanted(between, two.expert(number), rounds and rounds_rows(two)) + biases[1][number]
 
-    expected = torch.stack([
-        sum(routing[0][row, j].double() * take(int(routing[1][row, j]), x[row : row + 1])[0] for j in range(k))
-        for row in range(rows)
-    ])
+    expected = torch.stack(
+        [
+            sum(routing[0][row, j].double() * take(int(routing[1][row, j]), x[row : row + 1])[0] for j in range(k))
+            for row in range(rows)
+        ]
+    )
     prepared = moe.prepare_experts(layer, False, rounds)
     found = moe.experts(x, routing, prepared)
     assert ((found.double() - expected).abs().max() <= 2e-3 * expected.abs().max()).item()

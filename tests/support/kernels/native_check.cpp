@@ -11,7 +11,8 @@
 struct Product {
     const void *x, *panels, *bias;
     void *y, *room;
-    int64_t rows, stride, inputs, outputs, activation, parts, kind, weight_kind, result_kind, threads;
+    int64_t rows, stride, inputs, outputs, y_stride, activation, parts, kind, weight_kind, result_kind, threads;
+    int64_t panel_bytes, columns, are_rounded;
 };
 
 extern "C" void weft_linear(const Product*);
@@ -53,7 +54,8 @@ static bool check(long rows, long inputs, long outputs, bool is_short) {
     std::vector<float> y(rows * outputs), alone(outputs), room(rows * inputs);
     // Many threads get pieces of fewer rows.
     long threads = rows > 200 ? 6 : 2;
-    Product all{x.data(), packed, nullptr, y.data(), room.data(), rows, inputs, inputs, outputs, 0, 1, 0, is_short, 0, threads};
+    Product all{x.data(), packed, nullptr, y.data(), room.data(), rows, inputs, inputs, outputs,
+                outputs,  0,      1,       0,        is_short,    0,    threads, 0,     0,      0};
     weft_linear(&all);
     for (long row = 0; row < rows; row++) {
         Product one = all;

@@ -225,8 +225,9 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def prepare(weight: Weight, twice: bool, rounds: bool = False) -> Weight:
     """Return the weights in the fastest layout for any number of rows; `twice`: also in panels for few rows.
 
-    `rounds`: rows are rounded to integers where formats have kernels for that. With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
-    PyTorch's library is faster for many rows of float32 weights as stored.
+    With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
+    PyTorch's library is faster for many rows of float32 weights as stored. `rounds`: rows are rounded to integers where
+    formats have kernels for that.
     """
     return Weight(tuple(prepared(part, twice, rounds) for part in weight.parts), weight.bias)
 

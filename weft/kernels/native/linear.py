@@ -51,8 +51,8 @@ def product(
 ) -> Float[Tensor, "n results"]:
     """Return activation(x @ weight.T + bias); with two parts side by side, activation(first) * second.
 
-    `y`: write there, into rows that may lie apart. Bias and result have `dtype`, by default that of x. If it is bfloat16, x and the weights are, too; if it is float32,
-    each may have either. Two parts must be whole panels each.
+    `y`: write there, into rows that may lie apart. Bias and result have `dtype`, by default that of x. If it is
+    bfloat16, x and the weights are, too; if it is float32, each may have either. Two parts must be whole panels each.
     """
     assert panels.shape[1] == x.shape[1] > 0, (panels.shape, x.shape)
     assert outputs <= panels.shape[0] * PANEL < outputs + PANEL, (panels.shape, outputs)

@@ -1,7 +1,8 @@
 """Panels of matrices in stored formats, as stored.h and codes.h read them.
 
-A panel holds 32 outputs: units of one or eight blocks of 32 inputs. A unit has the scales that its blocks share, and each
-block its own scales, then codes, interleaved so that one vector holds those of several outputs. Codes have no sign.
+A panel holds 32 outputs: units of one or eight blocks of 32 inputs. A unit has the scales that its blocks share, and
+each block its own scales, then codes, interleaved so that one vector holds those of several outputs. Codes have no
+sign.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Parsed:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """How a kind's bytes are taken apart, and the bits of its codes. Sizes are of one output."""
+class CodeLayout:
+    """How the bytes of a kind are taken apart, and the bits of its codes. Sizes are of one output."""
 
     bits: int
     parse: Callable[[Bytes], tuple[Tensor, Tensor, Tensor | None]]
@@ -118,17 +119,17 @@ def _iq4_xs(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
 
 ONE_SCALE, TWO_SCALES = slice(0, 2), slice(0, 4)
 FORMATS = {
-    "q8_0": Kind(8, _q8_0, 2),
-    "q4_0": Kind(4, _fours(ONE_SCALE, 2), 2),
-    "q4_1": Kind(4, _fours(TWO_SCALES, 4), 4),
-    "q5_0": Kind(5, _fives(ONE_SCALE, 2), 2),
-    "q5_1": Kind(5, _fives(TWO_SCALES, 4), 4),
-    "q4_k": Kind(4, _q4_k, 4, 2, 8),
-    "q5_k": Kind(5, _q5_k, 4, 2, 8),
-    "q6_k": Kind(6, _q6_k, 2, 2, 8),
-    "iq4_nl": Kind(4, _fours(ONE_SCALE, 2), 2),
-    "iq4_xs": Kind(4, _iq4_xs, 2, 1, 8),
-    "mxfp4": Kind(4, _fours(slice(0, 1), 1), 1),
+    "q8_0": CodeLayout(8, _q8_0, 2),
+    "q4_0": CodeLayout(4, _fours(ONE_SCALE, 2), 2),
+    "q4_1": CodeLayout(4, _fours(TWO_SCALES, 4), 4),
+    "q5_0": CodeLayout(5, _fives(ONE_SCALE, 2), 2),
+    "q5_1": CodeLayout(5, _fives(TWO_SCALES, 4), 4),
+    "q4_k": CodeLayout(4, _q4_k, 4, 2, 8),
+    "q5_k": CodeLayout(5, _q5_k, 4, 2, 8),
+    "q6_k": CodeLayout(6, _q6_k, 2, 2, 8),
+    "iq4_nl": CodeLayout(4, _fours(ONE_SCALE, 2), 2),
+    "iq4_xs": CodeLayout(4, _iq4_xs, 2, 1, 8),
+    "mxfp4": CodeLayout(4, _fours(slice(0, 1), 1), 1),
 }
 NAMES: dict[Format, str] = {
     block_types.Q8_0: "q8_0",
@@ -188,10 +189,11 @@ def panel_bytes(layout: StoredPanels, inputs: int) -> int:
 def _by_panel(values: Tensor, outputs_at: int) -> Tensor:
     """Return values with the dimension of outputs, counted from the end, as panels and outputs; zeros fill the last."""
     filled = F.pad(values, (*(0, 0) * (outputs_at - 1), 0, -values.shape[-outputs_at] % PANEL))
-    return filled.unflatten(-outputs_at, (-1, PANEL))
+    found: Tensor = filled.unflatten(-outputs_at, (-1, PANEL))
+    return found
 
 
-def _in_panels(parsed: Parsed, kind: Kind) -> UInt8[Tensor, "*experts panels bytes"]:
+def _in_panels(parsed: Parsed, kind: CodeLayout) -> UInt8[Tensor, "*experts panels bytes"]:
     # [panels, blocks, strips, quads, outputs of a strip, inputs of a quad]
     codes = _by_panel(parsed.codes, 2).unflatten(-1, (-1, 8, 4)).unflatten(-4, (2, STRIP)).movedim(-3, -5)
     codes = codes.movedim(-2, -3).contiguous()
