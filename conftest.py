@@ -51,7 +51,9 @@ DRAFTS_BY_DEFAULT = (
     "tests/drafting/test_mtp.py",
     "tests/builtin/test_shipped_head.py",
 )
-collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*_cuda*.py"]
+# Comparisons in what tests share are reported as those in tests.
+pytest.register_assert_rewrite("tests.support")
+collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*cuda*"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

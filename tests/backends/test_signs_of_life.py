@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.backends.test_backends import ask, collect, in_loop, instant, started
+from tests.support.servers.backends import ask, collect, in_loop, instant, started
 from tests.support.servers.fake_engines import InstantEngine, fake_info
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.serving import Served, serving

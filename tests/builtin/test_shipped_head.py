@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.drafting.test_mtp import engine_in
+from tests.support.drafting.mtp import engine_in
 from tests.support.models.engines import Ask, greedy, serve
 from tests.support.models.mtp_oracle import Checkpoint
 from weft import builtin

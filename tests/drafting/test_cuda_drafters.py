@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.drafting.test_mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, check_hits
-from tests.runner.cuda.test_cuda_runner import SHORT_CELL
+from tests.support.drafting.mtp import FAMILIES, ROOM, Drafts, Recording, check_drafts, check_hits
 from tests.support.kernels.gpu_memory import ARENA_BYTES, GROUP
 from tests.support.kernels.operations import GPU_ROWS, PLAIN
 from tests.support.kernels.plans import Row, make_plan
@@ -34,6 +33,7 @@ from tests.support.models.engines import FAMILIES as ALL_TINY
 from tests.support.models.engines import Ask, greedy, seeded, serve, smallest_memory, tokens
 from tests.support.models.mtp_oracle import checkpoint
 from tests.support.models.oracle import Oracle
+from tests.support.runner.cuda_runner import SHORT_CELL
 from weft import LLM
 from weft.base.completion import complete
 from weft.base.config import EngineConfig

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.drafting.test_drafts import ScriptedDrafting
-from tests.drafting.test_drafts_of_models import make_asks
-from tests.runner.cuda.test_cuda_runner import FEW_LAYERS, SPEC, cpu_engine, cuda_engine, prompt_inputs
+from tests.support.drafting.drafts_of_models import make_asks
+from tests.support.drafting.scripted import ScriptedDrafting
 from tests.support.kernels.operations import PLAIN
 from tests.support.kernels.plans import Row, make_plan
 from tests.support.models.cuda_engines import for_each, held, load_tiny
 from tests.support.models.draft_choices import check_inputs, watch
 from tests.support.models.engines import FAMILIES, Ask, dummy_model, greedy, seeded, serve, tokens
+from tests.support.runner.cuda_runner import FEW_LAYERS, SPEC, cpu_engine, cuda_engine, prompt_inputs
 from weft.base.config import EngineConfig
 from weft.base.plan import Plan, StepDrafts
 from weft.device.store import Store

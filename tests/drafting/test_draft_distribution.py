@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.drafting.test_mtp import Eager
+from tests.support.drafting.mtp import Eager
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.drafting.test_drafts import ScriptedDrafting
-from tests.runner.cuda.test_cuda_runner import FEW_LAYERS
+from tests.support.drafting.scripted import ScriptedDrafting
 from tests.support.kernels.operations import PLAIN
 from tests.support.kernels.plans import Capture, Row, make_plan
 from tests.support.models.engines import Ask, dummy_model, serve, tokens
 from tests.support.models.exact_steps import EXACT
 from tests.support.models.exact_traffic import digesting
+from tests.support.runner.cuda_runner import FEW_LAYERS
 from weft.base.config import EngineConfig
 from weft.base.plan import StepDrafts
 from weft.drafting.policy.choosing import Drafting

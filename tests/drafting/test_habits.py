@@ -8,30 +8,20 @@ from random import Random
 import numpy as np
 import pytest
 
+from tests.support.drafting.habits import (
+    GRAMMAR,
+    AnyToken,
+    check_habits_of_another_salt_or_grammar_are_never_guesses,
+    guesses,
+    taught,
+)
 from weft.base.grammar import Grammar
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.habits import MOST_NOTED, MOST_OF_ONE, Habits, SharedHabits, key_of
 from weft.drafting.policy.spelling import SOURCES, Draft, spelled
 
-GRAMMAR = Grammar("regex", "[a-h]*")
 # The sources of habits in the order in which they are asked: whose, and how many tokens agree.
 ORDER = (("own pair", 2), ("other pair", 2), ("own token", 1), ("other token", 1))
-
-
-class AnyToken:
-    """A grammar that allows some tokens everywhere, and forces none."""
-
-    def __init__(self, *allowed: int) -> None:
-        self.allowed = set(allowed)
-
-    def forced(self) -> int | None:
-        return None
-
-    def allows(self, token: int) -> bool:
-        return token in self.allowed
-
-    def take(self, token: int) -> bool:
-        return True
 
 
 def follows(answers: list[list[int]], last: list[int]) -> list[int]:
@@ -73,28 +63,8 @@ def test_a_habit_is_what_followed_the_last_tokens_before(seed: int) -> None:
         others.append(answer)
 
 
-def taught(salt: bytes, grammar: Grammar, shares: bool = True) -> Drafting:
-    """Return a drafting that has seen the answer 1 2 3 1 2 3 of this salt and grammar."""
-    drafting = Drafting(4, shares=shares)
-    drafts = drafting.begin(np.array([9], np.int32), salt, None, None, grammar)
-    drafting.ended(salt, np.array([9, 1, 2, 3, 1, 2, 3], np.int32), drafts)
-    return drafting
-
-
-def guesses(drafting: Drafting, salt: bytes, grammar: Grammar) -> tuple[int, ...]:
-    """Return what is drafted after 1 2 in a new answer."""
-    drafts = drafting.begin(np.array([8], np.int32), salt, None, None, grammar)
-    assert drafts is not None
-    found = drafts.spell(AnyToken(1, 2, 3), [1, 2], 4, 4, drafting.shared, drafting.habits)
-    return () if found is None else found.tokens
-
-
 def test_habits_of_another_salt_or_grammar_are_never_guesses() -> None:
-    drafting = taught(b"one", GRAMMAR)
-    assert guesses(drafting, b"one", GRAMMAR)[:2] == (3, 1)
-    assert guesses(drafting, b"one", Grammar("regex", "[a-h]+")) == ()
-    assert guesses(drafting, b"other", GRAMMAR) == ()
-    assert guesses(drafting, b"", GRAMMAR) == ()
+    check_habits_of_another_salt_or_grammar_are_never_guesses()
 
 
 def test_habits_are_dropped_with_the_cache_and_not_kept_without_one() -> None:

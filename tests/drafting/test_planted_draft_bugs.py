@@ -12,21 +12,21 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.drafting import (
-    test_draft_model,
-    test_draft_sizes,
-    test_drafts,
-    test_drafts_of_grammars,
-    test_drafts_of_models,
-    test_following,
-    test_habits,
-    test_head_following,
-    test_leaving_heads,
-    test_mtp,
-    test_suffixes,
-    test_turning_down,
+from tests.support.drafting import (
+    draft_models,
+    draft_sizes,
+    drafts_of_grammars,
+    drafts_of_models,
+    following,
+    habits,
+    heads,
+    leaving_heads,
+    mtp,
+    scripted,
+    suffixes,
+    turning_down,
 )
-from tests.runner import test_hidden_states
+from tests.support.runner import hidden_states
 from weft.drafting import head as draft_head
 from weft.drafting import rows as draft_rows
 from weft.drafting.head import DraftHead
@@ -43,7 +43,7 @@ from weft.memory.ledger import Ledger
 from weft.text.grammar import Guide
 
 SEEDS = 100
-REGEX = test_drafts_of_grammars.GRAMMARS[1]
+REGEX = drafts_of_grammars.GRAMMARS[1]
 Patch = pytest.MonkeyPatch
 
 
@@ -60,22 +60,22 @@ PLANTS: list[Plant] = []
 
 def random_workloads() -> None:
     for seed in range(SEEDS):
-        test_drafts.run_drafted(seed)
+        scripted.run_drafted(seed)
 
 
 def following_workloads() -> None:
     for seed in range(SEEDS):
-        test_following.run_following(seed)
+        following.run_following(seed)
 
 
 def head_workloads() -> None:
     for seed in range(SEEDS):
-        test_head_following.run_head(seed)
+        heads.run_head(seed)
 
 
 def leaving_workloads() -> None:
     for seed in range(SEEDS):
-        test_leaving_heads.check_leaving_at_any_time(seed)
+        leaving_heads.check_leaving_at_any_time(seed)
 
 
 def plant(check: Callable[[], None], slow: bool = False) -> Callable[[Callable[[Patch], None]], None]:
@@ -218,12 +218,12 @@ def what_a_row_computed_beyond_a_stop_token_counts(patch: Patch) -> None:
     patch.setattr(loop, "moved_step", lambda step, ledger: replace(original(step, ledger), void=frozenset()))
 
 
-@plant(test_drafts_of_models.check_every_parameter)
+@plant(drafts_of_models.check_every_parameter)
 def samples_after_drafts_are_not_taken_back(patch: Patch) -> None:
     patch.setattr(SeatSampling, "undo", lambda self, seat, samples: None)
 
 
-@plant(test_drafts_of_models.check_every_parameter)
+@plant(drafts_of_models.check_every_parameter)
 def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> None:
     original = SeatSampling.gather
 
@@ -237,19 +237,19 @@ def all_samples_of_a_row_have_the_random_number_of_its_first(patch: Patch) -> No
     patch.setattr(SeatSampling, "gather", same)
 
 
-@plant(partial(test_drafts_of_grammars.test_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps, REGEX, 0))
+@plant(partial(drafts_of_grammars.check_a_grammar_gives_the_same_answers_with_drafts_in_fewer_steps, REGEX, 0))
 def a_grammar_does_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     original = Guide.masks_along
     patch.setattr(Guide, "masks_along", lambda self, tokens: [self.mask for _ in original(self, tokens)])
 
 
-@plant(test_draft_model.check_perfect_guesses)
+@plant(draft_models.check_perfect_guesses)
 def the_draft_model_keeps_guesses_that_were_refused(patch: Patch) -> None:
     original = DraftModel.settle
     patch.setattr(DraftModel, "settle", lambda self, seat, accepted: original(self, seat, accepted + 1))
 
 
-@plant(partial(test_mtp.test_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right, "qwen3_5"), slow=True)
+@plant(partial(mtp.check_entries_of_guesses_do_not_stay_even_if_the_guesses_are_right, "qwen3_5"), slow=True)
 def the_head_keeps_an_entry_of_its_own_guess(patch: Patch) -> None:
     original = DraftHead.kept
     patch.setattr(DraftHead, "kept", lambda self, row, accepted: original(self, row, accepted) + 1)
@@ -294,7 +294,7 @@ def hidden_states_of_a_row_that_was_moved_are_read_where_it_was_planned(patch: P
     patch.setattr(StateLines, "move", forgetful)
 
 
-@plant(test_head_following.test_guesses_follow_drafts_in_flight)
+@plant(heads.check_guesses_follow_drafts_in_flight)
 def hidden_states_are_lost_where_drafts_were_refused(patch: Patch) -> None:
     patch.setattr(StateLines, "move", lambda self, seat, refused: None)
 
@@ -309,7 +309,7 @@ def a_head_guesses_after_drafts_as_if_all_were_right(patch: Patch) -> None:
     patch.setattr(DraftModel, "launch", blind)
 
 
-@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
+@plant(heads.check_rows_copy_from_texts_beside_a_head_that_follows)
 def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) -> None:
     original = StateLines.place
 
@@ -320,7 +320,7 @@ def states_of_copied_drafts_are_kept_in_the_line_of_a_neighbour(patch: Patch) ->
     patch.setattr(StateLines, "place", shifted)
 
 
-@plant(partial(test_head_following.run_head, 96))
+@plant(partial(heads.run_head, 96))
 def guesses_land_behind_a_flight(patch: Patch) -> None:
     original = draft_rows.DraftRows.choose
 
@@ -330,7 +330,7 @@ def guesses_land_behind_a_flight(patch: Patch) -> None:
     patch.setattr(draft_rows.DraftRows, "choose", hasty)
 
 
-@plant(partial(test_head_following.test_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, None))
+@plant(partial(heads.check_a_row_that_looks_back_lets_no_other_row_wait_for_a_landing, None))
 def guesses_land_while_prompts_wait(patch: Patch) -> None:
     original = draft_rows.DraftRows.choose
 
@@ -373,9 +373,9 @@ def a_row_that_left_the_head_begins_with_it_after_a_preemption(patch: Patch) -> 
     patch.setattr(DraftHead, "expect", lambda self, seat, guesses: original(self, seat, True))
 
 
-@plant(test_leaving_heads.test_guesses_are_judged_though_prompts_are_read_in_every_step)
+@plant(leaving_heads.check_guesses_are_judged_though_prompts_are_read_in_every_step)
 def the_host_waits_for_guesses_of_a_reading(patch: Patch) -> None:
-    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", test_leaving_heads.OFTEN)
+    patch.setattr(draft_head, "FOLLOWED_AT_ONCE", leaving_heads.OFTEN)
 
     def judged_at_once(self):
         if self._unjudged is not None:
@@ -386,7 +386,7 @@ def the_host_waits_for_guesses_of_a_reading(patch: Patch) -> None:
     patch.setattr(DraftHead, "judge", judged_at_once)
 
 
-@plant(test_head_following.test_rows_copy_from_texts_beside_a_head_that_follows)
+@plant(heads.check_rows_copy_from_texts_beside_a_head_that_follows)
 def a_head_that_reads_guesses_where_drafts_are_in_flight(patch: Patch) -> None:
     original = DraftHead.follow
 
@@ -400,39 +400,39 @@ def a_head_that_reads_guesses_where_drafts_are_in_flight(patch: Patch) -> None:
     patch.setattr(DraftHead, "follow", follow)
 
 
-@plant(test_mtp.test_a_seat_that_was_left_keeps_no_hidden_states)
+@plant(mtp.check_a_seat_that_was_left_keeps_no_hidden_states)
 def hidden_states_stay_when_their_sequence_leaves(patch: Patch) -> None:
     patch.setattr(DraftHead, "leave", DraftModel.leave)
 
 
-@plant(test_hidden_states.test_states_are_read_as_they_were_written)
+@plant(hidden_states.check_states_are_read_as_they_were_written)
 def a_block_is_released_with_hidden_states_that_wait(patch: Patch) -> None:
     original = StateLines.drop
     patch.setattr(StateLines, "drop", lambda self, seats, before: original(self, seats, before + BLOCK - 1))
 
 
-@plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
+@plant(draft_sizes.check_many_rows_draft_in_recorded_steps_and_miss_none)
 def drafts_are_chosen_beyond_the_recorded_sizes(patch: Patch) -> None:
     unknown = property(lambda self: lambda rows: None, lambda self, counts: None)
     patch.setattr(drafting.Drafting, "counts_that_fit", unknown, raising=False)
 
 
-@plant(test_draft_sizes.test_many_rows_draft_in_recorded_steps_and_miss_none)
+@plant(draft_sizes.check_many_rows_draft_in_recorded_steps_and_miss_none)
 def a_row_that_follows_is_left_without_drafts(patch: Patch) -> None:
     patch.setattr(draft_rows, "spread", lambda *_: None)
 
 
-@plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
+@plant(habits.check_habits_of_another_salt_or_grammar_are_never_guesses)
 def a_habit_of_another_salt_is_a_guess(patch: Patch) -> None:
     patch.setattr(drafting, "key_of", lambda salt, grammar: key_of(b"", grammar))
 
 
-@plant(test_habits.test_habits_of_another_salt_or_grammar_are_never_guesses)
+@plant(habits.check_habits_of_another_salt_or_grammar_are_never_guesses)
 def a_habit_of_another_grammar_is_a_guess(patch: Patch) -> None:
     patch.setattr(drafting, "key_of", lambda salt, grammar: key_of(salt, REGEX))
 
 
-@plant(test_suffixes.test_texts_of_another_salt_are_never_drafted)
+@plant(suffixes.check_texts_of_another_salt_are_never_drafted)
 def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
     original = SharedTexts.place
 
@@ -443,7 +443,7 @@ def a_suffix_of_another_salt_is_drafted(patch: Patch) -> None:
     patch.setattr(SharedTexts, "place", anyone)
 
 
-@plant(test_turning_down.test_every_row_wakes_when_its_time_has_come)
+@plant(turning_down.check_every_row_wakes_when_its_time_has_come)
 def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
     original = draft_rows.DraftRows.sit
 
@@ -455,7 +455,7 @@ def a_row_that_sits_down_sleeps_as_long_as_the_others(patch: Patch) -> None:
     patch.setattr(draft_rows.DraftRows, "sit", late)
 
 
-@plant(test_suffixes.test_random_texts_match_wherever_a_search_of_all_places_does)
+@plant(suffixes.check_random_texts_match_wherever_a_search_of_all_places_does)
 def only_the_answer_is_searched(patch: Patch) -> None:
     def begin(self, prompt):
         original(self, prompt[:0])
@@ -464,7 +464,7 @@ def only_the_answer_is_searched(patch: Patch) -> None:
     patch.setattr(OwnText, "__init__", begin)
 
 
-@plant(test_suffixes.test_what_has_a_guess_is_asked_for_it)
+@plant(suffixes.check_what_has_a_guess_is_asked_for_it)
 def other_texts_are_not_searched_before_a_question(patch: Patch) -> None:
     patch.setattr(SharedTexts, "agrees", lambda self, place, recent: False)
 

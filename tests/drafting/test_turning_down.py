@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.hashed.rolling import VOCABULARY, RollingDevice, rolling_spec
+from tests.support.drafting.turning_down import ANSWER, Dear, Guesses, check_every_row_wakes_when_its_time_has_come
+from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from weft.base.config import EngineConfig
 from weft.base.plan import Landing, Plan
 from weft.base.sampling import SamplingParams
 from weft.drafting.policy.acceptance import MEMORY_OF_ALL, Acceptance
 from weft.drafting.policy.choosing import LONGEST_PAUSE, RAREST_PROBE, Drafting, RowDrafts, SequenceDrafts
 from weft.drafting.policy.costs import NEEDED, FreeDrafts, LearnedCosts
-from weft.drafting.policy.suffix import Match, SharedTexts
+from weft.drafting.policy.suffix import SharedTexts
 from weft.drafting.rows import FRUITLESS, RAREST_QUESTION, SEARCH_SECONDS, Candidate, DraftRows
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -26,21 +27,6 @@ from weft.engine.request import Request
 SPEC = rolling_spec(cell=4, room=6)
 ROWS = 4
 PROMPT = 3
-ANSWER = [place * 7 % VOCABULARY for place in range(700)]
-
-
-class Guesses(SequenceDrafts):
-    """Wrong drafts up to a length of the answer, right ones from there on, in every step that asks."""
-
-    def __init__(self, most: int, overall: dict, right_from: int) -> None:
-        super().__init__(np.zeros(0, np.int32), b"", most, overall=overall, suffixes=False)
-        self.right_from, self.asked = right_from, 0
-
-    def find_drafts(self, answer, most, shared, ahead=0):
-        self.asked += 1
-        first, count = len(answer), min(min(most, self.most) + ahead, len(ANSWER) - len(answer))
-        tokens = [(ANSWER[i] + (i < self.right_from)) % VOCABULARY for i in range(first, first + count)]
-        return self._drafts_of("suffix", "suffix", Match(3, tuple(tokens))) if tokens else None
 
 
 class Guessing(Drafting):
@@ -52,13 +38,6 @@ class Guessing(Drafting):
     def begin(self, prompt, salt, most, prediction, grammar=None):
         self.begun.append(Guesses(self.most, self.overall, self.right_from))
         return self.begun[-1]
-
-
-class Dear(FreeDrafts):
-    """Every draft takes a twentieth of a step, as on a device with few rows."""
-
-    def ratio(self, rows: int, drafts: int) -> float:
-        return 1 + 0.05 * drafts
 
 
 class Recorder(RollingDevice):
@@ -222,42 +201,9 @@ def test_rows_that_no_recorded_step_holds_are_not_asked() -> None:
     assert not rows.awake(seats, 1)
 
 
-class Paused(Guesses):
-    """Drafts of a row whose pause after a verification is set by the test."""
-
-    pauses = 0
-
-    def verified(self, proposal: RowDrafts, accepted: int) -> int:
-        return self.pauses
-
-
 def test_every_row_wakes_when_its_time_has_come() -> None:
     """Random rows sit down, sleep and leave; all that are awake are found, and no other."""
-    random, seats = Random(5), 6
-    drafting = Drafting(4, costs=FreeDrafts())
-    proposal = RowDrafts("a", "a", (1,), (0.5,))
-    woken = slept = 0
-    for _ in range(20):
-        rows = DraftRows(drafting, SimpleNamespace(), seats)
-        wakes: dict[int, int] = {}
-        sleepers = [SimpleNamespace(drafting=Paused(4, {}, 0), leaving=False) for _ in range(seats)]
-        for number in range(1, 80):
-            for seat, sleeper in enumerate(sleepers):
-                if seat not in wakes and random.random() < 0.05:
-                    rows.sit(seat, sleeper)
-                    wakes[seat] = 0
-                elif seat in wakes and random.random() < 0.02:
-                    rows.stand_up(seat, returns=False)
-                    del wakes[seat]
-                elif wakes.get(seat, number + 1) <= number and random.random() < 0.7:
-                    sleeper.drafting.pauses = random.choice((0, 1, 4, 30))
-                    rows.verified(seat, sleeper, proposal, 0, number)
-                    wakes[seat] = number + sleeper.drafting.pauses
-            decoding = np.array([seat for seat in wakes if random.random() < 0.9], np.int64)
-            expected = [seat for seat in decoding.tolist() if wakes[seat] <= number]
-            assert rows.awake(decoding, number) == expected
-            woken, slept = woken + bool(expected), slept + (not expected)
-    assert min(woken, slept) > 200
+    check_every_row_wakes_when_its_time_has_come()
 
 
 class Searching:

@@ -6,7 +6,6 @@ that the right one does not, and the answer differs from the one at depth 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.drafting.test_drafts import drafted_workload
-from tests.engine.test_properties import parts, thorough
-from tests.support.hashed.rolling import VOCABULARY, RollingDevice, mix, rolling_spec
+from tests.support.drafting.scripted import drafted_workload
+from tests.support.engine.late_masks import EarlyDevice, HashedConstraint
+from tests.support.engine.properties import parts, thorough
+from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.workloads import Run, Workload, run_workload
 from tests.support.models.engines import model_of, spec_of
 from weft.base.config import EngineConfig
 from weft.base.constraint import Constraint
-from weft.base.plan import Ints, Plan
+from weft.base.plan import Plan
 from weft.base.sampling import SamplingParams
 from weft.drafting.policy.choosing import Drafting
 from weft.drafting.policy.costs import FreeDrafts
@@ -31,57 +31,6 @@ from weft.engine.events import FinishReason
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.runner.runner import Runner, WaitingFlight
-
-
-class HashedConstraint:
-    """Allows about half of the tokens, which ones depends on all tokens before."""
-
-    ended = slow = False
-    seconds = 0.0
-
-    def __init__(self, state: int, vocabulary: int = VOCABULARY) -> None:
-        self.state = state
-        self.vocabulary = vocabulary
-
-    def allows(self, token: int) -> bool:
-        return token == self.state % self.vocabulary or mix(self.state, token) % 2 == 0
-
-    @property
-    def mask(self) -> Ints:
-        bits = np.zeros(-(-self.vocabulary // 32) * 32, np.uint8)
-        bits[: self.vocabulary] = [self.allows(token) for token in range(self.vocabulary)]
-        return np.packbits(bits, bitorder="little").view(np.int32)
-
-    def look_ahead(self) -> HashedAhead:
-        return HashedAhead(self.state, self.vocabulary)
-
-    def masks_along(self, tokens: Sequence[int]) -> list[Ints]:
-        ahead, found = HashedConstraint(self.state, self.vocabulary), []
-        for token in tokens:
-            if not ahead.allows(token):
-                break
-            ahead.take(token)
-            found.append(ahead.mask)
-        return found
-
-    def foresees(self, token: int) -> bool:
-        return False
-
-    def take(self, token: int) -> None:
-        assert self.allows(token), "the mask of another position was used"
-        self.state = mix(self.state, token + 1)
-
-
-class HashedAhead(HashedConstraint):
-    """A look ahead of such an answer."""
-
-    def forced(self) -> int | None:
-        allowed = [token for token in range(self.vocabulary) if self.allows(token)]
-        return allowed[0] if len(allowed) == 1 else None
-
-    def take(self, token: int) -> bool:
-        super().take(token)
-        return True
 
 
 class ConstrainedEngine(Engine):
@@ -156,12 +105,6 @@ def test_steps_without_constrained_rows_wait_for_no_mask() -> None:
     plans, engine = decode(4, 0)
     assert not any(len(plan.sampling.awaiting_mask) for plan in plans)
     assert engine._device.late_masks == 0
-
-
-class EarlyDevice(RollingDevice):
-    """A device that samples with the launch."""
-
-    supply_masks = None
 
 
 def test_on_a_device_that_takes_no_masks_later_a_constrained_row_sits_out_every_other_step() -> None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.drafting.test_drafts import ScriptedDrafting, drafted_workload
-from tests.engine.test_properties import thorough
+from tests.support.drafting.scripted import ScriptedDrafting, drafted_workload
+from tests.support.engine.properties import thorough
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.workloads import Workload, check_answers, run_workload
 from weft.base.config import EngineConfig

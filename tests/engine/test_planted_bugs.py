@@ -12,7 +12,7 @@ from random import SystemRandom
 import numpy as np
 import pytest
 
-from tests.engine.test_properties import record_plans, same_plan
+from tests.support.engine.properties import record_plans, same_plan
 from tests.support.fences import ROOT
 from tests.support.hashed.rolling import RollingDevice
 from tests.support.hashed.workloads import random_workload, run_and_check

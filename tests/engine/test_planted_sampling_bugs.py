@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.drafting import test_drafts, test_drafts_at_stops, test_drafts_of_models, test_sampling_after_drafts
-from tests.engine import test_slow_masks
+from tests.support.drafting import drafts_at_stops, drafts_of_models, sampling_after_drafts, scripted
+from tests.support.engine import slow_masks
 from tests.support.fences import ROOT
 from weft.engine import loop
 from weft.engine.masks import LateMask, MaskFinder
@@ -37,12 +37,12 @@ def plant(check: Callable[[], None]) -> Callable[[Callable[[Patch], None]], None
 
 def random_workloads() -> None:
     for seed in range(SEEDS):
-        test_drafts.run_drafted(seed)
+        scripted.run_drafted(seed)
 
 
 def slow_workloads() -> None:
     for seed in range(40):
-        test_slow_masks.compare(seed)
+        slow_masks.compare(seed)
 
 
 class Unseen(DraftsBefore):
@@ -65,7 +65,7 @@ def bad_words_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     patch.setattr(SeatSampling, "gather", blind)
 
 
-@plant(test_drafts_of_models.check_every_parameter)
+@plant(drafts_of_models.check_every_parameter)
 def min_tokens_do_not_count_the_drafts_before_a_sample(patch: Patch) -> None:
     original = SeatSampling.biases
 
@@ -75,7 +75,7 @@ def min_tokens_do_not_count_the_drafts_before_a_sample(patch: Patch) -> None:
     patch.setattr(SeatSampling, "biases", uncounted)
 
 
-@plant(test_drafts_of_models.check_every_parameter)
+@plant(drafts_of_models.check_every_parameter)
 def penalties_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     original = SeatSampling.token_history
 
@@ -85,7 +85,7 @@ def penalties_do_not_see_the_drafts_before_a_sample(patch: Patch) -> None:
     patch.setattr(SeatSampling, "token_history", blind)
 
 
-@plant(test_sampling_after_drafts.check_every_field)
+@plant(sampling_after_drafts.check_every_field)
 def tokens_are_biased_only_before_drafts(patch: Patch) -> None:
     original = SeatSampling.biases
 
@@ -97,7 +97,7 @@ def tokens_are_biased_only_before_drafts(patch: Patch) -> None:
     patch.setattr(SeatSampling, "biases", first)
 
 
-@plant(test_sampling_after_drafts.check_every_field)
+@plant(sampling_after_drafts.check_every_field)
 def tokens_are_allowed_only_before_drafts(patch: Patch) -> None:
     original = SeatSampling.masks
 
@@ -109,7 +109,7 @@ def tokens_are_allowed_only_before_drafts(patch: Patch) -> None:
     patch.setattr(SeatSampling, "masks", first)
 
 
-@plant(test_drafts_at_stops.check_counts)
+@plant(drafts_at_stops.check_counts)
 def drafts_are_accepted_past_a_stop_token(patch: Patch) -> None:
     def eager(self, step, landing):
         for sequence in step.sequences:
@@ -139,12 +139,12 @@ def a_row_goes_on_before_its_mask_is_found(patch: Patch) -> None:
     patch.setattr(SeatSampling, "note_mask", hasty)
 
 
-@plant(test_slow_masks.check_that_others_go_on)
+@plant(slow_masks.check_that_others_go_on)
 def a_slow_mask_is_looked_for_between_two_steps(patch: Patch) -> None:
     patch.setattr(MaskFinder, "affords", lambda self, constraint: True)
 
 
-@plant(test_slow_masks.check_the_bound_of_a_step)
+@plant(slow_masks.check_the_bound_of_a_step)
 def the_time_of_masks_is_counted_for_each_row(patch: Patch) -> None:
     original = MaskFinder.affords
 
@@ -155,7 +155,7 @@ def the_time_of_masks_is_counted_for_each_row(patch: Patch) -> None:
     patch.setattr(MaskFinder, "affords", renewed)
 
 
-@plant(test_slow_masks.test_tenants_take_turns_in_the_thread)
+@plant(slow_masks.check_tenants_take_turns_in_the_thread)
 def slow_masks_are_found_in_the_order_of_their_tokens(patch: Patch) -> None:
     patch.setattr(LateMask, "tenant", b"")
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.backends.test_backends import SMALL, ask, both, collect, in_loop, real, started, tokens_of
+from tests.support.servers.backends import SMALL, ask, both, collect, in_loop, real, started, tokens_of
 from tests.support.servers.held_steps import SECONDS
 from tests.support.servers.http_server import serving
 from weft.base.errors import RequestError

@@ -12,9 +12,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.engine.properties import parts, record_plans, same_plan, thorough
 from tests.support.hashed.rolling import VOCABULARY, RollingDevice, oracle, rolling_spec
 from tests.support.hashed.workloads import random_workload, run_and_check
 from weft.base.sampling import SamplingParams
@@ -29,14 +30,6 @@ from weft.memory.ledger import Ledger
 PARTS = 16
 # As many as may pass before a planted bug is noticed.
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400"))
-
-
-def thorough(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-
-
-def parts(quick: int, count: int) -> list[object]:
-    return [pytest.param(part, marks=[pytest.mark.slow] if part >= quick else []) for part in range(count)]
 
 
 @pytest.mark.parametrize("part", parts(1, PARTS))
@@ -72,33 +65,6 @@ def test_two_ranks_given_the_same_requests_make_the_same_plans(seed: int) -> Non
     assert len(first) == len(second)
     for a, b in zip(first, second, strict=True):
         assert same_plan(a, b)
-
-
-def record_plans(workload) -> list:
-    seen = []
-    original = RollingDevice.launch
-
-    def launch(self, plan):
-        seen.append(plan)
-        return original(self, plan)
-
-    RollingDevice.launch = launch
-    try:
-        run_and_check(workload)
-    finally:
-        RollingDevice.launch = original
-    return seen
-
-
-def same_plan(a: object, b: object) -> bool:
-    for name in type(a).__slots__ if hasattr(type(a), "__slots__") else ():
-        one, other = getattr(a, name), getattr(b, name)
-        if hasattr(type(one), "__dataclass_fields__"):
-            if not same_plan(one, other):
-                return False
-        elif not np.array_equal(one, other):
-            return False
-    return True
 
 
 class Speculator:

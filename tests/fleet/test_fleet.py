@@ -4,77 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import msgspec
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import in_loop
+from tests.support.fleet.fleets import (
+    Fleet,
+    check_a_silent_member_gives_up_what_it_has_not_begun,
+    check_aborts_and_stops_reach_the_member_that_has_the_request,
+    collect,
+    fleet_of,
+    prefix_of,
+)
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import answer, fake_info
-from tests.support.servers.fake_members import BAD, Clock, FakeMember, ask, random_traffic, turns
-from weft.backends.output_stream import OutputStream
+from tests.support.servers.fake_members import BAD, FakeMember, ask, random_traffic, turns
 from weft.base.errors import EngineStopped, ModelError, RequestError
 from weft.base.grid import CELL
-from weft.engine.events import FinishReason
 from weft.fleet.backend import FleetBackend
 from weft.fleet.choosing import LeastOpen
 from weft.fleet.member import MemberState
 from weft.fleet.routing import RoutedChoice
 from weft.fleet.totals import merged_reports
-from weft.fleet.warming import WantedPrefix, WantedPrefixes
-
-
-class Fleet:
-    """Two fake members that a test drives by hand."""
-
-    def __init__(self, size: int = 2, **more: object) -> None:
-        self.members = [FakeMember() for _ in range(size)]
-        self.clock = Clock()
-        named = [(str(place), member) for place, member in enumerate(self.members)]
-        self.backend = FleetBackend(named, clock=self.clock, check_seconds=None, **more)
-
-    def holder(self, stream: OutputStream) -> FakeMember:
-        return self.members[int(stream.member.name)]
-
-    def other(self, member: FakeMember) -> FakeMember:
-        return next(each for each in self.members if each is not member)
-
-    async def submit(self, *args: object) -> OutputStream:
-        """Submit while all members step once."""
-        task = asyncio.ensure_future(self.backend.submit(ask(*args)))
-        await turns()
-        await self.step()
-        return await task
-
-    async def step(self) -> None:
-        for member in self.members:
-            member.step()
-        await turns()
-
-    async def finish(self, task: asyncio.Task) -> object:
-        while not task.done():
-            await self.step()
-        return await task
-
-
-@asynccontextmanager
-async def fleet_of(size: int = 2, **more: object) -> AsyncIterator[Fleet]:
-    fleet = Fleet(size, **more)
-    await fleet.backend.start()
-    try:
-        yield fleet
-    finally:
-        await fleet.backend.stop(0)
-
-
-async def collect(stream: OutputStream) -> list[int]:
-    return [output.token async for batch in stream for output in batch if output.token is not None]
-
-
-def prefix_of(tokens: list[int], salt: bytes = b"") -> WantedPrefix:
-    return WantedPrefix((bytes(tokens),), np.array(tokens, np.int32), salt)
+from weft.fleet.warming import WantedPrefixes
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -143,23 +96,8 @@ async def test_an_accepted_request_that_is_not_begun_moves_when_its_member_dies(
         assert fleet.backend.members[fleet.members.index(holder)].retries == 1
 
 
-@in_loop
-async def test_a_silent_member_gives_up_what_it_has_not_begun():
-    async with fleet_of() as fleet:
-        begun = await fleet.submit([20], 9)
-        holder = fleet.holder(begun)
-        holder.hanging = True
-        tasks = [asyncio.ensure_future(fleet.backend.submit(ask([30], 3))) for _ in range(4)]
-        await turns()
-        holder.sick = True
-        fleet.backend.check()
-        for task in tasks:
-            stream = await fleet.finish(task)
-            assert fleet.holder(stream) is not holder
-            assert await fleet.finish(asyncio.ensure_future(collect(stream))) == answer([30], 3)
-        holder.revive()
-        assert await fleet.finish(asyncio.ensure_future(collect(begun))) == answer([20], 9)
-        assert [member.open for member in fleet.members] == [0, 0]
+def test_a_silent_member_gives_up_what_it_has_not_begun():
+    check_a_silent_member_gives_up_what_it_has_not_begun()
 
 
 @in_loop
@@ -205,18 +143,8 @@ async def test_the_fleets_own_queue_is_bounded():
         assert await fleet.submit([3], 9)
 
 
-@in_loop
-async def test_aborts_and_stops_reach_the_member_that_has_the_request():
-    async with fleet_of() as fleet:
-        one, other = await fleet.submit([1], 50), await fleet.submit([2], 50)
-        holder = fleet.holder(other)
-        fleet.backend.abort(one)
-        fleet.backend.finish(other)
-        await fleet.step()
-        assert [len(member.aborted) for member in (holder, fleet.other(holder))] == [0, 1]
-        assert [batch[-1].finish async for batch in one] == [FinishReason.ABORT]
-        assert [batch[-1].finish async for batch in other] == [FinishReason.STOP]
-        assert fleet.backend.open == 0
+def test_aborts_and_stops_reach_the_member_that_has_the_request():
+    check_aborts_and_stops_reach_the_member_that_has_the_request()
 
 
 @in_loop

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.backends.test_backends import collect, in_loop, started
-from tests.engine.test_sameness import asks, check
+from tests.support.engine.sameness import asks, check
 from tests.support.models.engines import FAMILIES, Ask, make_engine
 from tests.support.models.exact_traffic import exact_engine, exact_model
+from tests.support.servers.backends import collect, in_loop, started
 from tests.support.servers.fake_engines import fake_info
 from weft.engine.events import Output
 from weft.engine.loop import Engine

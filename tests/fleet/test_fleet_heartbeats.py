@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from tests.backends.test_backends import ask, in_loop, instant, started, tokens_of
-from tests.fleet.test_fleet_remote import SECRET, door, remote, until
+from tests.support.fleet.doors import SECRET, door, remote, until
+from tests.support.servers.backends import ask, in_loop, instant, started, tokens_of
 from tests.support.servers.fake_engines import answer, fake_info
 from weft.backends.codec import FLEET, EngineWriter
 from weft.base.errors import EngineStopped

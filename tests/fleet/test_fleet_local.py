@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import alone, ask, collect, in_loop, started, tokens_of, varied_requests
 from tests.support.models import tiny_model
+from tests.support.servers.backends import alone, ask, collect, in_loop, started, tokens_of, varied_requests
 from tests.support.servers.fake_engines import PROGRAM, answer
 from tests.support.servers.held_steps import SECONDS
 from weft.base.errors import EngineStopped, InvalidOption, RequestError

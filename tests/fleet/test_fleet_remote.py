@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 import pytest
 
-from tests.backends.test_backends import (
+from tests.support.fleet.doors import (
+    SECRET,
+    address_of,
+    bodies_of,
+    check_a_mac_is_good_for_one_role_one_channel_and_one_handshake,
+    door,
+    exchange,
+    framed,
+    remote,
+    until,
+)
+from tests.support.servers.backends import (
     LONG,
     alone,
     ask,
@@ -25,7 +35,6 @@ from tests.backends.test_backends import (
 )
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.held_steps import SECONDS
-from weft.backends.backend import Backend
 from weft.backends.codec import FLEET, EngineWriter, EventReader, decode_command
 from weft.backends.dispatcher import Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
@@ -34,15 +43,13 @@ from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews, Question, RequestFailed, Shutdown, Subscribe, Topic
 from weft.fleet import listener as listener_module
 from weft.fleet.backend import FleetBackend
-from weft.fleet.listener import FleetDoor, FleetListener
+from weft.fleet.listener import FleetListener
 from weft.fleet.remote import MAX_EVENT_BYTES, UNREAD, RemoteBackend, ReplicaAddress
 from weft.fleet.routing import RoutedChoice
 from weft.memory.journal import CacheChanges
-from weft.wire.frames import Frames, ProtocolError
+from weft.wire.frames import ProtocolError
 from weft.wire.handshake import (
     MAX_BYTES,
-    HandshakeError,
-    Hello,
     Proof,
     ReplicaSide,
     RouterSide,
@@ -50,42 +57,15 @@ from weft.wire.handshake import (
     read_secret,
 )
 from weft.wire.tls import TlsFiles
-from weft.wire.versions import VersionError
 
-SECRET = b"a secret of at least thirty-two characters"
 WRITER = EngineWriter()
 encode_command, encode_event, frame = WRITER.command, WRITER.event, WRITER.frame
-
-
-@asynccontextmanager
-async def door(backend: Backend, **more: object) -> AsyncIterator[FleetListener]:
-    settings = {"secret": SECRET} | more
-    bound = socket.create_server(("127.0.0.1", 0))
-    found = FleetListener(bound, backend, FleetDoor("127.0.0.1", 0, **settings))
-    try:
-        yield found
-    finally:
-        await found.close()
-
-
-def address_of(found: FleetListener) -> ReplicaAddress:
-    return ReplicaAddress("127.0.0.1", found._listener.getsockname()[1], found.door.tls is not None)
-
-
-def remote(found: FleetListener, secret: bytes = SECRET, **more: object) -> RemoteBackend:
-    return RemoteBackend(address_of(found), secret, first_pause_seconds=0.01, **more)
 
 
 @asynccontextmanager
 async def connected(backend: Dispatcher, **more: object) -> AsyncIterator[tuple[RemoteBackend, FleetListener]]:
     async with started(backend), door(backend) as found, started(remote(found, **more)) as router:
         yield router, found
-
-
-async def until(condition: object) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # answers --------------------------------------------------------------------------------------------------------------
@@ -226,24 +206,6 @@ async def test_a_gap_in_the_news_starts_the_mirror_over():
 
 
 # peers that do not know the secret ------------------------------------------------------------------------------------
-
-
-async def exchange(found: FleetListener, data: bytes) -> tuple[bytes, bytes]:
-    """Send bytes after the replica's first message; return that message and all that follows."""
-    reader, writer = await asyncio.open_connection(*[address_of(found).host, address_of(found).port])
-    hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-    writer.write(data)
-    try:
-        rest = await asyncio.wait_for(reader.read(), SECONDS)
-    except ConnectionError:
-        rest = b""
-    writer.close()
-    return hello, rest
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(4, "big") + body
 
 
 @in_loop
@@ -416,34 +378,8 @@ async def test_a_replica_that_does_not_read_gets_no_more_requests():
     server.close()
 
 
-def bodies_of(data: bytes) -> list[bytes]:
-    return Frames().feed(data)
-
-
 def test_a_mac_is_good_for_one_role_one_channel_and_one_handshake():
-    replica, router = ReplicaSide(SECRET, FLEET), RouterSide(SECRET, FLEET)
-    [hello] = bodies_of(replica.hello())
-    [proof] = bodies_of(router.proof(hello))
-    [welcome] = bodies_of(replica.welcome(proof))
-    router.check(welcome)
-    # Sent back: the router's own proof as the replica's.
-    mac = msgspec.msgpack.decode(proof, type=Proof).mac
-    with pytest.raises(HandshakeError, match="secret"):
-        router.check(msgspec.msgpack.encode(Welcome(mac)))
-    # Played again, to another connection.
-    with pytest.raises(HandshakeError, match="secret"):
-        ReplicaSide(SECRET, FLEET).welcome(proof)
-    # Passed on by a party with another certificate.
-    here, there = (
-        ReplicaSide(SECRET, FLEET, b"certificate of the replica"),
-        RouterSide(SECRET, FLEET, b"another certificate"),
-    )
-    [hello] = bodies_of(here.hello())
-    [proof] = bodies_of(there.proof(hello))
-    with pytest.raises(HandshakeError, match="channel"):
-        here.welcome(proof)
-    with pytest.raises(VersionError, match="version 1 of the fleet protocol"):
-        there.proof(msgspec.msgpack.encode(Hello(1, bytes(32))))
+    check_a_mac_is_good_for_one_role_one_channel_and_one_handshake()
 
 
 @in_loop

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.backends.test_backends import in_loop
+from tests.support.fleet.routers import start_route
 from tests.support.models import tiny_model
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import fake_info
 from tests.support.servers.fake_members import FakeMember
 from tests.support.servers.serving import Served, serving, wait_for_log
@@ -33,11 +32,6 @@ def secret(tmp_path):
     file.write_text("s" * 40)
     file.chmod(0o600)
     return str(file)
-
-
-def start_route(arguments: list[str], log: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "weft", "route", *arguments, "--port", "0", "--model", str(tiny_model.FOLDER)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log.open("w"), text=True)
 
 
 def test_a_router_answers_as_its_replica_and_never_loads_torch(secret, tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from tests.backends.test_backends import LONG, ask, collect, in_loop, instant, started, tokens_of
-from tests.fleet.test_fleet_remote import SECRET, address_of, door, exchange, framed, remote, until
+from tests.support.fleet.doors import SECRET, address_of, door, exchange, framed, remote, until
+from tests.support.servers.backends import LONG, ask, collect, in_loop, instant, started, tokens_of
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.held_steps import SECONDS
 from weft.backends.codec import FLEET, EngineWriter

@@ -6,8 +6,8 @@ import asyncio
 
 import numpy as np
 
-from tests.backends.test_backends import in_loop
-from tests.fleet.test_fleet import fleet_of
+from tests.support.fleet.fleets import fleet_of
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_members import FakeMember, turns
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.backends.test_backends import collect, in_loop, real, started, varied_requests
+from tests.support.servers.backends import collect, in_loop, real, started, varied_requests
 from weft.base.errors import OptionError
 from weft.base.grid import CELL
 from weft.engine.load import ReplicaLoad

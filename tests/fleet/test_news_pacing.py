@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.backends.test_backends import ask
 from tests.support.hashed.rolling import rolling_spec
+from tests.support.servers.backends import ask
 from tests.support.servers.fake_engines import VOCABULARY, InstantEngine
 from weft.backends.codec import EventReader
 from weft.engine.load import ReplicaLoad

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import in_loop
 from tests.support.hashed.disaggregated import make_pair
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import answer, fake_info
 from tests.support.servers.fake_members import Clock, CountedChoice, FakeMember, turns
 from tests.support.tiers.disk_blocks import IDENTITY

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.fleet import test_fleet, test_fleet_drops
 from tests.support.fences import ROOT
+from tests.support.fleet import drops as drops_checks
+from tests.support.fleet import fleets
 from tests.support.servers.fake_members import random_traffic
 from weft.fleet.backend import FleetBackend
 from weft.fleet.member import Member
@@ -35,22 +36,22 @@ def traffic() -> None:
 
 
 def aborts() -> None:
-    test_fleet.test_aborts_and_stops_reach_the_member_that_has_the_request()
+    fleets.check_aborts_and_stops_reach_the_member_that_has_the_request()
 
 
 def silence() -> None:
-    test_fleet.test_a_silent_member_gives_up_what_it_has_not_begun()
+    fleets.check_a_silent_member_gives_up_what_it_has_not_begun()
 
 
 def reflection() -> None:
-    from tests.fleet import test_fleet_remote
+    from tests.support.fleet import doors
 
-    test_fleet_remote.test_a_mac_is_good_for_one_role_one_channel_and_one_handshake()
+    doors.check_a_mac_is_good_for_one_role_one_channel_and_one_handshake()
 
 
 def drops() -> None:
     for seed in range(10):
-        test_fleet_drops.live(seed, loss=0.3)
+        drops_checks.live(seed, loss=0.3)
 
 
 @plant(traffic)
@@ -120,7 +121,7 @@ def a_lost_report_of_a_drop_is_ignored(patch: Patch) -> None:
 def test_a_planted_bug_of_members_is_caught(sow, check, monkeypatch):
     check()
     # What a bug leaves hanging must not hang the test.
-    monkeypatch.setattr("tests.backends.test_backends.SECONDS", 1)
+    monkeypatch.setattr("tests.support.servers.backends.SECONDS", 1)
     sow(monkeypatch)
     with pytest.raises((AssertionError, TimeoutError, pytest.fail.Exception)):
         check()

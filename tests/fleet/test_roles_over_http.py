@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.fleet.test_fleet_route import start_route
+from tests.support.fleet.routers import start_route
 from tests.support.servers.serving import SECONDS, Served, serving
 
 

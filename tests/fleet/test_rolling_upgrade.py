@@ -11,8 +11,8 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import in_loop
-from tests.fleet.test_fleet import collect
+from tests.support.fleet.fleets import collect
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.fake_members import FakeMember, ask, turns
 from tests.support.servers.fleet_processes import SECONDS, Fleet, until

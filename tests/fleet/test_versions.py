@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import ask, in_loop, instant, started, tokens_of
-from tests.fleet.test_fleet_remote import SECRET, address_of, bodies_of, door, until
+from tests.support.fleet.doors import SECRET, address_of, bodies_of, door, until
+from tests.support.servers.backends import ask, in_loop, instant, started, tokens_of
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.held_steps import SECONDS
 from weft.backends.backend import Backend

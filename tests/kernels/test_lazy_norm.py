@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.kernels.cuda.test_cuda_short_conv import Case, assert_close
 from tests.support.kernels.compiled import assert_compiles
+from tests.support.kernels.cuda_short_conv import Case, assert_close
 from tests.support.kernels.operations import CPU, GPU, PLAIN, activated_linear, linear
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from tests.support.models.engines import FAMILIES, Ask, greedy, model_of, serve, tokens

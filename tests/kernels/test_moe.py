@@ -6,14 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support.kernels.moe import check_a_token_is_worth_the_same_in_any_company, random
 from tests.support.kernels.operations import CPU, PLAIN, experts
 from weft.kernels.activations import squared_relu
 from weft.kernels.cpu.moe import route_sigmoid, route_softmax, route_top
 from weft.kernels.experts import clamped, gated, plain
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -101,11 +98,4 @@ def test_parts_of_the_experts_add_up_to_all(operations, tokens):
 
 
 def test_a_token_is_worth_the_same_in_any_company():
-    first, second = random(6, 16, 8, seed=1), random(6, 8, 8, seed=2)
-    x, logits = random(40, 8, seed=3), random(40, 6, seed=4)
-    weights, chosen = route_top(logits, 3)
-    together = experts(x, weights, chosen, first, second, gated(F.silu))
-    for token in (0, 7, 39):
-        part = slice(token, token + 1)
-        alone = experts(x[part], weights[part], chosen[part], first, second, gated(F.silu))
-        torch.testing.assert_close(alone[0], together[token], rtol=1e-5, atol=1e-6)
+    check_a_token_is_worth_the_same_in_any_company()

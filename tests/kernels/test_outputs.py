@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.kernels.cuda import test_cuda_attention, test_cuda_ssd
-from tests.kernels.native import test_native_attention
+from tests.support.kernels import cuda_attention, cuda_ssd
+from tests.support.kernels import native_attention as native_attention_checks
 from tests.support.kernels.native_rows import needs_compiler
 from tests.support.kernels.operations import CPU, GPU_ROWS, attention
 from weft.kernels.cpu import norm
@@ -110,17 +110,17 @@ def compare_scans(rig) -> None:
 @pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
 @pytest.mark.parametrize(("head_dim", "groups"), [(5, 1), (24, 2)])
 def test_a_scan_writes_into_its_place(operations, head_dim, groups):
-    lengths = test_cuda_ssd.SHORT_LENGTHS
-    rig = test_cuda_ssd.make_rig(lengths, 2, head_dim, groups=groups, cell=16, operations=operations)
+    lengths = cuda_ssd.SHORT_LENGTHS
+    rig = cuda_ssd.make_rig(lengths, 2, head_dim, groups=groups, cell=16, operations=operations)
     compare_scans(rig)
-    for rows in test_cuda_ssd.SHORT_STEPS:
+    for rows in cuda_ssd.SHORT_STEPS:
         rig.step(rows)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(16, 80, 128, 2), (4, 128, 256, 1)])
 def test_a_scan_writes_into_its_place_on_the_device(sizes):
-    rig = test_cuda_ssd.make_rig([200, 150, 64, 33, 1], *sizes, dtype=torch.bfloat16, device="cuda", cell=64, raw=True)
+    rig = cuda_ssd.make_rig([200, 150, 64, 33, 1], *sizes, dtype=torch.bfloat16, device="cuda", cell=64, raw=True)
     rig.tolerance = 5e-2
     compare_scans(rig)
     rig.run([1, 1, 2, 7, 64, 65, 128])
@@ -139,19 +139,19 @@ def compare_attention(scene, operations: Operations, sinks: bool) -> None:
 
 
 @pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
-@pytest.mark.parametrize("mix", test_cuda_attention.MIXES)
+@pytest.mark.parametrize("mix", cuda_attention.MIXES)
 def test_attention_writes_into_its_place(mix, operations):
-    rows = test_cuda_attention.MIXES[mix]
+    rows = cuda_attention.MIXES[mix]
     # Long enough that several programs share a row and their parts are merged.
-    compare_attention(test_cuda_attention.Scene(rows, heads=3, kv_heads=1), operations, sinks=True)
-    compare_attention(test_cuda_attention.Scene(rows, 20, heads=3, kv_heads=1), operations, sinks=False)
+    compare_attention(cuda_attention.Scene(rows, heads=3, kv_heads=1), operations, sinks=True)
+    compare_attention(cuda_attention.Scene(rows, 20, heads=3, kv_heads=1), operations, sinks=False)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_attention_writes_into_its_place_on_the_device(head_dim, monkeypatch):
-    rows = test_cuda_attention.REAL
-    scene = test_cuda_attention.Scene(rows, None, 12, 2, head_dim, cell=64, dtype=torch.bfloat16)
+    rows = cuda_attention.REAL
+    scene = cuda_attention.Scene(rows, None, 12, 2, head_dim, cell=64, dtype=torch.bfloat16)
     compare_attention(scene, GPU_ROWS, sinks=True)
     pytest.importorskip("flashinfer")
     on_gpu.warm([scene.shape()])
@@ -171,7 +171,7 @@ class Library:
 
 
 def test_what_a_library_cannot_write_into_its_place_is_copied_there():
-    scene = test_cuda_attention.Scene([(30, 31), (0, 9), (3, 20)])
+    scene = cuda_attention.Scene([(30, 31), (0, 9), (3, 20)])
     batch, shape = scene.batch(), scene.shape()
     derived = {("flashinfer", shape): SimpleNamespace(wrapper=Library())}
 
@@ -188,7 +188,7 @@ def test_what_a_library_cannot_write_into_its_place_is_copied_there():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gated", [False, True])
 def test_attention_in_cpp_writes_into_its_place(dtype, gated):
-    scene = test_native_attention.Scene([40, 7, 100], dtype)
+    scene = native_attention_checks.Scene([40, 7, 100], dtype)
     projected = scene.random(3, 2 * scene.heads + 2 * scene.kv_heads, scene.head_dim)
 
     def compute(out):
@@ -233,7 +233,7 @@ def test_gates_and_norms_of_a_cpu_write_into_their_place(native, dtype, monkeypa
 
 @needs_compiler
 def test_a_place_does_not_keep_kernels_of_a_cpu_from_being_recorded():
-    scene = test_native_attention.Scene([40, 7])
+    scene = native_attention_checks.Scene([40, 7])
     projected = scene.random(2, scene.heads + 2 * scene.kv_heads, scene.head_dim)
     x, gate = torch.randn(2, 2, 12)
     batch = scene.batch(True)

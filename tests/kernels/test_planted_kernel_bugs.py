@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine import test_sameness
-from tests.kernels import test_moe
-from tests.kernels.test_attention import Scene, assert_equal
-from tests.kernels.test_causal_conv import make_rig as conv_rig
-from tests.kernels.test_gated_delta import make_rig as delta_rig
-from tests.kernels.test_ssd import make_rig as ssd_rig
-from tests.runner.test_sampler import Row, choose
+from tests.support.engine import sameness as sameness_checks
 from tests.support.fences import ROOT
+from tests.support.kernels import moe
+from tests.support.kernels.attention import Scene, assert_equal
+from tests.support.kernels.causal_conv import make_rig as conv_rig
+from tests.support.kernels.gated_delta import make_rig as delta_rig
 from tests.support.kernels.operations import CPU
+from tests.support.kernels.ssd import make_rig as ssd_rig
 from tests.support.models.engines import Ask, greedy, make_engine, serve, tokens
+from tests.support.runner.sampler import Row, choose
 from weft.base.plan import Captures
 from weft.kernels.cpu import cells, index_building, paged_reads, recurrence
 from weft.runner import batching, step_sampling
@@ -153,12 +153,12 @@ def company_of_penalised_tokens() -> None:
 
 
 def company_of_experts() -> None:
-    test_moe.test_a_token_is_worth_the_same_in_any_company()
+    moe.check_a_token_is_worth_the_same_in_any_company()
 
 
 def sameness(family: str, scenario: str) -> Check:
     def check() -> None:
-        test_sameness.test_answers_do_not_depend_on_how_they_are_computed(family, scenario)
+        sameness_checks.check_answers_do_not_depend_on_how_they_are_computed(family, scenario)
 
     return check
 
@@ -394,14 +394,14 @@ def penalties_fall_on_the_next_row(patch: Patch) -> None:
 
 @plant(company_of_experts)
 def an_expert_takes_only_so_many_tokens(patch: Patch) -> None:
-    original = test_moe.experts
+    original = moe.experts
 
     def limited(x, *args):
         y = original(x, *args)
         y[16:] = 0
         return y
 
-    patch.setattr(test_moe, "experts", limited)
+    patch.setattr(moe, "experts", limited)
 
 
 @plant(falcon_in_flight)

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.memory.tiers.test_chain import chained_engine, save_all
-from tests.memory.tiers.test_demotion import ask as ask_for
-from tests.memory.tiers.test_demotion import engine_with
 from tests.support.hashed.chained import Chain, run_chained
 from tests.support.hashed.drops import DroppingEngine, drop
 from tests.support.models.engines import Ask, greedy, make_engine, serve, tokens
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.http_server import serving
+from tests.support.tiers.chain import chained_engine, save_all
+from tests.support.tiers.demotion import ask as ask_for
+from tests.support.tiers.demotion import engine_with
 from weft.base.copies import Direction
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams

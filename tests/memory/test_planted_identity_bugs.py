@@ -9,9 +9,9 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.memory.test_identities import check_salts_in_a_store, check_salts_of_transfers, check_salts_on_disk
 from tests.support.models.identities import STORED, WAYS, check_reads_nothing
 from tests.support.tiers.planted_keys import plant_identity
+from tests.support.tiers.salts import check_salts_in_a_store, check_salts_of_transfers, check_salts_on_disk
 from weft.models import weights
 from weft.start import loading
 

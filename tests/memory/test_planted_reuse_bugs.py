@@ -13,11 +13,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from tests.engine import test_preemption
-from tests.kernels import test_attention
-from tests.memory import test_hits
-from tests.project import test_fences
+from tests.support.engine import hits, preemption
 from tests.support.fences import ROOT
+from tests.support.kernels import attention as attention_checks
+from tests.support.kernels import masks
 from tests.support.models.engines import Ask, greedy, make_engine, serve, tokens
 from tests.support.tiers.planted_keys import plant_identity
 from weft.engine.seat_sampling import SeatSampling
@@ -54,24 +53,24 @@ def _choose_without(patch: Patch, **changes: object) -> None:
 # What is kept.
 
 
-@plant(partial(test_hits.test_without_regular_snapshots_the_third_branch_still_hits, "falcon_h1"))
+@plant(partial(hits.check_without_regular_snapshots_the_third_branch_still_hits, "falcon_h1"))
 def no_state_is_left_where_prompts_part(patch: Patch) -> None:
     _choose_without(patch, junction=0)
 
 
-@plant(partial(test_hits.test_a_declared_point_is_kept_and_hit_by_the_next_request, "lfm2"))
+@plant(partial(hits.check_a_declared_point_is_kept_and_hit_by_the_next_request, "lfm2"))
 def a_declared_point_is_ignored(patch: Patch) -> None:
     _choose_without(patch, asked=())
 
 
-@plant(partial(test_hits.test_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
+@plant(partial(hits.check_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
 def the_end_of_a_prompt_is_not_kept(patch: Patch) -> None:
     # Also what a sequence would leave when it closes: the same position, here.
     _choose_without(patch, prompt=1)
     patch.setattr(Ledger, "keep_capture", lambda self, lease, position, slot: None)
 
 
-@plant(partial(test_hits.test_a_hit_after_decode_does_not_diverge_from_a_cold_run, "nemotron_h", 1))
+@plant(partial(hits.check_a_hit_after_decode_does_not_diverge_from_a_cold_run, "nemotron_h", 1))
 def the_end_of_an_answer_is_not_kept(patch: Patch) -> None:
     original = Ledger.close
 
@@ -98,7 +97,7 @@ def prompts_that_arrive_together_all_compute_their_stem(patch: Patch) -> None:
 # That it is right.
 
 
-@plant(partial(test_hits.test_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
+@plant(partial(hits.check_a_hit_after_prefill_does_not_diverge_from_a_cold_run, "qwen3_5"))
 def a_kept_state_is_quantised(patch: Patch) -> None:
     original = cells.hand_out
 
@@ -109,7 +108,7 @@ def a_kept_state_is_quantised(patch: Patch) -> None:
     patch.setattr(recurrence, "hand_out", coarse)
 
 
-@plant(partial(test_hits.test_no_stranger_shows_through, "lfm2"))
+@plant(partial(hits.check_no_stranger_shows_through, "lfm2"))
 def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
     names = ("from_tail", "from_state", "read_slot", "state_index")
     trusting = {"all_tail": True, "any_state": False, **dict.fromkeys(names)}
@@ -119,12 +118,12 @@ def a_stranger_shows_through_the_convolution(patch: Patch) -> None:
 # That a preemption loses nothing of it.
 
 
-@plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "falcon_h1", 0))
+@plant(partial(preemption.check_scores_and_penalties_do_not_depend_on_preemptions, "falcon_h1", 0))
 def a_preempted_prompt_is_scored_from_its_start_again(patch: Patch) -> None:
     patch.setattr(Sequence, "scored", property(lambda self: self.request.params.prompt_logprobs_start))
 
 
-@plant(partial(test_preemption.test_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
+@plant(partial(preemption.check_scores_and_penalties_do_not_depend_on_preemptions, "llama", 1))
 def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -> None:
     original = SeatSampling.token_history
 
@@ -141,18 +140,18 @@ def penalties_take_the_answer_before_a_preemption_for_the_prompt(patch: Patch) -
 # What it takes.
 
 
-@plant(partial(test_hits.test_window_pages_are_returned_while_the_request_still_runs, "gemma3"))
+@plant(partial(hits.check_window_pages_are_returned_while_the_request_still_runs, "gemma3"))
 def window_pages_are_kept_until_the_end(patch: Patch) -> None:
     patch.setattr(Ledger, "drop_window", lambda self, lease: None)
 
 
-@plant(partial(test_hits.test_a_resume_point_keeps_exactly_the_window_that_it_needs, "gpt_oss"))
+@plant(partial(hits.check_a_resume_point_keeps_exactly_the_window_that_it_needs, "gpt_oss"))
 def a_resume_point_keeps_a_page_more_than_its_window(patch: Patch) -> None:
     original = ledger_module.first_window_cell
     patch.setattr(ledger_module, "first_window_cell", lambda *args: max(0, original(*args) - 1))
 
 
-@plant(partial(test_hits.test_a_running_sequence_holds_one_slot_shared_until_it_passes_a_cell, "qwen3_next"))
+@plant(partial(hits.check_a_running_sequence_holds_one_slot_shared_until_it_passes_a_cell, "qwen3_next"))
 def a_hit_copies_the_state_that_it_starts_from(patch: Patch) -> None:
     original = Ledger.resume
 
@@ -167,12 +166,12 @@ def a_hit_copies_the_state_that_it_starts_from(patch: Patch) -> None:
     patch.setattr(Ledger, "resume", copying)
 
 
-@plant(test_attention.test_masks_and_reads_stay_bounded_by_the_window)
+@plant(attention_checks.check_masks_and_reads_stay_bounded_by_the_window)
 def a_row_reads_all_of_its_prefix(patch: Patch) -> None:
     patch.setattr(paged_reads, "first_visible", lambda position, floor, window: floor)
 
 
-@plant(test_fences.masks_are_made_once_a_step)
+@plant(masks.masks_are_made_once_a_step)
 def masks_are_made_for_every_layer(patch: Patch) -> None:
     original = attention.attention
 
@@ -185,12 +184,12 @@ def masks_are_made_for_every_layer(patch: Patch) -> None:
 # Who learns of it.
 
 
-@plant(test_hits.test_the_reason_of_every_miss_is_told)
+@plant(hits.check_the_reason_of_every_miss_is_told)
 def tenants_share_their_prefixes(patch: Patch) -> None:
     plant_identity(patch, lambda identity: replace(identity, salt=b""))
 
 
-@plant(test_hits.test_the_reason_of_every_miss_is_told)
+@plant(hits.check_the_reason_of_every_miss_is_told)
 def a_tenant_learns_what_others_have_sent(patch: Patch) -> None:
     patch.setattr(Miss, "for_client", lambda self: self)
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.test_hostile_configs import fields_of
 from tests.support.fences import ROOT, parse
+from tests.support.models.config_fields import fields_of
 from tests.support.models.engines import FAMILIES
 from weft.base.errors import ModelError
 from weft.base.grid import CELL

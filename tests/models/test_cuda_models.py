@@ -16,8 +16,8 @@ from statistics import mean
 import pytest
 import torch
 
-from tests.drafting.test_drafts_of_models import make_asks
-from tests.engine.test_sameness import LONGEST, SCENARIOS, admit_everything, asks
+from tests.support.drafting.drafts_of_models import make_asks
+from tests.support.engine.sameness import LONGEST, SCENARIOS, admit_everything, asks
 from tests.support.models import cuda_engines, tiny_model
 from tests.support.models.cuda_engines import for_each, make, published, tiny
 from tests.support.models.engines import (

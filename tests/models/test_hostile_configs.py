@@ -11,7 +11,6 @@ import math
 import random
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,8 @@ import pytest
 import torch
 
 from tests.support.kernels.operations import CPU
+from tests.support.models.config_fields import fields_of
 from tests.support.models.engines import FAMILIES
-from tests.support.models.oracle import config_of
 from weft import models
 from weft.base.config import EngineConfig
 from weft.base.errors import ModelError
@@ -65,12 +64,6 @@ ABSURD: list[Any] = [
     NESTED,
     None,
 ]
-
-
-@cache
-def fields_of(family: str) -> dict[str, Any]:
-    tiny = FAMILIES[family]
-    return config_of(tiny) | tiny.published
 
 
 def changed(fields: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:

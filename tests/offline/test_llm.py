@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.models import tiny_model
+from tests.support.models.llm import greedy, make
 from weft import LLM, EngineStopped, ModelError, OptionError, RequestError, SamplingParams, builtin
 from weft.base.options import Options
 from weft.memory.audit import audit
@@ -17,12 +18,6 @@ from weft.memory.misses import Reason
 from weft.start.loading import facts_of, load_text
 
 LONG = "The river ran past the mill and under the bridge, and nobody asked where it went. " * 3
-LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 1024}
-SETTINGS = tiny_model.OPTIONS | LIMITS
-
-
-def make(**settings) -> LLM:
-    return LLM(**{**SETTINGS, **settings})
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +34,6 @@ def nothing_is_left_running(request):
         assert llm.engine.idle
         assert not llm.engine.ledger.leases
         audit(llm.engine.ledger)
-
-
-def greedy(**params) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **params})
 
 
 # answers --------------------------------------------------------------------------------------------------------------

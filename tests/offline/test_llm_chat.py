@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.offline.test_llm import greedy, make
 from tests.support.models import tiny_model
+from tests.support.models.llm import greedy, make
 from weft.base.options import Options
 from weft.start.launch import load_texts
 

@@ -2,56 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import re
 import subprocess
-import tomllib
-from functools import cache, partial
-from importlib.util import find_spec
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import weft
-from tests.support.fences import ROOT, functions, parse, project_files
-from weft.cli.main import COMMANDS
+from tests.support.documents import README, blocks, planted_bugs, unknown, unknown_commands
+from tests.support.fences import ROOT, project_files
 
 DOCUMENTS = sorted(path for path in project_files(".md") if path.parent == ROOT or path.is_relative_to(ROOT / "docs"))
-README = (ROOT / "README.md").read_text()
-
-
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-
-
-@cache
-def names_of_tests() -> set[str]:
-    found = set()
-    for path in project_files(".py", under="tests"):
-        # Parsing all tests takes seconds.
-        found |= {f"{path.name}::{name}" for name in re.findall(r"^(?:async )?def (\w+)", path.read_text(), re.M)}
-    return found
-
-
-@cache
-def planted_bugs() -> set[str]:
-    """Functions below a decorator `plant`."""
-    found = set()
-    for path in project_files(".py", under="tests"):
-        text = path.read_text()
-        for name, function in functions(parse(text)) if "@plant" in text else ():
-            if any(ast.unparse(each).split("(")[0] == "plant" for each in function.decorator_list):
-                found.add(name)
-    return found
-
-
-def unknown(text: str) -> list[str]:
-    """Tests and planted bugs that a text names and that do not exist. A bug's name is a whole sentence."""
-    tests = set(re.findall(r"`(test_\w+\.py::\w+)`", text)) - names_of_tests()
-    bugs = {name for name in re.findall(r"`([a-z]+(?:_[a-z0-9]+){3,})`", text) if not name.startswith("test_")}
-    return sorted(tests | (bugs - planted_bugs()))
 
 
 def broken_links(text: str, path: Path) -> list[str]:
@@ -131,15 +95,6 @@ def test_every_option_of_the_readme_exists():
     known = (ROOT / "docs" / "cli.md").read_text()
     for option in set(re.findall(r"`(--[a-z-]+)", README)):
         assert f"`{option}" in known or option == "--index-url", option
-
-
-def unknown_commands(text: str) -> list[str]:
-    """Return commands, modules and extras that a text names and that do not exist."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    given = " ".join(re.findall(r"`([^`\n]+)`", text) + blocks(text, "sh"))
-    wrong = [f"weft {name}" for name in re.findall(r"(?:^|[\s/])weft ([a-z]+)", given) if name not in COMMANDS]
-    wrong += [name for name in re.findall(r"python -m (benchmarks\.\w+)", given) if find_spec(name) is None]
-    return wrong + [f"[{name}]" for name in re.findall(r"\.\[(\w+)\]", given) if name not in extras]
 
 
 def test_every_command_of_the_readme_exists():

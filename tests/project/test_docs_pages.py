@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from tests.project.test_docs import README, unknown, unknown_commands
+from tests.support.documents import README, unknown, unknown_commands
 from tests.support.fences import ROOT, project_files
 
 DOCS = ROOT / "docs"

@@ -7,18 +7,16 @@ import sys
 import traceback
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import fences
 from tests.support.fences import ROOT, sources
+from tests.support.kernels.masks import masks_are_made_once_a_step
 from tests.support.models.engines import Ask, greedy, make_engine, seeded, serve, tokens
-from weft.engine.request import Request
-from weft.kernels.cpu import attention, sampling
+from weft.kernels.cpu import sampling
 from weft.kernels.cuda.launch import gpus
-from weft.kernels.native import attention as native_attention
 
 WEFT = sources()
 EVERYTHING = WEFT | sources("tests") | sources("benchmarks")
@@ -232,6 +230,16 @@ def test_the_project_in_training_is_not_imported():
     assert fences.imports_of_training({"tests.x": "from weft_training.template import JINJA"})
 
 
+def test_no_test_imports_another():
+    assert fences.imports_of_tests(EVERYTHING) == []
+    modules = {
+        "tests.a.test_x": "",
+        "tests.support.y": "",
+        "tests.test_z": "from tests.a import test_x\nimport tests.support.y",
+    }
+    assert fences.imports_of_tests(modules) == ["tests.test_z imports tests.a.test_x"]
+
+
 def test_planted_bugs_patch_public_names_only():
     """A private name may go in any refactoring; what a planted bug replaces is a seam."""
     planted = {name: source for name, source in EVERYTHING.items() if ".test_planted" in name}
@@ -368,30 +376,6 @@ def test_only_the_reference_of_experts_asks_for_their_numbers(family, monkeypatc
     found = launches(family, monkeypatch).found - {("weft.kernels.native.calls", "__torch_dispatch__")}
     assert {(module, name.strip("<>")) for module, name in found} <= {("weft.kernels.cpu.moe", "routed_sum")}
     assert found, "no longer so: take the exception out"
-
-
-def masks_are_made_once_a_step() -> None:
-    """Index lists and masks of attention are shared by all layers with the same window."""
-    engine = make_engine("gemma3", paranoid=False)
-    assert len({memory.window for memory in engine.ledger.spec.memories}) == 2 < len(engine.ledger.spec.memories)
-    calls: list[int | None] = []
-    plan_reads, plan_step = attention.plan_reads, native_attention.plan_step
-
-    def counted_reads(rows, paging, window, cell):
-        calls.append(window)
-        return plan_reads(rows, paging, window, cell)
-
-    def counted_step(batch, view, heads):
-        calls.append(view.window)
-        return plan_step(batch, view, heads)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "plan_reads", counted_reads)
-        patch.setattr(native_attention, "plan_step", counted_step)
-        engine.add(Request(np.array(tokens(100, 1), np.int32), greedy(5)))
-        while not engine.idle:
-            engine.step()
-    assert len(calls) == 2 * engine.planner.number
 
 
 def test_masks_are_made_once_a_step_for_all_layers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.project.test_docs import unknown
+from tests.support.documents import unknown
 from tests.support.fences import ROOT
 from weft.server.http.connections import RESERVED_DESCRIPTORS
 from weft.server.http.protocol import MAX_PIPELINED, State

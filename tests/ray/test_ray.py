@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from tests.backends.test_backends import in_loop
 from tests.support.models import tiny_model
+from tests.support.servers.backends import in_loop
 from tests.support.servers.held_steps import SECONDS, HeldSteps
 from weft.base.errors import EngineStopped, OptionError
 from weft.base.options import Options

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.runner.cuda.test_cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine
 from tests.support.models.engines import Ask, dummy_model, greedy, seeded, serve, tokens
+from tests.support.runner.cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine
 from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.kernels.choosing import chosen_everywhere

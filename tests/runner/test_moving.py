@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.cuda.test_cuda_runner import SPEC
 from tests.support.kernels.operations import CPU, GPU, PLAIN
 from tests.support.kernels.plans import Capture, Row, make_plan
+from tests.support.runner.cuda_runner import SPEC
 from weft.base.completion import complete
 from weft.base.plan import Plan, StepDrafts
 from weft.device.store import Store

@@ -11,9 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.kernels.plans import Row, make_plan
+from tests.support.runner.prefix_groups import (
+    CELL,
+    check_groups,
+    check_reused_seats,
+    known_paths,
+    plan_of,
+    random_paths,
+)
 from weft.runner.cuda import shared_prefixes
-from weft.runner.cuda.shared_prefixes import PrefixGroups, PrefixSharing, find_groups, shared_sizes
+from weft.runner.cuda.shared_prefixes import PrefixSharing, find_groups, shared_sizes
 
 # groups ---------------------------------------------------------------------------------------------------------------
 
@@ -44,22 +51,6 @@ def tables(draw) -> tuple[np.ndarray, np.ndarray]:
     return np.array(table, np.int32), np.array(whole, np.int32)
 
 
-def check_groups(groups: PrefixGroups, table: np.ndarray, whole: np.ndarray, members: int) -> None:
-    """Members have the pages of their group, all of them complete; every row is in one group at most."""
-    assert len(set(groups.order.tolist())) == len(groups.order)
-    assert (groups.shared <= whole).all()
-    assert set(np.flatnonzero(groups.shared)) == set(groups.order.tolist())
-    saved = 0
-    for group, cells in enumerate(groups.cells):
-        rows = groups.order[groups.first[group] : groups.first[group + 1]]
-        assert 1 <= len(rows) <= members
-        assert cells > 0
-        assert (groups.shared[rows] == cells).all()
-        assert (table[rows, :cells] == table[rows[0], :cells]).all()
-        saved += (len(rows) - 1) * int(cells)
-    assert saved == groups.saved
-
-
 @given(tables(), st.sampled_from([2, 3, 16]))
 def test_groups_hold_and_save_as_much_as_the_definition(drawn, members):
     table, whole = drawn
@@ -82,21 +73,6 @@ def test_groups_of_many_rows_hold(seed):
     assert groups.saved == best_saving(complete, 16)
 
 
-def random_paths(rng: random.Random, rows: int) -> list[list[int]]:
-    """Pages of rows: prefixes of some depth, nested at times, and then pages of their own."""
-    fresh = iter(rng.sample(range(10_000), 9_999))
-    prefixes: list[list[int]] = [[]]
-    for _ in range(rng.randint(1, 6)):
-        base = rng.choice(prefixes)
-        prefixes.append([*base[: rng.randint(0, len(base))], *(next(fresh) for _ in range(rng.randint(1, 5)))])
-    paths = []
-    for _ in range(rows):
-        prefix = rng.choice(prefixes)
-        own = [next(fresh) for _ in range(rng.randint(1, 3))]
-        paths.append([*prefix[: rng.choice([0, len(prefix), len(prefix)])], *own])
-    return paths
-
-
 @pytest.mark.parametrize("most", [1, 8, 32, 33, 100, 256, 300, 1000])
 def test_few_sizes_hold_any_number_of_rows(most):
     sizes = shared_sizes(most)
@@ -107,37 +83,10 @@ def test_few_sizes_hold_any_number_of_rows(most):
 
 # the groups of the last plan ------------------------------------------------------------------------------------------
 
-CELL = 8
-
-
-def plan_of(paths: list[list[int]], seats: list[int] | None = None, after: int = 3):
-    """Decodes whose last cells are open, `after` tokens in them."""
-    seats = seats or list(range(len(paths)))
-    starts = [(len(path) - 1) * CELL + after for path in paths]
-    return make_plan([Row(start, start + 1, pages=path, seat=s) for start, path, s in zip(starts, paths, seats)])
-
 
 @pytest.fixture
 def _few_cells_pay(monkeypatch):
     monkeypatch.setattr(shared_prefixes, "LEAST_SAVED_CELLS", 4)
-
-
-def known_paths() -> list[list[int]]:
-    return [[1, 2, 3, 10], [1, 2, 3, 11], [4, 5, 12], [1, 2, 3, 13], [4, 5, 14, 15]]
-
-
-def check_reused_seats() -> None:
-    """Another sequence takes a seat, with pages that were another's, as far along as the one before it."""
-    sharing = PrefixSharing(CELL, 16)
-    first = sharing.of(plan_of(known_paths()))
-    assert first is not None
-    assert sharing.of(plan_of(known_paths(), after=4)) is first
-    paths = known_paths()
-    paths[1] = [1, 2, 9, 11]
-    plan = plan_of(paths, after=5)
-    groups = sharing.of(plan)
-    assert groups is not None
-    check_groups(groups, plan.page_table, plan.start // CELL, 16)
 
 
 @pytest.mark.usefixtures("_few_cells_pay")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.access_lines import FIELDS, NAMED, lines, shown
 from tests.support.servers.asgi import Exchange, PacedEngine, application
 from tests.support.servers.fake_engines import POISON
 from tests.support.servers.serving import serving
@@ -21,23 +22,12 @@ from weft.server.apis.openai_completions import Completion
 from weft.server.settings import Limits, ServerSettings
 
 PROMPT = [100, 101, 102]
-NAMED = ServerSettings(api_keys=(Key("sesame", "alice"), Key("secret", "bob")), admin_key="root-key")
-FIELDS = ["id", "key", "client", "method", "route", "status", "tokens_in", "tokens_cached", "tokens_out", "queue_ms"]
 FIELDS += ["first_token_ms", "total_ms", "end"]
 
 
 @pytest.fixture(autouse=True)
 def _informed(caplog):
     caplog.set_level(logging.INFO, "weft")
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    return [record.fields for record in caplog.records if record.name == "weft.access"]
-
-
-def shown(caplog: pytest.LogCaptureFixture, formatter: logging.Formatter) -> str:
-    """All of the log, as it would be written."""
-    return "".join(formatter.format(record) + "\n" for record in caplog.records)
 
 
 def completion(app: Any, key: str | None = None, headers: Any = (), **body: Any) -> Exchange:

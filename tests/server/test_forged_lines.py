@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.server.test_access_log import FIELDS, NAMED
+from tests.support.servers.access_lines import FIELDS, NAMED
 from tests.support.servers.asgi import Exchange, application
 from tests.support.servers.held_steps import wait_until
 from tests.support.servers.wire_server import get, json_of, wire_server

@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulate.test_simulate import conversations, cost_of, on_engine, waves
 from tests.support.models.engines import model_of, smallest_memory, spec_of
+from tests.support.simulated import conversations, cost_of, on_engine, waves
+from tests.support.simulated_tiers import check_turns
 from weft.base.config import EngineConfig
-from weft.base.grid import CELL, floor_to_grid
 from weft.cli.main import main
 from weft.engine.loop import Engine
 from weft.memory.audit import audit
 from weft.memory.misses import Reason
 from weft.runner.runner import Runner
 from weft.simulate.costs import TierRates, cost_model
-from weft.simulate.engine import SimulatedEngine
 from weft.simulate.found import Found
 from weft.simulate.sessions import SimulatedSession
 from weft.simulate.setup import SimulationSetup, Traffic, run
 from weft.simulate.simulation import Simulation
 from weft.simulate.stepping import Simulated
-from weft.simulate.text import Text, simulated_request
-from weft.simulate.workloads import PER_SESSION
 
 
 @pytest.mark.parametrize("family", ["lfm2", "gemma3"])
@@ -96,45 +93,11 @@ def test_a_request_starts_after_its_load_has_landed() -> None:
     assert found.failed == 0
 
 
-def missed_by_turn(conversations: int, memory: int, host: int, turns: int = 6) -> list[int]:
-    """Return how many conversations of each turn did not resume at the end of their last answer, nor load it.
-
-    All of them are asked at once, then all again. Host memory has room for their last points twice, the device for a
-    part of them.
-    """
-    config = EngineConfig(memory_bytes=memory, host_bytes=host, max_sequences=32, max_length=8192)
-    engine = SimulatedEngine(cost_model("nemotron-nano-9b-v2"), config)
-    texts = [Text(CELL, [(PER_SESSION * each, 600)]) for each in range(conversations)]
-    missed, number = [], 0
-    for turn in range(turns):
-        asked: list[tuple[Simulated, int]] = []
-        for each, text in enumerate(texts):
-            before = text.length
-            text.append(PER_SESSION * each + 2 * turn + 1, 150)
-            request = simulated_request(text, PER_SESSION * each + 2 * turn + 2, 70)
-            sequence = Simulated(number, request, SimulatedSession(0.0, iter(())), engine.now)
-            engine.accept(sequence)
-            # The last token of an answer was not computed.
-            asked.append((sequence, floor_to_grid(before - 1, CELL)))
-            number += 1
-        while not engine.idle:
-            engine.step(None)
-        missed.append(sum(each.miss.cached < last for each, last in asked if each.miss is not None))
-    audit(engine.ledger)
-    return missed
-
-
 @pytest.mark.parametrize(("conversations", "memory", "host"), [(24, 3 << 30, 7 << 30), (40, 4 << 30, 11 << 30)])
 def test_of_conversations_that_take_turns_host_memory_keeps_the_last_points(
     conversations: int, memory: int, host: int
 ) -> None:
     check_turns(conversations, memory, host)
-
-
-def check_turns(conversations: int = 24, memory: int = 3 << 30, host: int = 7 << 30) -> None:
-    """A point that the next turn went past is worth little, and so is one that only stood in for another."""
-    missed = missed_by_turn(conversations, memory, host)
-    assert sum(missed[3:]) <= conversations // 4
 
 
 def test_the_command_has_tiers_with_sizes_and_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

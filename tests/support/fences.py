@@ -167,6 +167,16 @@ def heavy_imports(modules: dict[str, str]) -> list[str]:
     ]
 
 
+def imports_of_tests(modules: dict[str, str]) -> list[str]:
+    """Imports of a module of tests. What two of them share stands in `tests/support`."""
+    return [
+        f"{module} imports {other}"
+        for module, text in modules.items()
+        for other in sorted(imports(text) & modules.keys())
+        if other.rpartition(".")[2].startswith("test_")
+    ]
+
+
 def imports_of_training(modules: dict[str, str]) -> list[str]:
     """Imports of the project in `training/`, which depends on Weft and not the other way round."""
     return [

@@ -20,6 +20,7 @@ from tests.support.hashed.workloads import random_workload
 from tests.support.kernels.operations import CPU, GPU, PLAIN
 from tests.support.models import tiny_model
 from tests.support.models.tiny_model import no_time
+from tests.support.text.grammar import SCHEMA, allowed
 from weft import LLM, RequestError, SamplingParams, StructuredOutputsParams
 from weft.base.grammar import Grammar
 from weft.base.plan import Plan, Sampling
@@ -32,23 +33,11 @@ from weft.runner.step_sampling import Masks
 from weft.text.grammar import Grammars, Guide
 from weft.text.tokenizer import Tokenizer
 
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 6},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "kind": {"enum": ["cat", "dog"]},
-        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
-    },
-    "required": ["name", "age", "kind"],
-    "additionalProperties": False,
-}
 REGEX = r"(19|20)[0-9]{2}-[01][0-9]( (am|pm))?"
 CHOICES = ["yes", "yes, but", "no", "née"]
 # A small language: sums of numbers and brackets, two deep.
 LARK = 'start: sum\nsum: term ("+" term)?\nterm: NUMBER | "(" NUMBER ")"\nNUMBER: /[0-9]{1,3}/'
 
-SCHEMA = Grammar("json_schema", json.dumps(PERSON))
 GRAMMARS = [SCHEMA, Grammar("regex", REGEX), Grammar("choice", json.dumps(CHOICES)), Grammar("lark", LARK)]
 
 
@@ -63,10 +52,6 @@ def follows(text: str, grammar: Grammar) -> bool:
     known = set(value) <= {"name", "age", "kind", "tags"} and value["kind"] in ("cat", "dog")
     tags = value.get("tags", [])
     return known and 1 <= len(value["name"]) <= 6 and 0 <= value["age"] <= 150 and set(tags) <= {True, False}
-
-
-def allowed(guide: Guide) -> list[int]:
-    return np.flatnonzero(np.unpackbits(guide.mask.view(np.uint8), bitorder="little")).tolist()
 
 
 def walk(guide: Guide, random: Random, stops: frozenset[int], most: int = 2000) -> list[int]:

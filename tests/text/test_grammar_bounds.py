@@ -13,7 +13,7 @@ from time import thread_time
 import pytest
 
 from tests.support.models import tiny_model
-from tests.text.test_grammar import SCHEMA, allowed
+from tests.support.text.grammar import SCHEMA, allowed
 from weft import RequestError
 from weft.base.grammar import Grammar
 from weft.text import grammar as limits

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 
 from tests.support.models import tiny_model
-from tests.text.test_text import BYTES, folder_with
+from tests.support.text.folders import BYTES, folder_with
 from weft.base.errors import InvalidField, ModelError, OptionError, RequestError
 from weft.text.conversation import continued
 from weft.text.template import MAX_CHARACTERS, MAX_TEMPLATE_BYTES, ChatTemplate, load_template

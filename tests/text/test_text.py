@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 
-from tests.support.models import tiny_model
+from tests.support.text.folders import BYTES, folder_with
 from tests.support.texts import texts
 from weft.answers.requests import ModelBounds, build_request
 from weft.base.errors import ModelError, RequestError
@@ -25,7 +24,6 @@ from weft.text.prompts import as_list, check_snapshots, encode_prompts
 from weft.text.stops import StopStrings
 from weft.text.tokenizer import Tokenizer, end_tokens, load_tokenizer
 
-BYTES = tiny_model.tokenizer()
 # With characters that the alphabet of bytes does not have.
 END = "<\uff5cend\uff5c>"
 TEXT = "Der Fluß, 河, la rivière und 🌊🌊 — naïve café\n\n" * 3
@@ -217,12 +215,6 @@ def test_without_a_tokenizer_an_answer_has_tokens_only():
 
 
 # tokenizer files ------------------------------------------------------------------------------------------------------
-
-
-def folder_with(tmp_path, **files):
-    for name, value in files.items():
-        (tmp_path / f"{name}.json").write_text(value if isinstance(value, str) else json.dumps(value))
-    return tmp_path
 
 
 def test_a_folder_without_tokenizer_has_none(tmp_path):

@@ -13,10 +13,12 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import alone, collect, in_loop, started, varied_requests
-from tests.fleet.test_fleet_local import SMALL
+from tests.support.models import tiny_model
+from tests.support.servers.backends import alone, collect, in_loop, started, varied_requests
+from tests.support.transfer.processes import RESTART_SECONDS, SECRET, transfers_when_all_have_ended
 from weft.backends.backend import ModelInfo
 from weft.base.errors import EngineStopped, OptionError, RequestError
+from weft.base.options import Options
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
 from weft.cli.main import main
@@ -31,14 +33,12 @@ from weft.server.metrics.registry import EngineCollector
 from weft.start import process_backend
 from weft.start.process_backend import ProcessBackend
 
-SECRET = b"s" * 32
+SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
 # The number of requests that the slow fuzz sends, and what it draws from: several may run side by side.
 REQUESTS = int(os.environ.get("WEFT_DISAGGREGATED_REQUESTS", "1000"))
 SEED = int(os.environ.get("WEFT_DISAGGREGATED_SEED", "1"))
 # The share of them during which a process is killed. A restart takes as long as dozens of requests.
 KILLED = 0.01
-# A machine that is full of other work may take this long to start an engine again.
-RESTART_SECONDS = 1800
 
 
 def backend_of(role: str, way: str = "tcp", **more: object) -> ProcessBackend:
@@ -166,17 +166,6 @@ async def until_all_answer(fleet: FleetBackend, killed: ProcessBackend, before: 
     """Until the killed engine was started again and takes requests."""
     async with asyncio.timeout(RESTART_SECONDS):
         while killed.info is before or not all(each.takes_requests for each in fleet.members):
-            await asyncio.sleep(0.01)
-
-
-async def transfers_when_all_have_ended(fleet: FleetBackend) -> dict[str, int]:
-    """The counters of transfers, once both engines have neither a request nor a transfer."""
-    async with asyncio.timeout(RESTART_SECONDS):
-        while True:
-            stats = await fleet.stats()
-            transfers = stats["transfers"]
-            if not (stats["open"] or transfers["sending"] or transfers["receiving"]):
-                return transfers
             await asyncio.sleep(0.01)
 
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.backends.test_backends import collect, started
 from tests.support.models import tiny_model
 from tests.support.models.engines import TINY, Ask
 from tests.support.models.oracle import Oracle
+from tests.support.servers.backends import collect, started
 from tests.support.servers.held_steps import SECONDS
-from tests.transfer.test_disaggregated_engines import EnginePair
-from tests.transfer.test_disaggregated_processes import SECRET, transfers_when_all_have_ended
+from tests.support.transfer.engine_pairs import EnginePair
+from tests.support.transfer.processes import SECRET, transfers_when_all_have_ended
 from weft import LLM
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tests.transfer.test_transfer_tcp import CONTRACT, OFFER, both_ways, page, place, sent_by
+from tests.support.transfer.tcp import CONTRACT, OFFER, both_ways, page, place, sent_by
 from weft.base.copies import UnitPiece
 from weft.base.transfers import Granted, Offered, ReceivingEnded, SendingEnded, StagedUnit, UnitReceived, UnitsSent
 from weft.memory.kinds import Kind

@@ -16,7 +16,7 @@ import pytest
 from tests.support.servers.held_steps import wait_until
 from tests.support.tiers.fake_carrier import METADATA
 from tests.support.tiers.pulled import begin, count, pair, take_events
-from tests.transfer.test_transfer_tcp import CONTRACT, OFFER, SECRET, End, page, place
+from tests.support.transfer.tcp import CONTRACT, OFFER, SECRET, End, page, place
 from weft.base.transfers import (
     Destination,
     Granted,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.servers.held_steps import wait_until
 from tests.support.tiers.pulled import begin, pair
-from tests.transfer.test_transfer_tcp import OFFER, SECRET, End
+from tests.support.transfer.tcp import OFFER, SECRET, End
 from weft.base.errors import InvalidOption
 from weft.base.transfers import ReceivingEnded, SendingEnded, TransferSettings, UnitReceived
 from weft.memory.kinds import Kind

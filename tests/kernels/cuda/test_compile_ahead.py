@@ -15,7 +15,7 @@ from tests.support.fences import ROOT
 
 pytest.importorskip("triton")
 
-from tests.kernels.cuda.test_cuda_attention import LAYER
+from tests.support.kernels.cuda_attention import LAYER
 from tests.support.kernels.operations import CPU
 from tests.support.models.cuda_engines import for_each, load_tiny, release
 from tests.support.models.engines import model_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.test_channel_delta import make_rig as rig_of
-from tests.kernels.test_channel_delta import random_inputs
+from tests.support.kernels.channel_delta import make_rig as rig_of
+from tests.support.kernels.channel_delta import random_inputs
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.operations import GPU_ROWS
 from tests.support.kernels.plans import Row, make_plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.test_causal_conv import naive_conv
+from tests.support.kernels.causal_conv import naive_conv
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.operations import GPU_ROWS, causal_conv, gated_short_conv
 from tests.support.kernels.plans import Capture, Known, Rig, Row, make_plan

@@ -10,8 +10,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from tests.kernels.test_gated_delta import naive_delta
 from tests.support.kernels.compiled import assert_compiles
+from tests.support.kernels.gated_delta import naive_delta
 from tests.support.kernels.operations import GPU_ROWS, gated_delta, gated_delta_memory, projected_gated_delta
 from tests.support.kernels.plans import Capture, Known, Rig, Row, make_plan
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.kernels.test_latent_attention import MIXES, SCALE, Scene, error_of
 from tests.support.kernels.compiled import assert_compiles
+from tests.support.kernels.latent_attention import MIXES, SCALE, Scene, error_of
 from tests.support.kernels.operations import GPU_ROWS
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda.latent_attention import LAUNCHES, attend_lines, write_latents

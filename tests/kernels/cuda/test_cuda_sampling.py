@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runner.test_sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.operations import CPU, GPU, PLAIN
+from tests.support.runner.sampler import Row, choices_of, ints, is_borderline, is_right, numbers, plan_of
 from weft.device.upload import upload
 from weft.kernels.cuda import following, sampling
 from weft.kernels.cuda.sampling import scores as sampling_scores

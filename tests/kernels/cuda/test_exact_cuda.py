@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.exact import MODELS
-from tests.kernels.cuda.test_cuda_attention import Scene
-from tests.kernels.cuda.test_exact_latent_attention import launch_by_head
 from tests.support.kernels.compiled import assert_compiles
+from tests.support.kernels.cuda_attention import Scene
+from tests.support.kernels.cuda_latent_attention import launch_by_head
 from tests.support.models.cuda_engines import packaged
 from tests.support.models.exact_steps import EXACT
 from weft.base.errors import OptionError

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.kernels.test_latent_attention import Scene, error_of
+from tests.support.kernels.latent_attention import Scene, error_of
 from tests.support.kernels.operations import GPU_ROWS
 from tests.support.models.exact_steps import EXACT
 from weft.kernels.cuda.latent_attention import exact as exact_latent_attention
@@ -71,11 +71,3 @@ def test_a_head_of_a_token_has_the_same_bits_for_any_number_of_tokens(dtype):
     wanted = multiply_by_head(x, matrices)
     for tokens in (1, 2, 16, 17, 64, 65, 300):
         assert torch.equal(multiply_by_head(x[:tokens], matrices), wanted[:tokens])
-
-
-def launch_by_head() -> None:
-    """What `tests/kernels/cuda/test_exact_cuda.py` compiles."""
-    matrices = torch.empty(4, 128, 512, dtype=torch.bfloat16)
-    for tokens in (1, 70):
-        multiply_by_head(torch.empty(tokens, 4, 512, dtype=torch.bfloat16), matrices)
-        multiply_by_head(torch.empty(tokens, 4, 128, dtype=torch.bfloat16), matrices.transpose(1, 2))

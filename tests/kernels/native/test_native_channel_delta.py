@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_channel_delta import make_rig
+from tests.support.kernels.channel_delta import make_rig
 from tests.support.kernels.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
 from tests.support.kernels.operations import CPU, NATIVE
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_gated_delta import naive_delta
+from tests.support.kernels.gated_delta import naive_delta
 from tests.support.kernels.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
 from tests.support.kernels.operations import NATIVE, gated_delta, gated_delta_memory, projected_gated_delta
 from tests.support.kernels.plans import Known, Rig

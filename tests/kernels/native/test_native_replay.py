@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from tests.drafting.test_drafts import ScriptedDrafting
+from tests.support.drafting.scripted import ScriptedDrafting
 from tests.support.kernels.operations import linear
 from tests.support.models import tiny_model
 from tests.support.models.engines import FAMILIES, TINY, Ask, dummy_model, greedy, make_engine, model_of, serve, tokens

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_ssd import by_group, naive_ssd
 from tests.support.kernels.native_rows import NAMES, Twins, dtypes, needs_compiler, starts
 from tests.support.kernels.operations import NATIVE, ssd, ssd_memory
 from tests.support.kernels.plans import Known, Rig
+from tests.support.kernels.ssd import by_group, naive_ssd
 from weft.kernels.recurrent import UNLIMITED
 
 pytestmark = needs_compiler

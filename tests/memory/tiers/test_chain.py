@@ -5,18 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from tests.memory.tiers.test_tiers import finish, two_prompts
-from tests.support.hashed.chained import Chain, ChainedDevice, layout_of, run_chained
-from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
-from tests.support.tiers.disk_blocks import IDENTITY, FlakyBlocks
-from weft.base.config import EngineConfig
-from weft.engine.loop import Engine
-from weft.memory.misses import Miss, Reason
-from weft.runner.runner import Runner
+from tests.support.hashed.chained import Chain, run_chained
+from tests.support.models.engines import Ask, serve, tokens
+from tests.support.tiers.chain import chain_of_two, chained_engine, missing, save_all
+from tests.support.tiers.host_memory import finish
 
 SEEDS = 24
 
@@ -37,17 +32,6 @@ def test_every_answer_is_the_oracles_with_host_memory_and_a_file_often() -> None
         run_chained(seed, Chain())
 
 
-def chained_engine(family: str, path: Path, **settings: object) -> Engine:
-    """An engine on a tiny model whose device memory holds one sequence, host memory two, and a file many."""
-    spec, memory = spec_of(family), smallest_memory(family, 420, 4)
-    options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
-    config = EngineConfig(memory_bytes=memory, host_bytes=2 * memory, disk_bytes=16 << 20, **options)
-    runner = Runner(model_of(family), spec, memory, config.max_sequences, threads=1)
-    runner.tiers.add_host_memory(config.host_bytes)
-    runner.tiers.add_disk(path, config.disk_bytes, IDENTITY)
-    return Engine(spec, runner, config, closing_seconds=300.0)
-
-
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
 def test_what_host_memory_evicted_is_answered_from_the_file(family: str, tmp_path: Path) -> None:
     engine = chained_engine(family, tmp_path / "tier", depth=1)
@@ -63,31 +47,6 @@ def test_what_host_memory_evicted_is_answered_from_the_file(family: str, tmp_pat
     engine.close()
     assert [a.tokens for a in after] == [a.tokens for a in first]
     assert sum(a.report.disk_tokens for a in after) > 1024
-
-
-def chain_of_two() -> tuple[Engine, ChainedDevice, list[list[int]]]:
-    workload = two_prompts()
-    workload = replace(workload, config=replace(workload.config, disk_bytes=1))
-    layout = layout_of(workload, 1 << 20)
-    device = ChainedDevice(workload, FlakyBlocks(layout.size_bytes), layout, Random("chain"))
-    device.patience = 1.0
-    return (
-        Engine(workload.spec, device, workload.config, closing_seconds=300.0),
-        device,
-        [a.prompt for a in workload.arrivals],
-    )
-
-
-def save_all(engine: Engine) -> None:
-    engine.write_behind()
-    while not engine.idle:
-        while not engine.idle:
-            engine.step()
-        engine.write_behind()
-
-
-def missing(reusable: int) -> Miss:
-    return Miss(Reason.NEVER_COMPUTED, 0, 0, reusable, reusable)
 
 
 def test_a_lookup_says_where_a_prefix_lies_and_what_bringing_it_costs() -> None:

@@ -7,26 +7,16 @@ from random import Random
 import numpy as np
 import pytest
 
-from benchmarks.gpu import Ask, play
-from benchmarks.tier_costs import InstantCopies
-from tests.memory.tiers.test_chain import chain_of_two, missing, save_all
-from tests.memory.tiers.test_tiers import engine_and_device, finish, two_prompts
 from tests.support.hashed.chained import Chain, run_chained
 from tests.support.hashed.tiered import make_hasty, run_tiered, tiered_workload
-from weft.base.config import EngineConfig
+from tests.support.tiers.chain import chain_of_two, missing, save_all
+from tests.support.tiers.host_memory import engine_and_device, finish, two_prompts
+from tests.support.tiers.load_choice import check_second_turns, tiers_of
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.tiers.load_choice import PATIENCE_SECONDS
 from weft.memory.tiers.rates import Rates, load_pays
-from weft.memory.tiers.tiers import Tiers
-from weft.simulate.costs import cost_model
-
-
-def tiers_of(engine: Engine) -> Tiers:
-    tiers = engine.ledger.tiers
-    assert tiers is not None
-    return tiers
 
 
 def test_every_answer_is_the_oracles_when_requests_choose_among_points_and_give_up_loads() -> None:
@@ -171,47 +161,6 @@ def test_an_engine_raises_the_rate_of_a_tier_whose_loads_it_declines() -> None:
     rates.load_bytes, rates.prefill_tokens = 1.0, 1e9
     finish(engine, random.choice(prompts[:1]))
     assert rates.load_bytes > 1.0
-
-
-def second_turns_on_a_small_device() -> tuple[float, int]:
-    """Return the share of prompt tokens that were cached, and how many loads were declined as too slow.
-
-    All requests of a turn arrive at once.
-
-    The device takes no time, so the rates are those of Nemotron-9B on an H200. It holds a quarter of the conversations.
-    """
-    config = EngineConfig(
-        memory_bytes=8 << 30, host_bytes=64 << 30, max_sequences=32, max_tokens_per_step=8192, max_length=8192, depth=1
-    )
-    engine = Engine(cost_model("nemotron-nano-9b-v2").spec, InstantCopies(), config)
-    [link] = tiers_of(engine).links
-    # No load is given up because this machine is slow.
-    tiers_of(engine).clock = lambda: 0.0
-    link.rates = FixedRates(load_bytes=55e9, prefill_tokens=38e3)
-    link.demotion.copy_pays = link.rates.copy_pays
-    random = np.random.default_rng(0)
-    said = [random.integers(0, 60_000, 1500).astype(np.int32) for _ in range(64)]
-    share = 0.0
-    for _ in range(2):
-        asks = [Ask(np.concatenate([each, random.integers(0, 60_000, 300).astype(np.int32)]), 70) for each in said]
-        play(engine, asks)
-        said = [np.concatenate([ask.prompt, np.array(ask.tokens, np.int32)]) for ask in asks]
-        share = sum(ask.cached_tokens for ask in asks) / sum(len(ask.prompt) for ask in asks)
-    return share, tiers_of(engine).slower
-
-
-class FixedRates(Rates):
-    def loaded(self, size_bytes: int, seconds: float) -> None:
-        pass
-
-    def computed(self, tokens: int, seconds: float) -> None:
-        pass
-
-
-def check_second_turns() -> None:
-    share, declined = second_turns_on_a_small_device()
-    assert share > 0.65
-    assert declined <= 2
 
 
 def test_of_many_requests_that_wait_for_loads_few_are_computed() -> None:

@@ -10,17 +10,17 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.memory.tiers.disk.test_disk_copies import check_headers_follow_payloads
-from tests.memory.tiers.disk.test_disk_opening import FOREIGN, check_refused
-from tests.memory.tiers.disk.test_disk_requests import check_pieces_have_one_owner
-from tests.memory.tiers.disk.test_disk_syncs import check_failed_syncs
-from tests.memory.tiers.disk.test_disk_tier import power_loss, run_on_disk
-from tests.memory.tiers.test_load_choice import check_second_turns
-from tests.memory.tiers.test_unit_headers import check_file, check_store
-from tests.simulate.test_simulate_tiers import check_turns
 from tests.support.hashed.chained import Chain, run_chained
 from tests.support.hashed.drops import DroppingEngine
 from tests.support.hashed.tiered import TieredDevice, run_tiered, tiered_workload
+from tests.support.simulated_tiers import check_turns
+from tests.support.tiers.disk_copies import check_headers_follow_payloads
+from tests.support.tiers.disk_opening import FOREIGN, check_refused
+from tests.support.tiers.disk_requests import check_pieces_have_one_owner
+from tests.support.tiers.disk_syncs import check_failed_syncs
+from tests.support.tiers.disk_tier import power_loss, run_on_disk
+from tests.support.tiers.load_choice import check_second_turns
+from tests.support.tiers.unit_headers import check_file, check_store
 from weft.base.copies import CopyPlan, Direction, Run, UnitLabel
 from weft.memory import dropping
 from weft.memory.cache import Cache

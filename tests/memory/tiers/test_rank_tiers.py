@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.memory.tiers.disk.test_disk_tier import save_all
 from tests.support.models.engines import TINY, model_of, spec_of, tokens
 from tests.support.models.oracle import Oracle
 from tests.support.tiers.disk_blocks import IDENTITY
+from tests.support.tiers.disk_tier import save_all
 from weft import LLM, SamplingParams
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction

@@ -12,12 +12,12 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.memory.tiers.disk.test_disk_tier import save_all
 from tests.support.hashed.drops import drop
 from tests.support.models import tiny_model
 from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.support.servers.serving import wait_for_log
 from tests.support.tiers.disk_blocks import IDENTITY
+from tests.support.tiers.disk_tier import save_all
 from weft import LLM
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidOption

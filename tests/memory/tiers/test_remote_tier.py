@@ -11,22 +11,21 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.memory.tiers.test_tiers import two_prompts
 from tests.support.hashed.drops import drop
 from tests.support.hashed.remote import FakeStore, RemoteDevice
 from tests.support.hashed.tiered import tiered_workload
-from tests.support.hashed.workloads import Run, Workload, check_answers, drive
+from tests.support.hashed.workloads import Run, check_answers, drive
 from tests.support.models.engines import Ask, model_of, serve, spec_of, tokens
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.tiers.disk_blocks import IDENTITY
-from tests.transfer.test_disaggregated_engines import engine_pair
+from tests.support.tiers.remote_tier import PROMPT, finish, remote_engine, save_all
+from tests.support.transfer.engine_pairs import engine_pair
 from weft.base.config import EngineConfig
 from weft.base.copies import UnitCopy, UnitLabel
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
-from weft.engine.events import Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.captures import Origin
@@ -46,31 +45,6 @@ def every_prompt_is_worth_asking_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.memory.tiers.tiers.LEAST_SECONDS_TO_ASK", 0.0)
     # No test waits for a clock.
     monkeypatch.setattr("weft.memory.tiers.remote.discovery.PATIENCE_SECONDS", 1e9)
-
-
-def remote_engine(store: FakeStore, workload: Workload | None = None, **settings: object) -> Engine:
-    workload = workload or two_prompts()
-    config = replace(workload.config, host_bytes=0, remote=True, **settings)
-    workload = replace(workload, config=config)
-    return Engine(workload.spec, RemoteDevice(workload, store), config)
-
-
-def finish(engine: Engine, prompt: list[int], salt: bytes = b"") -> Report:
-    number = engine.add(Request(np.array(prompt, np.int32), SamplingParams(max_tokens=3), salt=salt))
-    while not any(output.finish for output in engine.step() if output.sequence == number):
-        pass
-    return engine.report(number)
-
-
-def save_all(engine: Engine) -> None:
-    engine.write_behind()
-    while not engine.idle:
-        while not engine.idle:
-            engine.step()
-        engine.write_behind()
-
-
-PROMPT = [1 + 5 * i for i in range(16)]
 
 
 def test_what_one_engine_computed_the_other_loads() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.memory.tiers.test_remote_tier import finish, save_all
-from tests.memory.tiers.test_tiers import two_prompts
 from tests.support.hashed.chained import ChainedDevice, chained_workload, layout_of
 from tests.support.hashed.remote import FakeStore
 from tests.support.hashed.tiered import TieredDevice
 from tests.support.hashed.workloads import Run, Workload, check_answers, drive
 from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
 from tests.support.tiers.disk_blocks import IDENTITY, FlakyBlocks
+from tests.support.tiers.host_memory import two_prompts
+from tests.support.tiers.remote_tier import finish, save_all
 from weft.base.config import EngineConfig
 from weft.base.copies import CopyPlan, Direction, UnitCopy
 from weft.base.errors import CopyFailed

@@ -6,7 +6,6 @@ Each header here is whole, with the right checksum of its own, and differs in on
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,18 @@ from typing import Any
 import pytest
 
 from tests.support.tiers.disk_blocks import LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
+from tests.support.tiers.unit_headers import (
+    AS_WINDOW,
+    KEY,
+    OTHER,
+    PAYLOAD,
+    RIGHT,
+    UNIT,
+    WRONG,
+    check_file,
+    check_headers,
+    check_store,
+)
 from weft.base.copies import UnitLabel
 from weft.base.errors import InvalidOption
 from weft.base.transfers import ReservedUnit
@@ -24,40 +35,6 @@ from weft.memory.tiers.disk.file import DamagedUnit, DiskFile, WantedUnit
 from weft.memory.tiers.disk.format import ENTRY, UnitHeader, checksum, decode
 from weft.memory.tiers.exchange.sent_units import GrantedPlaces
 from weft.memory.tiers.remote import tier as remote_tier
-
-KEY, OTHER = b"k" * 32, b"o" * 32
-UNIT = 3
-PAYLOAD = content(KEY, Kind.PAGE)
-RIGHT = replace(header(Kind.PAGE, UNIT, KEY), size=len(PAYLOAD), checksum=checksum(PAYLOAD))
-# The window page that begins where the page does.
-AS_WINDOW = {"kind": Kind.WINDOW, "unit": 2 * UNIT, "size": UNIT_BYTES[Kind.WINDOW]}
-WRONG: dict[str, dict[str, Any]] = {
-    "key": {"key": OTHER},
-    "one bit of the key": {"key": KEY[:-1] + b"\x6a"},
-    "kind": {"kind": Kind.WINDOW},
-    "kind and what follows from it": AS_WINDOW,
-    "position": {"position": 128},
-    "bytes": {"checksum": RIGHT.checksum ^ 1},
-    "size": {"size": RIGHT.size - 1},
-}
-
-
-def in_file(wrong: UnitHeader) -> None:
-    """Read a page whose bytes are right and whose header is this one."""
-    blocks = FlakyBlocks(LAYOUT.size_bytes)
-    file = DiskFile(blocks, LAYOUT)
-    file.write([(RIGHT, memoryview(PAYLOAD))])
-    blocks.write(LAYOUT.entry_of(Kind.PAGE, UNIT), wrong.encode())
-    into = memoryview(bytearray(len(PAYLOAD)))
-    for position in (RIGHT.position, None) if wrong.position == RIGHT.position else (RIGHT.position,):
-        file.read(Kind.PAGE, UNIT, KEY, into, position)
-        assert into == PAYLOAD
-
-
-def in_store(wrong: UnitHeader) -> None:
-    label = UnitLabel(KEY, None, RIGHT.position, Origin.PROMPT_END.value, RIGHT.tenant)
-    found = remote_tier.decode_unit(wrong.encode() + PAYLOAD, Kind.PAGE, label, len(PAYLOAD))
-    assert found == PAYLOAD
 
 
 def in_transfer(wrong: UnitHeader) -> None:
@@ -79,25 +56,6 @@ def in_prefix_file(wrong: UnitHeader, folder: Path) -> None:
     into = memoryview(bytearray(len(PAYLOAD)))
     file.read(Kind.PAGE, found.unit, KEY, into)
     assert into == PAYLOAD
-
-
-def check_headers(read: Callable[[UnitHeader], None], unchecked: tuple[str, ...] = ()) -> None:
-    read(RIGHT)
-    for name, fields in WRONG.items():
-        if name not in unchecked:
-            with pytest.raises(DamagedUnit):
-                read(replace(RIGHT, **fields))
-
-
-def check_file() -> None:
-    check_headers(in_file)
-    # A header that was written for another place.
-    with pytest.raises(DamagedUnit):
-        in_file(replace(RIGHT, unit=UNIT + 1))
-
-
-def check_store() -> None:
-    check_headers(in_store)
 
 
 def check_transfer() -> None:

@@ -10,31 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_late_masks import HashedConstraint
-from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN
+from tests.support.engine.late_masks import HashedConstraint
+from tests.support.kernels.operations import GPU_ROWS, PLAIN
 from tests.support.kernels.plans import Capture, Row, make_plan
-from tests.support.models.engines import TINY, Ask, dummy_model, greedy, seeded, serve, tokens
-from weft.base.config import EngineConfig
+from tests.support.models.engines import Ask, dummy_model, greedy, seeded, serve, tokens
+from tests.support.runner.cuda_runner import FEW_LAYERS, SHORT_CELL, SPEC, cpu_engine, cuda_engine, prompt_inputs
 from weft.device.store import Store
-from weft.drafting.policy.choosing import Drafting
 from weft.engine.loop import Engine
 from weft.engine.request import Request
-from weft.kernels.recurrent import short_conv_memory
-from weft.memory.spec import AttentionMemory, MemorySpec
-from weft.models.model import CausalModel
+from weft.memory.spec import MemorySpec
 from weft.runner.batching import build_batch
 from weft.runner.cuda import recorded
 from weft.runner.cuda.inputs import DecodeInputs
-from weft.runner.cuda.padding import Size, StepInputs, trial
+from weft.runner.cuda.padding import Size, trial
 from weft.runner.cuda.recorded import RecordedSteps, StepRecording, buckets, prompt_sizes
 from weft.runner.runner import Runner
-
-MEMORIES = (
-    AttentionMemory(1, 8, "float32"),
-    AttentionMemory(1, 8, "float32", window=10),
-    short_conv_memory(4, 3, "float32"),
-)
-SPEC = MemorySpec(MEMORIES, cell=8)
 
 
 def inputs_for(rows: int) -> DecodeInputs:
@@ -110,10 +100,6 @@ def prompt_rows() -> list[Row]:
     ]
 
 
-def prompt_inputs(size: Size) -> StepInputs:
-    return StepInputs(size, 9, 10, SPEC, Store(SPEC, 1 << 16, scratch=True).scratch, "cpu", GPU_ROWS)
-
-
 def test_inputs_of_a_step_with_prompts_say_what_the_batch_says():
     plan = make_plan(prompt_rows(), [Capture(2, 24, 8), Capture(2, 16, 9)])
     inputs = prompt_inputs(Size(3, 4, 40))
@@ -185,40 +171,6 @@ def test_prompts_take_the_smallest_size_that_holds_them(most, monkeypatch):
     assert wide.holds(wide.decodes, 3, 63)
     assert not wide.holds(0, 1, 62), "every row of padding needs one"
     assert not wide.holds(0, 4, 9)
-
-
-# The interpreter takes its time for every token and layer: cells are short, and there is one layer of each kind.
-SHORT_CELL = 16
-FEW_LAYERS = {
-    "lfm2": TINY["lfm2"].variant(num_hidden_layers=2, layer_types=["conv", "full_attention"]),
-    "qwen3_5": TINY["qwen3_5"].variant(
-        num_hidden_layers=2,
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-    ),
-    "gemma3": TINY["gemma3"].variant(num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]),
-    "falcon_h1": TINY["falcon_h1, state of 24"].variant(num_hidden_layers=1),
-}
-
-
-def cuda_engine(
-    model: CausalModel, operations: Operations = GPU_ROWS, drafting: Drafting | None = None, **settings
-) -> Engine:
-    room = 0 if drafting is None else drafting.most
-    memory, spec = 8 << 20, MemorySpec(model.memories(operations), SHORT_CELL, room)
-    options = {"max_sequences": 4, "max_tokens_per_step": 200, "max_length": 256, "paranoid": True, "depth": 1}
-    config = EngineConfig(memory_bytes=memory, **(options | settings))
-    runner = Runner(
-        model, spec, memory, config.max_sequences, operations=operations, recording=StepRecording(config.max_length)
-    )
-    return Engine(spec, runner, config, drafting=drafting)
-
-
-def cpu_engine(model: CausalModel) -> Engine:
-    memory, spec = 8 << 20, MemorySpec(model.memories(CPU), SHORT_CELL)
-    config = EngineConfig(memory_bytes=memory, max_sequences=4, max_tokens_per_step=200, max_length=256, cache=False)
-    return Engine(spec, Runner(model, spec, memory, 4, threads=1), config)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.runner.cuda.test_cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine, cuda_engine
-from tests.runner.test_prefix_groups import check_reused_seats, random_paths
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN
 from tests.support.kernels.plans import Row, make_plan
 from tests.support.models.engines import TINY, Ask, dummy_model, greedy, serve, tokens
+from tests.support.runner.cuda_runner import FEW_LAYERS, SHORT_CELL, cpu_engine, cuda_engine
+from tests.support.runner.prefix_groups import check_reused_seats, random_paths
 from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm
 from weft.kernels.choosing import assemble, exact_packages

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runner.ranks.test_tensor_parallel import constrained_answers
 from tests.support.models.engines import TINY, Ask, greedy, make_engine, seeded, serve, tokens
 from tests.support.models.oracle import Oracle
+from tests.support.runner.tensor_parallel import constrained_answers
 from weft import LLM, SamplingParams
 from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
 from weft.base.errors import EngineStopped, ModelError

@@ -10,21 +10,17 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_late_masks import HashedConstraint
 from tests.support.models.engines import FAMILIES, TINY, Ask, greedy, seeded, serve, tokens
 from tests.support.models.oracle import Oracle
 from tests.support.models.ranks import Meeting, ThreadedRanks, ThreadGroup, threaded_engine
+from tests.support.runner.tensor_parallel import constrained_answers
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
-from weft.base.sampling import SamplingParams
 from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import Output
-from weft.engine.loop import Engine
-from weft.engine.request import Request
 from weft.models import configurations, weights
 from weft.models.config import read_config, text_part
 from weft.models.sharding import Shard
@@ -272,19 +268,6 @@ print({"torch._dynamo", "triton", "sympy"} & sys.modules.keys())
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert found.stdout == "set()\n", found.stdout + found.stderr
-
-
-def constrained_answers(engine: Engine) -> list[list[int]]:
-    """The answers of two constrained rows and a free one, at the depth of an engine."""
-    vocabulary, found = 90, {}
-    for number in range(3):
-        constraint = HashedConstraint(number, vocabulary) if number < 2 else None
-        request = Request(np.array(tokens(9, number), np.int32), SamplingParams(max_tokens=12, temperature=0))
-        found[engine.add(request, constraint)] = []
-    while not engine.idle:
-        for output in engine.step():
-            found[output.sequence].append(output.token)
-    return list(found.values())
 
 
 def test_masks_that_follow_the_launch_reach_all_ranks(folder_of, monkeypatch):

@@ -13,8 +13,8 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse
 
-from tests.backends.test_backends import in_loop
 from tests.support.servers.asgi import Exchange, application
+from tests.support.servers.backends import in_loop
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.wire_server import LOOPS, json_of, post, receive_until, wire_server
 from weft.base.errors import RequestError

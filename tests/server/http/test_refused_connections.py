@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.server.http.test_slow_clients import PATIENT
-from tests.server.test_access_log import FIELDS, lines, shown
+from tests.support.servers.access_lines import FIELDS, lines, shown
 from tests.support.servers.held_steps import wait_until
+from tests.support.servers.patience import PATIENT
 from tests.support.servers.wire_server import LOOPS, WireServer, get, post, receive_until, rest_of, wire_server
 from weft.base.logs import TextLines
 from weft.server.http.protocol import MAX_PIPELINED

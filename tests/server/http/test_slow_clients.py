@@ -16,6 +16,7 @@ from starlette.requests import Request
 
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.http_server import Served, serving
+from tests.support.servers.patience import PATIENT
 from tests.support.servers.wire_server import (
     LOOPS,
     WireServer,
@@ -31,18 +32,6 @@ from weft.server.http.protocol import State
 from weft.server.http.receiving import Receiving
 from weft.server.settings import Limits, ServerSettings
 
-# Every deadline but one is far away, so that a test that ends shows which one ended it.
-FAR = 3000.0
-PATIENT = Limits(
-    handshake_seconds=FAR,
-    header_seconds=FAR,
-    body_seconds=FAR,
-    linger_seconds=FAR,
-    idle_seconds=FAR,
-    stall_seconds=FAR,
-    header_bytes=4096,
-    body_bytes=1 << 16,
-)
 BEGUN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 LENGTH = b"Content-Length: 50000\r\n"
 KEY = b"Authorization: Bearer secret\r\n"

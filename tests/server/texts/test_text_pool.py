@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.test_backends import in_loop
+from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_text_worker import PROGRAM
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.http_server import Served, posted, serving

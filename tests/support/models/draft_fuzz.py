@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.drafting.test_drafts import ScriptedDrafting
-from tests.engine.test_sameness import admit_everything
+from tests.support.drafting.scripted import ScriptedDrafting
+from tests.support.engine.sameness import admit_everything
 from tests.support.models import tiny_model
 from tests.support.models.draft_choices import MOST_ROUNDING, Choice, check_inputs, chosen, difference_of, tied, watch
 from tests.support.models.engines import VOCABULARY, model_of, smallest_memory, spec_of, tokens

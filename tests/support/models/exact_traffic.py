@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from tests.drafting.test_drafts import ScriptedDrafting
-from tests.engine.test_sameness import admit_everything
+from tests.support.drafting.scripted import ScriptedDrafting
+from tests.support.engine.sameness import admit_everything
 from tests.support.models.engines import TINY, Answer, Ask, dummy_model, seeded, serve, smallest_memory, tokens
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams

@@ -19,11 +19,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.memory.tiers.test_remote_tier import save_all
 from tests.support.hashed.remote import FakeStore
 from tests.support.models.engines import tokens
 from tests.support.models.hybrid_models import LFM2
 from tests.support.models.oracle import Oracle
+from tests.support.tiers.remote_tier import save_all
 from weft import LLM
 from weft.base.errors import InvalidOption
 from weft.base.options import Options

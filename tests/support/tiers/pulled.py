@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiers.fake_carrier import FakeCarrier
-from tests.transfer.test_transfer_tcp import OFFER, End, page, place
+from tests.support.transfer.tcp import OFFER, End, page, place
 from weft.base.transfers import Granted, Offered
 from weft.memory.kinds import Kind
 

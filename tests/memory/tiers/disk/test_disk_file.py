@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.fences import ROOT
 from tests.support.tiers.disk_blocks import IDENTITY, LAYOUT, UNIT_BYTES, FlakyBlocks, content, header
-from weft.base.copies import CopyPlan, Direction, UnitCopy, UnitLabel
+from tests.support.tiers.disk_file import Writer, check_found, fresh, read, saving
+from weft.base.copies import Direction
 from weft.base.errors import CopyFailed, InvalidOption
 from weft.base.tenants import tenant_digest
 from weft.memory.arena import Arena
@@ -28,31 +29,8 @@ from weft.memory.tiers.disk.format import BLOCK, ENTRY, WHOLE, DiskLayout, Model
 from weft.memory.tiers.disk.tier import DiskCopies
 
 
-def read(file: DiskFile, kind: Kind, unit: int, key: bytes) -> bytes:
-    into = bytearray(UNIT_BYTES[kind])
-    file.read(kind, unit, key, memoryview(into))
-    return bytes(into)
-
-
 def keys_of(file: DiskFile) -> dict[bytes, tuple[Kind, int]]:
     return {each.key: (each.kind, each.unit) for each in file.found}
-
-
-def check_found(file: DiskFile) -> tuple[int, int]:
-    """Read everything that was found: right bytes, or damaged. Return the numbers of both."""
-    whole = damaged = 0
-    for each in file.found:
-        try:
-            assert read(file, each.kind, each.unit, each.key) == content(each.key, each.kind), "wrong bytes"
-            whole += 1
-        except DamagedUnit:
-            damaged += 1
-    return whole, damaged
-
-
-def fresh() -> tuple[DiskFile, FlakyBlocks]:
-    blocks = FlakyBlocks(LAYOUT.size_bytes)
-    return DiskFile(blocks, LAYOUT), blocks
 
 
 def write(file: DiskFile, kind: Kind, unit: int, key: bytes) -> None:
@@ -63,12 +41,6 @@ def write(file: DiskFile, kind: Kind, unit: int, key: bytes) -> None:
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units are larger than a piece, and none is a multiple of it."""
     monkeypatch.setattr(disk_file, "PIECE_BYTES", BLOCK)
-
-
-def saving(*units: tuple[Kind, int, bytes]) -> CopyPlan:
-    labels = tuple(UnitLabel(key, None, 64, "prompt_end", b"") for _, _, key in units)
-    copies = tuple(UnitCopy(kind.value, unit, unit) for kind, unit, _ in units)
-    return CopyPlan(0, Direction.SAVE, copies, 0, labels=labels)
 
 
 @pytest.mark.usefixtures("in_pieces")
@@ -152,26 +124,6 @@ def test_a_superblock_with_a_damaged_byte_is_none():
         damaged = bytearray(whole)
         damaged[place] ^= 4
         assert read_layout(damaged) is None
-
-
-class Writer:
-    """Fills a file with units of random kinds, over and over."""
-
-    def __init__(self, file: DiskFile, random: Random) -> None:
-        self.file = file
-        self.random = random
-        self.arena = Arena(LAYOUT.padded, LAYOUT.slabs * LAYOUT.slab_bytes, remember_freed=True)
-        self.live: dict[bytes, tuple[Kind, int]] = {}
-
-    def write(self) -> None:
-        kind, key = self.random.choice(list(UNIT_BYTES)), self.random.randbytes(32)
-        while (unit := self.arena.take(kind)) is None:
-            gone = self.random.choice(list(self.live))
-            self.arena.release(*self.live.pop(gone))
-        cleared = [(Kind(each), number) for each, number in self.arena.freed]
-        self.arena.freed.clear()
-        self.live[key] = (kind, unit)
-        self.file.write([(header(kind, unit, key), memoryview(content(key, kind)))], cleared)
 
 
 @pytest.mark.parametrize("seed", range(40))

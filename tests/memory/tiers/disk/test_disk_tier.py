@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,57 +17,27 @@ import numpy as np
 import pytest
 
 from tests.support.fences import ROOT
-from tests.support.hashed.rolling import RollingDevice
-from tests.support.hashed.tiered import tiered_workload
-from tests.support.hashed.workloads import Run, Workload, check_answers, drive
 from tests.support.models import tiny_model
 from tests.support.models.disk_llm import PROMPTS
-from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
+from tests.support.models.engines import Ask, serve, tokens
 from tests.support.servers.http_server import serving
 from tests.support.servers.serving import serving as serving_process
-from tests.support.tiers.disk_blocks import IDENTITY, FlakyBlocks
+from tests.support.tiers.disk_blocks import FlakyBlocks
+from tests.support.tiers.disk_tier import disk_engine, power_loss, run_on_disk, save_all
 from weft import LLM
-from weft.base.config import EngineConfig
-from weft.base.copies import CopyPlan
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.cli.main import main
-from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.audit import audit
-from weft.memory.identity import Identity
-from weft.memory.kinds import Kind
 from weft.memory.misses import Reason
 from weft.memory.tiers.disk.file import DiskFile
-from weft.memory.tiers.disk.format import DiskLayout
-from weft.memory.tiers.disk.tier import DiskCopies
-from weft.runner.runner import Runner
 from weft.server.settings import ServerSettings
 
-DISK_BYTES = 16 << 20
 SMALL_ON_DISK = [*tiny_model.ARGUMENTS, "--port", "0", "--memory", "2MiB", "--threads", "1", "--max-length", "600"]
 SMALL_ON_DISK += ["--dtype", "float32"]
-
-
-def disk_engine(family: str, path: Path, identity: Identity = IDENTITY, **settings: object) -> Engine:
-    """An engine on a tiny model whose memory holds one sequence, with a file for many."""
-    spec = spec_of(family)
-    options = {"max_sequences": 4, "max_tokens_per_step": 512, "max_length": 420, "paranoid": True} | settings
-    config = EngineConfig(memory_bytes=smallest_memory(family, 420, 4), disk_bytes=DISK_BYTES, **options)
-    runner = Runner(model_of(family), spec, config.memory_bytes, config.max_sequences, threads=1)
-    runner.tiers.add_disk(path, DISK_BYTES, identity)
-    return Engine(spec, runner, config, closing_seconds=300.0)
-
-
-def save_all(engine: Engine) -> None:
-    """As a server does while it has no requests."""
-    engine.write_behind()
-    while not engine.idle:
-        while not engine.idle:
-            engine.step()
-        engine.write_behind()
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])
@@ -149,75 +118,8 @@ def test_a_server_that_stops_closes_its_file_and_the_next_one_answers_from_it(tm
     assert [each.get("loaded_tokens") for each in details] == [None, 192]
 
 
-class DiskDevice(RollingDevice):
-    """The rolling-hash device with a file in memory below it, whose writes and reads really run in threads."""
-
-    def __init__(self, workload: Workload, blocks: FlakyBlocks, layout: DiskLayout) -> None:
-        config = workload.config
-        super().__init__(workload.spec, config.memory_bytes, config.max_sequences, workload.lazy)
-        self.disk = DiskFile(blocks, layout)
-        self.copies = DiskCopies(self.disk, self.unit)
-        self.load_bytes_per_second: float | None = None
-
-    def unit(self, kind: Kind, unit: int) -> memoryview:
-        return memoryview(self.memory[kind][unit]).cast("B")
-
-    def copy(self, plan: CopyPlan) -> object:
-        if plan.after_steps:
-            self.execute_all()
-        return self.copies.copy(plan)
-
-    def copied(self, flight: object, wait: bool) -> float | None:
-        return self.copies.copied(flight, wait)
-
-    def close(self) -> None:
-        self.copies.close()
-
-
-def disk_layout(workload: Workload, size: int) -> DiskLayout:
-    device = RollingDevice(workload.spec, workload.config.memory_bytes, 1)
-    rows = {kind: device.memory[kind][:1].nbytes for kind in Kind if kind is not Kind.TAIL and len(device.memory[kind])}
-    return DiskLayout.of(IDENTITY, rows, size)
-
-
-def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], faults: str = "none") -> tuple[int, int]:
-    """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed.
-
-    While it is served, at random, writes stop in the middle and fail (`faults="tears"`), or syncs fail and lose what
-    was written before them ("syncs").
-    """
-    workload, random = tiered_workload(seed), Random(f"disk {seed}")
-    if not workload.spec.page_bytes:
-        return 0, 0
-    config = replace(workload.config, host_bytes=0, disk_bytes=1)
-    workload = replace(workload, config=config)
-    layout = disk_layout(workload, random.choice([1 << 18, 1 << 20]))
-    blocks = FlakyBlocks(layout.size_bytes)
-    loaded = failed = 0
-    for _ in range(3):
-        device = DiskDevice(workload, blocks, layout)
-        run = Run(Engine(workload.spec, device, config, closing_seconds=300.0), device)
-        blocks.tear = random if faults == "tears" else None
-        blocks.forget = random if faults == "syncs" else None
-        drive(workload, run)
-        check_answers(workload, run)
-        blocks.tear = blocks.forget = None
-        tiers = run.engine.ledger.tiers
-        assert tiers is not None
-        loaded, failed = loaded + tiers.links[0].loaded_tokens, failed + tiers.links[0].failures
-        device.close()
-        trouble(blocks, random)
-    return loaded, failed
-
-
 def nothing(blocks: FlakyBlocks, random: Random) -> None:
     pass
-
-
-def power_loss(blocks: FlakyBlocks, random: Random) -> None:
-    # As if nothing had been synced at the end.
-    blocks.pending += [(place, bytes(random.randbytes(512))) for place in range(8192, len(blocks.now), 7 * 512)]
-    blocks.lose_power(random)
 
 
 def test_every_answer_is_the_oracles_across_restarts() -> None:

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from tests.memory.tiers.disk.test_restoring import SPEC, TENANTS, filled
 from tests.support.tiers.disk_blocks import FlakyBlocks
+from tests.support.tiers.restoring import SPEC, TENANTS, filled
 from weft.base.copies import CopyPlan
 from weft.engine.copying import Copier
 from weft.memory.arena import Arena

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.memory.tiers.disk.test_disk_tier import DISK_BYTES, disk_engine
 from tests.support.models.engines import Ask, serve, tokens
 from tests.support.tiers.disk_blocks import LAYOUT, FlakyBlocks, content, header
+from tests.support.tiers.disk_tier import DISK_BYTES, disk_engine
 from weft.base.errors import InvalidOption
 from weft.cli.main import main
 from weft.memory.kinds import Kind

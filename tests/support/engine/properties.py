@@ -1,0 +1,45 @@
+"""How many random workloads a test runs, and what to compare of their plans."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from tests.support.hashed.rolling import RollingDevice
+from tests.support.hashed.workloads import run_and_check
+
+
+def thorough(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+
+
+def parts(quick: int, count: int) -> list[object]:
+    return [pytest.param(part, marks=[pytest.mark.slow] if part >= quick else []) for part in range(count)]
+
+
+def record_plans(workload) -> list:
+    seen = []
+    original = RollingDevice.launch
+
+    def launch(self, plan):
+        seen.append(plan)
+        return original(self, plan)
+
+    RollingDevice.launch = launch
+    try:
+        run_and_check(workload)
+    finally:
+        RollingDevice.launch = original
+    return seen
+
+
+def same_plan(a: object, b: object) -> bool:
+    for name in type(a).__slots__ if hasattr(type(a), "__slots__") else ():
+        one, other = getattr(a, name), getattr(b, name)
+        if hasattr(type(one), "__dataclass_fields__"):
+            if not same_plan(one, other):
+                return False
+        elif not np.array_equal(one, other):
+            return False
+    return True
