@@ -20,7 +20,7 @@ from weft.memory.spec import Memory, MemorySpec
 
 # The operations of each group. A package has one module per group, with the group's name.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "embedding": ("look_up",),
+    "embedding": ("prepare_table", "look_up"),
     "linear": ("prepare", "linear", "linear_into_stream", "activated_linear"),
     "norm": ("residual", "rows_of", "rms_norm", "gated_rms_norm"),
     "activation": ("gated_product", "add"),

@@ -185,6 +185,9 @@ class Operations(Protocol):
 
     # embedding
 
+    def prepare_table(self, table: Stored, head: Weight | None) -> Stored:
+        """Return a loaded table as look-ups read it. `head`: the same matrix as matmuls read it, if a model is tied."""
+
     def look_up(self, tokens: Int[Tensor, " n"], table: Stored, scale: float, dtype: torch.dtype) -> Tensor:
         """Return rows of the table, times `scale`. `dtype` is that of the result if the table must be decoded."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from weft.kernels.cpu.linear import shortened
+from weft.kernels.cpu.linear import prepared_as_stored, shortened
 from weft.kernels.experts import ExpertWeights
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library as native
@@ -16,17 +16,19 @@ from weft.kernels.native.linear import pack
 from weft.kernels.weight import Weight
 
 
-def prepare(weight: Weight, twice: bool) -> Weight:
-    return Weight(tuple(in_panels(part) for part in weight.parts), weight.bias)
+def prepare(weight: Weight, twice: bool, rounds: bool = False) -> Weight:
+    return Weight(tuple(in_panels(part, rounds) for part in weight.parts), weight.bias)
 
 
-def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    return replace(layer, first=in_panels(layer.first), second=in_panels(layer.second))
+def prepare_experts(layer: ExpertWeights, twice: bool, rounds: bool = False) -> ExpertWeights:
+    return replace(layer, first=in_panels(layer.first, rounds), second=in_panels(layer.second, rounds))
 
 
-def in_panels(part: Stored) -> Stored:
-    """Return plain numbers in panels; unchanged if there are no C++ kernels for them."""
+def in_panels(part: Stored, rounds: bool) -> Stored:
+    """Return a matrix in panels; unchanged if there are no C++ kernels for it."""
     matrix = part.dense
-    if matrix is None or not matrix.numel() or matrix.dtype not in native.DTYPES or not native.available():
+    if matrix is None:
+        return prepared_as_stored(part, rounds)
+    if not matrix.numel() or matrix.dtype not in native.DTYPES or not native.available():
         return part
     return as_panels(part, pack(shortened(matrix.detach())))

@@ -7,28 +7,36 @@ hardware, oneDNN is faster for more than a few rows. The choice is by measuremen
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
+from weft.kernels.formats.blocks import OtherInputs
+from weft.kernels.formats.rounded import rounded
 from weft.kernels.formats.stored import DENSE, Stored
 from weft.kernels.native import library as native
-from weft.kernels.native.calls import prefers_calls
+from weft.kernels.native import linear as kernels
+from weft.kernels.native.calls import prefers_calls, room
 from weft.kernels.native.layouts import (
     BLOCKS,
     BLOCKS_AND_PANELS,
     DENSE_AND_PANELS,
     PANELS,
+    RoundedRows,
+    StoredPanels,
     as_panels,
     panels_of,
 )
-from weft.kernels.native.linear import PANEL, product
+from weft.kernels.native.linear import PANEL, product, stored_product
 from weft.kernels.native.linear import pack as pack_panels
+from weft.kernels.native.stored import name_of
+from weft.kernels.native.stored import pack as pack_stored
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
@@ -81,11 +89,40 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
     bias = weight.bias
     if len(weight.parts) == 1:
         return multiplied(x, weight.parts[0], bias)
-    biases = [None] * len(weight.parts) if bias is None else bias.split([part.outputs for part in weight.parts])
+    sizes = [part.outputs for part in weight.parts]
+    biases = [None] * len(sizes) if bias is None else bias.split(sizes)
+    if x.ndim == 2 and x.shape[0] and all(are_in_panels(x, part) for part in weight.parts):
+        joined = room((x.shape[0], weight.outputs), x.dtype)
+        for part, own, y in zip(weight.parts, biases, joined.split(sizes, -1)):
+            panel_product(x, part, own, y=y)
+        return joined
     return torch.cat([multiplied(x, part, own) for part, own in zip(weight.parts, biases)], -1)
 
 
+def are_in_panels(x: Tensor, part: Stored) -> bool:
+    """Return whether one of our own kernels multiplies with a part, and with nothing else."""
+    return part.format is PANELS or (isinstance(part.format, StoredPanels) and x.dtype in native.DTYPES)
+
+
+def panel_product(
+    x: Float[Tensor, "n inputs"],
+    part: Stored,
+    bias: Tensor | None,
+    activation: Function | None = None,
+    parts: int = 1,
+    y: Tensor | None = None,
+) -> Float[Tensor, "n results"]:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if part.format is PANELS:
+        return product(x, part.tensors[0], part.outputs, bias, activation, parts, y=y)
+    return stored_product(x, part, bias, activation, parts, y)
+
+
 def multiplied(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | None) -> Float[Tensor, "*n outputs"]:
+    if isinstance(part.format, OtherInputs):
+        return multiplied(take_columns(x, part.tensors[-1]), part.format.as_stored(part), bias)
+    if isinstance(part.format, StoredPanels):
+        return multiplied_as_stored(x, part, bias)
     panels = panels_of(part)
     if panels is not None and reads_panels(x, part):
         return product(x, panels, part.outputs, bias)
@@ -109,6 +146,8 @@ def decoded_product(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | 
     With C++, a sum adds its products in the order of the inputs, whatever the number of rows.
     """
     rows, found = as_rows(x).float(), []
+    if isinstance(part.format, RoundedRows):
+        rows, part = rounded(rows), replace(part, format=part.format.inner)
     for start in range(0, part.outputs, DECODED_OUTPUTS):
         end = min(start + DECODED_OUTPUTS, part.outputs)
         tile = part.format.rows(part, torch.arange(start, end)).decode()
@@ -120,6 +159,25 @@ def decoded_product(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | 
     return (y if bias is None else y + bias.float()).to(x.dtype).view(*x.shape[:-1], part.outputs)
 
 
+def multiplied_as_stored(
+    x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | None
+) -> Float[Tensor, "*n outputs"]:
+    """Multiply with panels of a stored format, rows of any shape and dtype."""
+    shape = (*x.shape[:-1], part.outputs)
+    if not x.numel():
+        return x.new_zeros(shape)
+    if x.dtype not in native.DTYPES:
+        return multiplied_as_stored(x.float(), part, None if bias is None else bias.float()).to(x.dtype)
+    rows = x if x.ndim == 2 and x.stride(1) == 1 else as_rows(x)
+    return stored_product(rows, part, bias).view(shape)
+
+
+def take_columns(x: Float[Tensor, "*n inputs"], order: Int[Tensor, " inputs"]) -> Float[Tensor, "*n inputs"]:
+    """Return inputs in the order in which a matrix is stored."""
+    fits = x.ndim == 2 and x.shape[0] > 0 and x.stride(1) == 1 and x.dtype in native.DTYPES
+    return kernels.take_columns(x, order) if fits and native.available() else x.index_select(-1, order)
+
+
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     return linear(x, weight)
 
@@ -128,6 +186,8 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     """Return activation(linear(x)); with two parts side by side, activation(first) * second."""
     assert isinstance(x, Tensor)
     fits = len(weight.parts) == 1 and (parts == 1 or weight.outputs % (parts * PANEL) == 0)
+    if activation in NAMES and fits and x.ndim == 2 and x.shape[0] and are_in_panels(x, weight.parts[0]):
+        return panel_product(x, weight.parts[0], weight.bias, activation, parts)
     panels = panels_of(weight.parts[0]) if activation in NAMES and fits else None
     if panels is not None and reads_panels(x, weight.parts[0]):
         return product(x, panels, weight.outputs, weight.bias, activation, parts)
@@ -162,18 +222,21 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product.t().contiguous()
 
 
-def prepare(weight: Weight, twice: bool) -> Weight:
+def prepare(weight: Weight, twice: bool, rounds: bool = False) -> Weight:
     """Return the weights in the fastest layout for any number of rows; `twice`: also in panels for few rows.
 
     With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
-    PyTorch's library is faster for many rows of float32 weights as stored.
+    PyTorch's library is faster for many rows of float32 weights as stored. `rounds`: rows are rounded to integers where
+    formats have kernels for that.
     """
-    return Weight(tuple(prepared(part, twice) for part in weight.parts), weight.bias)
+    return Weight(tuple(prepared(part, twice, rounds) for part in weight.parts), weight.bias)
 
 
-def prepared(part: Stored, twice: bool) -> Stored:
+def prepared(part: Stored, twice: bool, rounds: bool = False) -> Stored:
     matrix, sizes = part.dense, (part.outputs, part.inputs)
-    if matrix is None or not matrix.numel():
+    if matrix is None:
+        return prepared_as_stored(part, rounds)
+    if not matrix.numel():
         return part
     if has_units_for(matrix):
         blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), EXPECTED_ROWS)
@@ -186,6 +249,18 @@ def prepared(part: Stored, twice: bool) -> Stored:
     if packed.dtype == torch.float32 and twice:
         return Stored(DENSE_AND_PANELS, (matrix, packed), *sizes)
     return as_panels(part, packed)
+
+
+def prepared_as_stored(part: Stored, rounds: bool) -> Stored:
+    """Return a matrix, or all experts', of another format in panels, if there is a kernel for it."""
+    if isinstance(part.format, OtherInputs):
+        inner = prepared_as_stored(part.format.as_stored(part), rounds)
+        return OtherInputs.of(inner, part.tensors[-1])
+    packed = pack_stored(part, rounds) if native.available() else None
+    if packed is not None:
+        return packed
+    has_integers = rounds and name_of(part.format) is not None
+    return replace(part, format=RoundedRows(f"{part.format.name}, rounded", part.format)) if has_integers else part
 
 
 def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:

@@ -14,13 +14,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cpu.activation import gated_product
-from weft.kernels.cpu.linear import as_rows, has_units_for, linear, multiplied, pack_many, wide
+from weft.kernels.cpu.linear import (
+    as_rows,
+    has_units_for,
+    linear,
+    multiplied,
+    pack_many,
+    prepared_as_stored,
+    wide,
+)
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library as native
 from weft.kernels.native import moe as kernels
 from weft.kernels.native.calls import prefers_calls
-from weft.kernels.native.layouts import DENSE_AND_PANELS, PANELS, as_panels, panels_of
+from weft.kernels.native.layouts import DENSE_AND_PANELS, PANELS, StoredPanels, as_panels, panels_of
 from weft.kernels.native.linear import pack as pack_panels
 from weft.kernels.native.linear import product
 from weft.kernels.plain import moe as plain
@@ -30,16 +38,22 @@ from weft.kernels.weight import Weight
 # Up to this number of rows of each expert on average, panels are faster than 16-bit units and than PyTorch's library.
 FEW_EACH = {torch.bfloat16: 4, torch.float32: 64}
 
-
-def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    """Return the weights in panels; with 16-bit units, for which torch reads the checkpoint's layout, only a copy."""
-    return replace(layer, first=prepared(layer.first, twice), second=prepared(layer.second, twice))
+# Rows that the C++ kernel takes at a time: its memory grows with them.
+MOST_MIXED = 512
 
 
-def prepared(stored: Stored, twice: bool) -> Stored:
+def prepare_experts(layer: ExpertWeights, twice: bool, rounds: bool = False) -> ExpertWeights:
+    """Return the weights in panels; with 16-bit units, for which torch reads the checkpoint's layout, only a copy.
+
+    `rounds`: rows are rounded to integers where formats have kernels for that.
+    """
+    return replace(layer, first=prepared(layer.first, twice, rounds), second=prepared(layer.second, twice, rounds))
+
+
+def prepared(stored: Stored, twice: bool, rounds: bool) -> Stored:
     matrices = stored.dense
     if matrices is None:
-        return stored
+        return prepared_as_stored(stored, rounds)
     if has_units_for(matrices):
         if not twice or not native.available():
             return stored
@@ -94,21 +108,35 @@ def experts(
     alone = None if shared is None else linear(gated_product(shared.gate, shared.up, F.silu), shared.second)
     opening = None if shared is None else shared.opening
     if reads_panels(x, routing, layer):
-        return kernels.mix(x, routing, layer, alone, opening)
+        if x.shape[0] <= MOST_MIXED:
+            return kernels.mix(x, routing, layer, alone, opening)
+        pieces = zip(*(each.split(MOST_MIXED) for each in (x, *routing)))
+        summed = torch.cat([kernels.mix(some, (weights, chosen), layer) for some, weights, chosen in pieces])
+        return summed if alone is None else with_shared(summed, alone, opening)
     routed = routed_sum(x, routing, layer)
-    if alone is None:
-        return routed
+    return routed if alone is None else with_shared(routed, alone, opening)
+
+
+def with_shared(routed: Tensor, alone: Tensor, opening: Tensor | None) -> Float[Tensor, "tokens hidden"]:
+    """Return the experts' sum with what the shared expert adds."""
     return routed.add_(alone) if opening is None else torch.addcmul(routed, alone, opening.sigmoid())
 
 
 def reads_panels(x: Tensor, routing: Routing, layer: ExpertWeights) -> bool:
     """Return whether to use the C++ kernel; 16-bit units are faster if experts have more than a few rows on average."""
     chosen = routing[1]
-    fits = panels_of(layer.first) is not None and panels_of(layer.second) is not None and are_few(x)
-    if not fits:
+    matrices = layer.first, layer.second
+    if any(isinstance(each.format, StoredPanels) for each in matrices):
+        others = [each for each in matrices if not isinstance(each.format, StoredPanels)]
+        return x.shape[0] > 0 and x.stride(1) == 1 and x.dtype in native.DTYPES and all(map(is_in_panels, others))
+    if not (all(map(is_in_panels, matrices)) and are_few(x)):
         return False
     few = layer.first.format is PANELS or chosen.numel() <= FEW_EACH[x.dtype] * layer.first.experts
     return few or prefers_calls(x.shape[0])
+
+
+def is_in_panels(stored: Stored) -> bool:
+    return panels_of(stored) is not None
 
 
 def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:

@@ -9,6 +9,11 @@ from torch import Tensor
 
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain import embedding as plain
+from weft.kernels.weight import Weight
+
+
+def prepare_table(table: Stored, head: Weight | None = None) -> Stored:
+    return table
 
 
 def look_up(

@@ -8,10 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from weft.kernels.formats.stored import Stored
 from weft.kernels.native.calls import call, room
+from weft.kernels.native.layouts import StoredPanels
 from weft.kernels.native.library import DTYPES
+from weft.kernels.native.stored import PANEL, panel_bytes
 
-LOOKUP, TURN = Struct("3P3qf"), Struct("4P3qf")
+LOOKUP, TURN, STORED_LOOKUP = Struct("3P3qf"), Struct("4P3qf"), Struct("3P7qf")
 
 
 def look_up(tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale: float) -> Float[Tensor, "n size"]:
@@ -20,6 +23,23 @@ def look_up(tokens: Int[Tensor, " n"], table: Float[Tensor, "vocab size"], scale
     y = room((rows, size), table.dtype)
     pointers = (tokens.data_ptr(), table.data_ptr(), y.data_ptr())
     call("weft_look_up", LOOKUP.pack(*pointers, rows, size, DTYPES[table.dtype], scale))
+    return y
+
+
+def look_up_stored(
+    tokens: Int[Tensor, " n"], table: Stored, scale: float, dtype: torch.dtype
+) -> Float[Tensor, "n size"]:
+    """Return rows of a table in panels of a stored format."""
+    layout, [panels] = table.format, table.tensors
+    assert isinstance(layout, StoredPanels)
+    assert tokens.dtype == torch.int32
+    assert panels.shape == (-(-table.outputs // PANEL), panel_bytes(layout, table.inputs))
+    assert panels.is_contiguous()
+    rows, size = tokens.shape[0], table.inputs
+    y = room((rows, size), dtype)
+    pointers = (tokens.data_ptr(), panels.data_ptr(), y.data_ptr())
+    own = (layout.kind, panels.shape[1], layout.columns, torch.get_num_threads())
+    call("weft_look_up_stored", STORED_LOOKUP.pack(*pointers, rows, size, DTYPES[dtype], *own, scale))
     return y
 
 

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.formats.stored import Layout, Stored
+from weft.kernels.formats.stored import Format, Layout, Stored
 
 # Panels of 32 outputs for our own kernels; blocks for oneDNN; or one of these layouts beside panels for few rows.
 PANELS = Layout("panels")
 BLOCKS = Layout("blocks")
 BLOCKS_AND_PANELS = Layout("blocks and panels")
 DENSE_AND_PANELS = Layout("dense and panels")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPanels(Layout):
+    """Panels of 32 outputs of a format, as stored.h reads them: bytes [panels, bytes of a panel].
+
+    `are_rounded`: rows are rounded to integers (`formats/rounded.py`), and sums of products are integers. `columns`:
+    inputs with one scale, of FP8.
+    """
+
+    kind: int
+    are_rounded: bool
+    columns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoundedRows(Layout):
+    """A matrix in another format, without panels, whose rows are rounded to integers all the same."""
+
+    inner: Format
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:

@@ -8,6 +8,7 @@
 #include "activation.h"
 #include "panels.h"
 #include "pool.h"
+#include "stored.h"
 #include "work.h"
 
 namespace weft {
@@ -18,7 +19,12 @@ constexpr long CLAMPED = SIGMOID + 1;
 // Blocks of rows that are multiplied with a panel at a time.
 constexpr long MOST_BLOCKS = 16;
 
-// moe.py packs the same fields. Kinds: 0 float, 1 bfloat16. Inputs, biases, the shared expert and outputs have one kind.
+// A matrix of a stored format; zeros for others. `are_rounded`: its inputs are rounded to integers.
+struct Stored {
+    int64_t panel_bytes, columns, are_rounded;
+};
+
+// moe.py packs the same fields. Kinds: 0 float, 1 bfloat16, of matrices also those of stored.h. Inputs, biases, the shared expert and outputs have one kind.
 struct Mixture {
     const void* x;
     const float* weights;   // [rows, k]
@@ -31,6 +37,7 @@ struct Mixture {
     int64_t rows, stride, k, experts, hidden, inner;
     int64_t parts;  // 2: the first matmul's output holds gates and gated values, side by side
     int64_t activation, opening_stride, kind, first_kind, second_kind, threads;
+    Stored first_stored, second_stored;
     float alpha, limit;
 };
 
@@ -82,12 +89,17 @@ struct Grouping {
     }
 };
 
-// Inputs of a matmul, by place. Groups of a few rows are read in place from `lines`, others from `packed`.
+// Inputs of a matmul, by place. Groups of a few rows are read in place from `lines`, others from `packed`; all are read
+// from `blocks` if they are rounded.
 struct Inputs {
     float *lines, *packed;
     long size, stride;
+    RowBlock* blocks;  // null unless rounded
+
+    RowBlock* blocks_of(long place) const { return blocks + place * (size / BLOCK); }
 
     Rows of(const Group& group) const {
+        if (blocks) return {nullptr, group.rows, size, 0};
         if (Rows::are_packed(group.rows)) return {packed + group.first * size, group.rows, size, 0};
         return {lines + group.first * stride, group.rows, size, stride};
     }
@@ -101,6 +113,10 @@ void gather(const Mixture& call, const Grouping& grouping, const Inputs& to, Blo
     const Value* from[MOST_ROWS] = {};
     for (long i = 0; i < count; i++)
         from[i] = static_cast<const Value*>(call.x) + grouping.pairs[group.first + first + i] / call.k * call.stride;
+    if (to.blocks) {
+        for (long i = 0; i < count; i++) round_row(from[i], call.hidden, to.blocks_of(group.first + first + i));
+        return;
+    }
     if (Rows::are_packed(group.rows)) {
         with_rows(count, PackBlock<Value>{from, call.hidden, to.packed + (group.first + first) * call.hidden});
         return;
@@ -133,9 +149,11 @@ void activate_block(const Mixture& call, const Grouping& grouping, const Inputs&
     const Group& group = grouping.groups[block.group];
     Rows rows = inner.of(group);
     float* lines = inner.lines + group.first * inner.stride;
-    for (long row = rows.first(block.number); row < rows.first(block.number + 1); row++)
+    for (long row = rows.first(block.number); row < rows.first(block.number + 1); row++) {
         activate(call, lines + row * inner.stride);
-    if (Rows::are_packed(group.rows))
+        if (inner.blocks) round_row(lines + row * inner.stride, inner.size, inner.blocks_of(group.first + row));
+    }
+    if (!inner.blocks && Rows::are_packed(group.rows))
         pack_block(lines, inner.stride, rows, block.number, inner.packed + group.first * inner.size);
 }
 
@@ -143,12 +161,20 @@ void activate_block(const Mixture& call, const Grouping& grouping, const Inputs&
 struct Matrices {
     const void *panels, *bias;
     long kind, outputs;
+    Stored stored;
 
     long count() const { return (outputs + PANEL - 1) / PANEL; }
 
-    void multiply(const Rows& x, long from, long to, long expert, long panel, float* sums) const {
-        long before = (expert * count() + panel) * x.inputs;
-        if (kind)
+    // `blocks`: those of the group's first row, if rows are rounded.
+    void multiply(const Rows& x, const RowBlock* blocks, long from, long to, long expert, long panel,
+                  float* sums) const {
+        long number = expert * count() + panel, before = number * x.inputs, each = x.inputs / BLOCK;
+        StoredPanels own{static_cast<const char*>(panels), kind, stored.panel_bytes, stored.columns};
+        if (blocks)
+            multiply_integers(own, number, blocks + x.first(from) * each, x.first(to) - x.first(from), each, sums);
+        else if (kind > BRAINS)
+            multiply_widened(own, number, x, from, to, sums);
+        else if (kind == BRAINS)
             weft::multiply(x, from, to, static_cast<const Pair*>(panels) + before * HALF, sums);
         else
             weft::multiply(x, from, to, static_cast<const float*>(panels) + before * PANEL, sums);
@@ -159,12 +185,13 @@ template <class Value>
 void multiply_group(const Matrices& matrices, const Inputs& x, const Group& group, long panel, float* y) {
     alignas(64) float sums[MOST_BLOCKS * MOST_ROWS * PANEL];
     Rows rows = x.of(group);
+    const RowBlock* blocks = x.blocks ? x.blocks_of(group.first) : nullptr;
     long first = panel * PANEL, count = std::min(PANEL, matrices.outputs - first);
     auto bias = static_cast<const Value*>(matrices.bias);
     if (bias) bias += group.expert * matrices.outputs + first;
     for (long from = 0; from < rows.blocks(); from += MOST_BLOCKS) {
         long to = std::min(rows.blocks(), from + MOST_BLOCKS), row = rows.first(from);
-        matrices.multiply(rows, from, to, group.expert, panel, sums);
+        matrices.multiply(rows, blocks, from, to, group.expert, panel, sums);
         for (long i = 0; i < rows.first(to) - row; i++)
             for (long o = 0; o < count; o += LANES) {
                 Vector value = load(sums + i * PANEL + o);
@@ -207,9 +234,12 @@ void compute(const Mixture& call) {
     long pairs = call.rows * call.k, outer = call.parts * call.inner, hidden = call.hidden;
     auto ends = work.take<float>(pairs * hidden), middle = work.take<float>(pairs * outer),
          packed = work.take<float>(pairs * call.inner);
-    Inputs x{ends, ends, hidden, hidden}, inner{middle, packed, call.inner, outer};
-    Matrices first{call.first, call.first_bias, call.first_kind, outer};
-    Matrices second{call.second, call.second_bias, call.second_kind, hidden};
+    // Those of the inputs, then those between the matmuls.
+    auto rounded = work.take<RowBlock>(pairs * std::max(hidden, call.inner) / BLOCK);
+    Inputs x{ends, ends, hidden, hidden, call.first_stored.are_rounded ? rounded : nullptr};
+    Inputs inner{middle, packed, call.inner, outer, call.second_stored.are_rounded ? rounded : nullptr};
+    Matrices first{call.first, call.first_bias, call.first_kind, outer, call.first_stored};
+    Matrices second{call.second, call.second_bias, call.second_kind, hidden, call.second_stored};
     auto blocks = grouping.blocks;
     share(grouping.block_count, call.threads, [&](long i) { gather<Value>(call, grouping, x, blocks[i]); });
     multiply_groups<Value>(call, grouping, first, x, middle);

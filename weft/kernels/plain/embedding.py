@@ -7,6 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.formats.stored import Stored
+from weft.kernels.weight import Weight
+
+
+def prepare_table(table: Stored, head: Weight | None = None) -> Stored:
+    return table
 
 
 def look_up(

@@ -54,9 +54,11 @@ class Embedding(MatrixLayer):
             # Unused entries at the end may be stored apart.
             parts = (Stored.of(torch.cat([part.decode().to(self.dtype) for part in parts])),)
             self.store("weight", parts)
-        self.table = parts[0]
         if self.tied:
             self.head = operations.prepare(Weight(parts), twice)
+        self.table = operations.prepare_table(parts[0], self.head)
+        if self.table is not parts[0]:
+            self.store("weight", (self.table,))
 
     def initialise(self, generator: torch.Generator) -> None:
         # Unit-size values after scaling; in a tied model unit-size logits, like those of any other head. Larger tied

@@ -1,0 +1,238 @@
+"""Panels of matrices in stored formats, as stored.h and codes.h read them.
+
+A panel holds 32 outputs: units of one or eight blocks of 32 inputs. A unit has the scales that its blocks share, and
+each block its own scales, then codes, interleaved so that one vector holds those of several outputs. Codes have no
+sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import UInt8
+from torch import Tensor
+
+from weft.kernels.formats import block_types
+from weft.kernels.formats.blocks import BlockFormat
+from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.stored import Format, Stored
+from weft.kernels.native.layouts import StoredPanels
+
+# Outputs of a panel and of a strip; inputs of a block.
+PANEL, STRIP, BLOCK = 32, 16, 32
+# In the order of stored.h.
+KINDS = ("floats", "brains", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
+         "mxfp4", "fp8")  # fmt: skip
+# Codes that are no number.
+FP8_NONE, MXFP4_NONE = 0x7F, 0xFF
+
+Bytes = UInt8[Tensor, "*blocks bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """A matrix taken apart: codes without sign, scales that several blocks share, and those of single blocks."""
+
+    codes: UInt8[Tensor, "*experts outputs inputs"]
+    shared: UInt8[Tensor, "*experts outputs units each size"]
+    own: UInt8[Tensor, "*experts outputs blocks scales"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLayout:
+    """How the bytes of a kind are taken apart, and the bits of its codes. Sizes are of one output."""
+
+    bits: int
+    parse: Callable[[Bytes], tuple[Tensor, Tensor, Tensor | None]]
+    shared_bytes: int
+    own_bytes: int = 0
+    blocks: int = 1  # of a unit
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.shared_bytes + self.blocks * (self.own_bytes + BLOCK * self.bits // 8)
+
+
+def _nibbles(block: Bytes) -> Bytes:
+    return torch.cat((block & 15, block >> 4), -1)
+
+
+def _fifth(block: Bytes) -> Bytes:
+    shifts = torch.arange(8, dtype=torch.uint8)
+    return ((block.unsqueeze(-1) >> shifts) & 1).flatten(-2) << 4
+
+
+def _runs_of_64(block: Bytes) -> Bytes:
+    """Return nibbles of which 32 low ones come before 32 high ones."""
+    return _nibbles(block.unflatten(-1, (-1, 32))).flatten(-2)
+
+
+def _fours(places: slice, first: int) -> Callable[[Bytes], tuple[Tensor, Tensor, None]]:
+    return lambda block: (_nibbles(block[..., first:]), block[..., places], None)
+
+
+def _fives(places: slice, first: int) -> Callable[[Bytes], tuple[Tensor, Tensor, None]]:
+    def parse(block: Bytes) -> tuple[Tensor, Tensor, None]:
+        return _nibbles(block[..., first + 4 :]) | _fifth(block[..., first : first + 4]), block[..., places], None
+
+    return parse
+
+
+def _q8_0(block: Bytes) -> tuple[Tensor, Tensor, None]:
+    return block[..., 2:] ^ 0x80, block[..., :2], None
+
+
+def _levels(block: Bytes) -> tuple[Tensor, Tensor]:
+    scales, least = block_types.six_bit_scales(block[..., 4:16])
+    return block[..., :4], torch.stack((scales, least), -1)
+
+
+def _q4_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
+    return _runs_of_64(block[..., 16:]), *_levels(block)
+
+
+def _q5_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
+    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
+    fifth = ((block[..., 16:48].unsqueeze(-2) >> shifts) & 1).flatten(-2) << 4
+    return _runs_of_64(block[..., 48:]) | fifth, *_levels(block)
+
+
+def _q6_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
+    low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).flatten(-2)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
+    high = ((block[..., 128:192].unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts) & 3).flatten(-3)
+    return low | (high << 4), block[..., 208:], block[..., 192:208].unflatten(-1, (8, 2))
+
+
+def _iq4_xs(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8)
+    high = ((block[..., 2:4].unsqueeze(-1) >> shifts) & 3).flatten(-2)
+    low = torch.stack((block[..., 4:8] & 15, block[..., 4:8] >> 4), -1).flatten(-2)
+    scales = ((low | (high << 4)).to(torch.int8) - 32).view(torch.uint8)
+    codes = _nibbles(block[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
+    return codes, block[..., :2], scales.unsqueeze(-1)
+
+
+ONE_SCALE, TWO_SCALES = slice(0, 2), slice(0, 4)
+FORMATS = {
+    "q8_0": CodeLayout(8, _q8_0, 2),
+    "q4_0": CodeLayout(4, _fours(ONE_SCALE, 2), 2),
+    "q4_1": CodeLayout(4, _fours(TWO_SCALES, 4), 4),
+    "q5_0": CodeLayout(5, _fives(ONE_SCALE, 2), 2),
+    "q5_1": CodeLayout(5, _fives(TWO_SCALES, 4), 4),
+    "q4_k": CodeLayout(4, _q4_k, 4, 2, 8),
+    "q5_k": CodeLayout(5, _q5_k, 4, 2, 8),
+    "q6_k": CodeLayout(6, _q6_k, 2, 2, 8),
+    "iq4_nl": CodeLayout(4, _fours(ONE_SCALE, 2), 2),
+    "iq4_xs": CodeLayout(4, _iq4_xs, 2, 1, 8),
+    "mxfp4": CodeLayout(4, _fours(slice(0, 1), 1), 1),
+}
+NAMES: dict[Format, str] = {
+    block_types.Q8_0: "q8_0",
+    block_types.Q4_0: "q4_0",
+    block_types.Q4_1: "q4_1",
+    block_types.Q5_0: "q5_0",
+    block_types.Q5_1: "q5_1",
+    block_types.Q4_K: "q4_k",
+    block_types.Q5_K: "q5_k",
+    block_types.Q6_K: "q6_k",
+    block_types.IQ4_NL: "iq4_nl",
+    block_types.IQ4_XS: "iq4_xs",
+    block_types.MXFP4: "mxfp4",
+    Mxfp4(): "mxfp4",
+}
+
+
+def name_of(format: Format) -> str | None:
+    """Return the kind of a format whose codes are multiplied as integers; None if there is none."""
+    return NAMES.get(format) if isinstance(format, (BlockFormat, Mxfp4)) else None
+
+
+def pack(stored: Stored, are_rounded: bool) -> Stored | None:
+    """Return a matrix, or all experts', in panels; None if there is no kernel for it."""
+    if isinstance(stored.format, Fp8):
+        return _pack_fp8(stored, stored.format)
+    name = name_of(stored.format)
+    if name is None or not stored.tensors[0].numel():
+        return None
+    own = FORMATS[name]
+    if isinstance(stored.format, Mxfp4):
+        codes, scales = stored.tensors
+        parsed = Parsed(torch.stack((codes & 15, codes >> 4), -1).flatten(-2), scales[..., None, None])
+    else:
+        assert isinstance(stored.format, BlockFormat)
+        codes, shared, scales_of_blocks = own.parse(stored.tensors[0].unflatten(-1, (-1, stored.format.bytes)))
+        size = 1 if own.shared_bytes == 1 else 2
+        parsed = Parsed(
+            codes.flatten(-2),
+            shared.unflatten(-1, (-1, size)),
+            None if scales_of_blocks is None else scales_of_blocks.flatten(-3, -2),
+        )
+    if name == "mxfp4" and bool((parsed.shared == MXFP4_NONE).any()):
+        return None
+    layout = StoredPanels(f"panels of {stored.format.name}", KINDS.index(name), are_rounded)
+    return Stored(layout, (_in_panels(parsed, own),), stored.outputs, stored.inputs)
+
+
+def panel_bytes(layout: StoredPanels, inputs: int) -> int:
+    """Return the size of a panel."""
+    if layout.columns:
+        return PANEL * (4 * -(-inputs // layout.columns) + inputs)
+    own = FORMATS[KINDS[layout.kind]]
+    return PANEL * own.unit_bytes * (inputs // (BLOCK * own.blocks))
+
+
+def _by_panel(values: Tensor, outputs_at: int) -> Tensor:
+    """Return values with the dimension of outputs, counted from the end, as panels and outputs; zeros fill the last."""
+    filled = F.pad(values, (*(0, 0) * (outputs_at - 1), 0, -values.shape[-outputs_at] % PANEL))
+    found: Tensor = filled.unflatten(-outputs_at, (-1, PANEL))
+    return found
+
+
+def _in_panels(parsed: Parsed, kind: CodeLayout) -> UInt8[Tensor, "*experts panels bytes"]:
+    # [panels, blocks, strips, quads, outputs of a strip, inputs of a quad]
+    codes = _by_panel(parsed.codes, 2).unflatten(-1, (-1, 8, 4)).unflatten(-4, (2, STRIP)).movedim(-3, -5)
+    codes = codes.movedim(-2, -3).contiguous()
+    blocks = _planes(codes, kind.bits).flatten(-2)
+    if parsed.own is not None:
+        own = _by_panel(parsed.own, 3).movedim(-3, -1).flatten(-2)
+        blocks = torch.cat((own, blocks), -1)
+    units = blocks.unflatten(-2, (-1, kind.blocks)).flatten(-2)
+    # [panels, units, scales, outputs, bytes]
+    shared = _by_panel(parsed.shared, 4).movedim(-4, -2).flatten(-3)
+    return torch.cat((shared, units), -1).flatten(-2).contiguous()
+
+
+def _planes(codes: Tensor, bits: int) -> Tensor:
+    """Return the codes of each strip as bytes: whole, or halves of two quads and planes of what is above them."""
+    if bits == 8:
+        return codes.flatten(-3)
+    low = codes & 15
+    found = [low[..., 0::2, :, :] | (low[..., 1::2, :, :] << 4)]
+    high = codes >> 4
+    if bits == 5:
+        found.append(sum((high[..., quad, :, :] << quad for quad in range(1, 8)), high[..., 0, :, :]).unsqueeze(-3))
+    if bits == 6:
+        by_plane = high.unflatten(-3, (2, 4))
+        each = [by_plane[..., quad, :, :] << (2 * quad) for quad in range(4)]
+        found.append(each[0] | each[1] | each[2] | each[3])
+    return torch.cat(found, -3).flatten(-3)
+
+
+def _pack_fp8(stored: Stored, format: Fp8) -> Stored | None:
+    codes, scales = stored.tensors[0].view(torch.uint8), stored.tensors[1]
+    if not codes.numel() or bool(((codes & FP8_NONE) == FP8_NONE).any()):
+        return None
+    columns, blocks = format.block_columns, scales.shape[-1]
+    by_row = scales.repeat_interleave(format.block_rows, -2)[..., : stored.outputs, :].contiguous()
+    by_input = _by_panel(codes, 2).transpose(-1, -2)
+    by_block = _by_panel(by_row, 2).transpose(-1, -2).contiguous().view(torch.uint8)
+    pieces = []
+    for block in range(blocks):
+        pieces += [by_block[..., block, :], by_input[..., block * columns : (block + 1) * columns, :].flatten(-2)]
+    layout = StoredPanels(f"panels of {format.name}", KINDS.index("fp8"), False, columns)
+    return Stored(layout, (torch.cat(pieces, -1).contiguous(),), stored.outputs, stored.inputs)
