@@ -35,7 +35,7 @@ def warn_once(notice: str) -> None:
 def report_choices(device: str, chosen: Chosen) -> None:
     """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
     for line in chosen.summary():
-        log.info("operations: %s", line)
+        log.debug("operations: %s", line)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
     if device == "cuda" and plain:
         warn_once(f"{plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")

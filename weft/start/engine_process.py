@@ -193,6 +193,8 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
         | {
             "folder": str(folder),
             "tensor_parallel": options.tensor_parallel,
+            "device": loaded.described_device(options.threads),
+            "auto": dict(loaded.reasons),
             "weights": {"bytes": dict(model.held.bytes), "decode_bytes": model.held.decode_bytes},
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
