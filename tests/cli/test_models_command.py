@@ -14,10 +14,10 @@ from weft.memory.spec import MemorySpec
 from weft.models import configurations
 from weft.models.catalogue import BUILT_IN, CATALOGUE, hub_ids
 from weft.models.config import read_config
+from weft.models.finding import find_checkpoint
 from weft.models.hints import similar_id
 from weft.models.registry import FAMILIES
 from weft.models.shapes import shape_of
-from weft.models.weights import find_checkpoint
 
 
 def test_the_catalogue_lists_the_registered_architectures_and_the_packaged_configurations():
@@ -64,7 +64,7 @@ def test_every_command_is_one_that_weft_accepts(capsys):
         program, *arguments = shlex.split(model["command"])
         assert program == "weft"
         chosen = build_parser().parse_args(arguments)
-        assert (chosen.command, chosen.model) == ("serve", arguments[1] if len(arguments) > 1 else None)
+        assert (chosen.command, vars(chosen).get("model")) == ("serve", arguments[1] if len(arguments) > 1 else None)
 
 
 def test_the_list_for_people_has_every_model_command_and_architecture(capsys):

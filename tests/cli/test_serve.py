@@ -220,7 +220,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line():
     found = subprocess.run(command, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (2, "")
     [line] = found.stderr.splitlines()
-    assert " ERROR weft: /no/such/model is neither a folder with a checkpoint nor a hub id such as 'owner/name'" in line
+    assert " ERROR weft: there is no folder /no/such/model" in line
 
 
 def test_more_memory_than_the_machine_has_is_one_line():

@@ -9,15 +9,17 @@ from pathlib import Path
 
 from weft import builtin
 from weft.base.options import QUANTISED, option
+from weft.base.short_names import short_name_of
 
 ABOUT = "list supported architectures and published checkpoints, with the memory to expect and the command for each"
-HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "command")
+HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "hub id", "command")
 NOTES = """\
 weights: of the text part, in bfloat16 unless the configuration or --quantize says otherwise. read: by one token of one
 sequence; divided by the memory's rate, the least time that decoding it takes. per token: KV cache of a token of
 context. per sequence: two states, the tail and the pages of sliding windows that a running sequence holds besides. A
 cached prefix costs its tokens and one state.
 Any checkpoint of a listed architecture can be served by its folder or hub id: weft serve FOLDER_OR_ID
+weft pull NAME downloads a model without serving it.
 GGUF files of Llama, Mistral, Qwen3, LFM2, Qwen3-Next, Qwen3.5, Gemma 3, gpt-oss, Granite 4, Falcon-H1, Nemotron-H and
 Kimi-Linear too: weft serve FILE.gguf, or owner/name:Q4_K_M of the hub; weft doctor FILE.gguf says what is inside.
 Every family is compared with its public implementation on random weights; weft doctor MODEL checks the real ones."""
@@ -90,7 +92,7 @@ def sizes(checkpoints: tuple[tuple[str, str | None], ...], quantize: str) -> Ite
     for name, hub_id in checkpoints:
         file = configurations.find(name)
         assert file is not None, f"{name} is not packaged"
-        command = f"weft serve {name} --weights dummy" if hub_id is None else f"weft serve {hub_id}"
+        command = f"weft serve {name} --weights dummy" if hub_id is None else f"weft serve {short_name_of(hub_id)}"
         yield size_of(name, file, hub_id, command_of(command, "off" if name in STORED else quantize), quantize)
 
 
@@ -131,6 +133,7 @@ def cells(size: ModelSize) -> tuple[str, ...]:
         readable(size.decode_bytes),
         readable(size.context_bytes_per_token),
         readable(size.bytes_per_sequence),
+        size.hub_id or "",
         size.command,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from weft.base.errors import OptionError
 from weft.kernels.choosing import Chosen
@@ -23,6 +25,14 @@ def check_length(model: CausalModel, length: int, trained: int | None) -> None:
         # Then every new token would turn the keys of all tokens before it.
         raise OptionError(f"{asked}, and rope type dynamic is not supported beyond; pass at most {trained}")
     warn_once(f"{asked}; lower it, or quality may drop")
+
+
+def report_parts(config: Mapping[str, Any]) -> None:
+    """Warn if a checkpoint has parts for other inputs than text."""
+    names = {"vision_config": "images", "audio_config": "sound"}
+    found = [inputs for part, inputs in names.items() if config.get(part)]
+    if found:
+        warn_once(f"this checkpoint also reads {' and '.join(found)}; only its text part is served")
 
 
 def warn_once(notice: str) -> None:

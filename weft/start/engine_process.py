@@ -212,7 +212,7 @@ def quantised_by(options: Options) -> dict[str, Any]:
 
 
 def _folder(options: Options) -> Path:
-    from weft.models.weights import find_checkpoint
+    from weft.models.finding import find_checkpoint
 
     return find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
 

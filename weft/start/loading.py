@@ -31,12 +31,13 @@ from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.dtypes import choose_dtype
+from weft.models.finding import find_checkpoint
 from weft.models.identity import identity_of, revisions_of
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
-from weft.models.notices import check_length, report_choices
-from weft.models.weights import build, find_checkpoint, has_head, load_model
+from weft.models.notices import check_length, report_choices, report_parts
+from weft.models.weights import build, has_head, load_model
 from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.cuda.recorded import warm_mixers
@@ -208,6 +209,7 @@ def load_model_of(
     options: Options, progress: bool, others: RankProcesses | None, disaggregated: bool = False
 ) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+    report_parts(checkpoint_config(folder))
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
