@@ -509,9 +509,8 @@ def test_words_are_wrapped_wherever_the_pieces_of_a_text_end():
     text = "The loom stands by the window, and  nobody\nweaves.\n    indented words stay indented\n\nend"
     whole = wrapped(16, text)
     assert wrapped(16, *text) == wrapped(16, text[:7], text[7:]) == whole
-    assert whole.split("\n") == [
-        "The loom stands", "by the window,", "and  nobody", "weaves.", "    indented", "words stay", "indented", "", "end",
-    ]  # fmt: skip
+    lines = ["The loom stands", "by the window,", "and  nobody", "weaves.", "    indented", "words stay", "indented"]
+    assert whole.split("\n") == [*lines, "", "end"]
     assert wrapped(None, *text) == text
 
 
