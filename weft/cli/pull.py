@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,5 @@ def check(found: Path, progress: bool) -> list[Path]:
 
 
 def quieten() -> None:
-    """Hide the hub's progress bars, which it draws in files too."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
+    """Hide the hub's progress bars, which it draws in files too. Read when its library is imported."""
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"

@@ -32,7 +32,7 @@ def file_names(repository: str) -> list[str]:
     def found() -> list[str]:
         try:
             return list_repo_files(repository)
-        except (OfflineModeIsEnabled, *unreachable()):
+        except unreachable(OfflineModeIsEnabled):
             # No pattern: whatever is there counts, and need not be all.
             folder = Path(snapshot_download(repository, allow_patterns=[], local_files_only=True))
             return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
@@ -54,7 +54,7 @@ def attempted(repository: str, work: Callable[[], T], hint: str = "") -> T:
         raise ModelError(
             f"{repository} is neither a local folder nor a model at {endpoint()}; a private one needs HF_TOKEN{hint}"
         ) from error
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *unreachable()) as error:
+    except unreachable(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         raise ModelError(
             f"{repository} is neither a local folder nor in the cache, and the hub at {endpoint()} cannot be reached"
             f"{why_unreachable(error)}"
@@ -63,11 +63,11 @@ def attempted(repository: str, work: Callable[[], T], hint: str = "") -> T:
         raise ModelError(f"the download of {repository} from {endpoint()} failed: {first_line(error)}") from error
 
 
-def unreachable() -> tuple[type[Exception], ...]:
-    """Return the errors of connections that could not be made or broke."""
+def unreachable(*more: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of connections that could not be made or broke, and these."""
     # The library's HTTP client depends on its version.
     clients = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
-    return (ConnectionError, *(client.TransportError for client in clients))
+    return (*more, ConnectionError, *(client.TransportError for client in clients))
 
 
 def why_unreachable(error: BaseException) -> str:

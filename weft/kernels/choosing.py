@@ -257,7 +257,7 @@ def choose_for_cpu(
             continue
         reason = missing or declines_decodes(group, spec)
         choices.append(
-            PackageChoice(group, "native", f"compiled by {library.find_compiler()}" if group in used else UNUSED)
+            PackageChoice(group, "native", library.origin() if group in used else UNUSED)
             if reason is None
             else PackageChoice(group, "cpu", f"{NO_NATIVE}{reason}")
         )
