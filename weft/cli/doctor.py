@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__, builtin
+from weft.base.cores import usable_cores
 from weft.base.errors import WeftError
 from weft.base.options import Options, features, option
 from weft.base.refused import refused_with
@@ -77,7 +78,7 @@ def machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor.name(),
-        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
+        "cores": f"{usable_cores()} of {os.cpu_count()} usable",
         "instructions": " ".join(processor.features()) or "none that speed up matmuls",
         "free memory": f"{free_bytes() / 2**30:.1f} GiB",
         "device": device(),
@@ -158,7 +159,7 @@ def decisions(options: Options, reasons: Mapping[str, str]) -> dict[str, str]:
         elif each.name not in ("model", "tokenizer"):
             found[each.name] = f"{value}, {'default' if value == each.default else 'as given'}"
     if not options.threads:
-        found["threads"] = f"{len(os.sched_getaffinity(0))}: one for each core that this process may use"
+        found["threads"] = f"{usable_cores()}: one for each core that this process may use"
     return found
 
 
