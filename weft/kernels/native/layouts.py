@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Format, Layout, Stored
 
 # Panels of 32 outputs for our own kernels; blocks for oneDNN; or one of these layouts beside panels for few rows.
@@ -34,6 +35,12 @@ class RoundedRows(Layout):
     """A matrix in another format, without panels, whose rows are rounded to integers all the same."""
 
     inner: Format
+
+
+def are_rounded(stored: Stored) -> bool:
+    """Return whether rows are rounded to integers before they are multiplied with a matrix."""
+    format = stored.format.inner if isinstance(stored.format, OtherInputs) else stored.format
+    return isinstance(format, RoundedRows) or (isinstance(format, StoredPanels) and format.are_rounded)
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:
