@@ -11,7 +11,6 @@ import torch
 from xxhash import xxh3_128_digest
 
 from weft.kernels.choosing import REVISIONS
-from weft.kernels.native.layouts import are_rounded
 from weft.memory.identity import Identity, digest
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel, MatrixLayer
@@ -56,7 +55,7 @@ def revisions_of(model: CausalModel, exact: bool = False) -> str:
 def rounds_rows(model: CausalModel) -> bool:
     """Return whether some matrices of a prepared model are multiplied with rows rounded to integers."""
     layers = [module for module in model.modules() if isinstance(module, MatrixLayer)]
-    return any(are_rounded(part) for layer in layers for part in layer.stored_parts())
+    return any(part.format.rounds_rows for layer in layers for part in layer.stored_parts())
 
 
 def weights_digest(model: CausalModel) -> bytes:

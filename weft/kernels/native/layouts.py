@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Format, Layout, Stored
 
 # Panels of 32 outputs for our own kernels; blocks for oneDNN; or one of these layouts beside panels for few rows.
@@ -29,6 +28,10 @@ class StoredPanels(Layout):
     are_rounded: bool
     columns: int = 0
 
+    @property
+    def rounds_rows(self) -> bool:
+        return self.are_rounded
+
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows(Layout):
@@ -36,11 +39,9 @@ class RoundedRows(Layout):
 
     inner: Format
 
-
-def are_rounded(stored: Stored) -> bool:
-    """Return whether rows are rounded to integers before they are multiplied with a matrix."""
-    format = stored.format.inner if isinstance(stored.format, OtherInputs) else stored.format
-    return isinstance(format, RoundedRows) or (isinstance(format, StoredPanels) and format.are_rounded)
+    @property
+    def rounds_rows(self) -> bool:
+        return True
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:
