@@ -3,8 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter, on tensors of the CPU.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Tests of what `--draft auto` means. In others it means no drafts: plans would depend on measured times.
-DRAFTS_BY_DEFAULT = (
-    "tests/drafting/test_draft_default.py",
-    "tests/drafting/test_mtp.py",
-    "tests/builtin/test_shipped_head.py",
-)
 # Comparisons in what tests share are reported as those in tests.
 pytest.register_assert_rewrite("tests.support")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*cuda*"]
@@ -49,11 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
         library.available()
 
 
-def _chosen_draft(decide: Callable[..., tuple[str, str]], *facts: Any) -> tuple[str, str]:
-    is_default = os.environ.get("PYTEST_CURRENT_TEST", "").startswith(DRAFTS_BY_DEFAULT)
-    return decide(*facts) if is_default else ("off", "a test asks for drafts")
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported stays: let the garbage collector not look for garbage in it, neither now nor in every test."""
@@ -63,9 +51,6 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-        loading = sys.modules.get("weft.start.loading")
-        if loading is not None:
-            loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)
