@@ -117,7 +117,8 @@ class Engine:
         if transport is not None:
             parts = self.ledger, tiers, self.ledger.departures
             self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
-        companions = (self.copier, self.dropping, self.exchange, self.ledger.retentions)
+        self._retentions = self.ledger.retentions
+        companions = (self.copier, self.dropping, self.exchange, self._retentions)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -296,7 +297,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
-        self.ledger.retentions.land()
+        self._retentions.land()
         own = planner_stats(self.planner) | {"planning_seconds": self._planning_seconds}
         if self.exchange is not None:
             own["transfers"] = self.exchange.stats()
