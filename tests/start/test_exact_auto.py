@@ -13,7 +13,7 @@ from tests.support.models import tiny_model
 from weft import LLM
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options
-from weft.cli.main import main, parse
+from weft.cli.main import COMMANDS, collected, main, parse, read_options
 from weft.kernels import choosing
 from weft.kernels.choosing import choose, everywhere, why_not_exact
 from weft.kernels.interface import Operations
@@ -33,8 +33,10 @@ CHEAP = Cost("a model", "2026-01-01", 0.02, -0.1, 0.0, MOST)
 )  # fmt: skip
 def test_the_switch_needs_no_value(given: list[str], wanted: bool | str) -> None:
     found = vars(parse(["doctor", *given]))
-    assert found.get("exact", Options().exact) == wanted
-    assert found.get("model") == ("some-model" if "some-model" in given else None)
+    doctor = COMMANDS[found.pop("command")]
+    options = read_options(doctor.options, collected(doctor, found).values)
+    assert options.exact == wanted
+    assert options.model == ("some-model" if "some-model" in given else None)
 
 
 def test_other_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
