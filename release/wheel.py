@@ -82,7 +82,7 @@ def compile_all(compiler: str, variants: list[prebuilt.Variant], tree: Path, scr
     folder = tree / prebuilt.FOLDER.relative_to(ROOT)
     folder.mkdir(parents=True)
     # Largest first, so that the longest job is not the last one to start.
-    sources = sorted(prebuilt.SOURCES.glob("*.cpp"), key=lambda source: -source.stat().st_size)
+    sources = sorted(folder.parent.glob("*.cpp"), key=lambda source: -source.stat().st_size)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         jobs = {
             variant: [pool.submit(compile_one, compiler, variant, source, scratch) for source in sources]
@@ -100,7 +100,7 @@ def compile_one(compiler: str, variant: prebuilt.Variant, source: Path, scratch:
 def link(compiler: str, variant: prebuilt.Variant, objects: list[Path], folder: Path) -> Path:
     built = folder / f"{variant.name}.so"
     subprocess.run([compiler, *LINKING, "-s", *map(str, objects), "-o", str(built)], check=True)
-    return built.rename(folder / prebuilt.file_name(variant, built))
+    return built.rename(folder / prebuilt.file_name(variant, built, folder.parent))
 
 
 def glibc_of(libraries: list[Path]) -> tuple[int, int]:

@@ -72,21 +72,21 @@ def fitting(machine: str, instructions: Collection[str], isa: str = "native") ->
     return able if isa == "native" else [each for each in able if each.isa == isa]
 
 
-def fingerprint(variant: Variant) -> str:
+def fingerprint(variant: Variant, sources: Path = SOURCES) -> str:
     """Return a hash of the sources and of what decides what they compute."""
     digest = hashlib.sha256(" ".join([*FLAGS, *variant.flags]).encode())
-    for path in source_files():
+    for path in source_files(sources):
         digest.update(b"\0" + path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:20]
 
 
-def file_name(variant: Variant, library: Path) -> str:
-    return f"kernels-{variant.name}-{fingerprint(variant)}-{checksum(library)}.so"
+def file_name(variant: Variant, library: Path, sources: Path = SOURCES) -> str:
+    return f"kernels-{variant.name}-{fingerprint(variant, sources)}-{checksum(library)}.so"
 
 
 def checksum(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
-def source_files() -> Iterable[Path]:
-    return sorted([*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")])
+def source_files(folder: Path) -> Iterable[Path]:
+    return sorted([*folder.glob("*.cpp"), *folder.glob("*.h")])
