@@ -19,7 +19,7 @@ from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.experts import ExpertWeights, gated
 from weft.kernels.formats.fp8 import Fp8
-from weft.kernels.formats.recipe import paths, targets_of
+from weft.kernels.formats.matching import paths, targets_of
 from weft.kernels.formats.stored import Stored, as_dense
 from weft.kernels.weight import Weight
 from weft.models.model import CausalModel, MatrixLayer
