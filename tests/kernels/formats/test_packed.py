@@ -15,12 +15,16 @@ from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
 from tests.support.models.packed import ALL, AUTOROUND, AWQ, INTEGERS, SMALL_FLOATS, gptq, nvfp4
 from tests.support.models.quantised import Written, quantise
 from weft.base.errors import ModelError
+from weft.kernels.cuda.linear.stored import multiply_stored
+from weft.kernels.cuda.moe.stored import stored_experts
+from weft.kernels.experts import ExpertWeights, clamped
 from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.fp8 import Fp8
 from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.recipe import recipe_of
-from weft.kernels.formats.stored import Dense
+from weft.kernels.formats.stored import Dense, Stored
+from weft.kernels.weight import Weight
 from weft.models.model import MatrixLayer
 from weft.models.sharding import Shard
 from weft.models.weights import load_model
@@ -302,3 +306,124 @@ def test_their_tensors_say_so_without_a_configuration(tensors, tool, saved, tmp_
     with pytest.raises(ModelError, match=tool) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+# The formats alone ----------------------------------------------------------------------------------------------------
+
+FORMS = [
+    Grouped(4, 32), Grouped(4, 128, True), Grouped(8, 64), Grouped(8, 1 << 20, True), Grouped(4, 1 << 20), Nvfp4(),
+]  # fmt: skip
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def drawn(format, *shape: int, seed: int = 0) -> Stored:
+    return format.encode(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
+
+
+def name_of(format) -> str:
+    return f"{format.name}, {format.group}, {format.has_zeros}" if isinstance(format, Grouped) else format.name
+
+
+EACH = pytest.mark.parametrize("format", FORMS, ids=name_of)
+
+
+@EACH
+def test_cuts_and_orders_are_those_of_the_numbers(format):
+    one = drawn(format, 10, 208)
+    numbers, format = one.decode(), one.format
+    index = torch.randperm(10)
+    assert torch.equal(format.rows(one, index).decode(), numbers[index])
+    assert torch.equal(format.cut_rows(one, 3, 7).decode(), numbers[3:7])
+    for start, end in ((0, 208), (0, 64), (64, 208), (32, 96), (16, 48), (6, 10), (3, 7)):
+        found = format.cut_columns(one, start, end)
+        assert (found is not None) or end - start < 40
+        if found is not None:
+            assert torch.equal(found.decode(), numbers[:, start:end])
+            assert torch.equal(found.format.cut_rows(found, 1, 5).decode(), numbers[1:5, start:end])
+    halves = [format.cut_columns(one, 0, 64), format.cut_columns(one, 64, 208)]
+    assert torch.equal(halves[0].format.abreast(halves).decode(), numbers)
+
+
+@EACH
+def test_parts_are_joined_and_scaled_exactly(format):
+    one, two = drawn(format, 10, 208), drawn(format, 4, 208, seed=1)
+    both = torch.cat([one.decode(), two.decode()])
+    assert torch.equal(one.format.stacked([one, two]).decode(), both)
+    factors = torch.rand(10)
+    torch.testing.assert_close(one.format.scaled(one, factors).decode(), one.decode() * factors[:, None])
+    torch.testing.assert_close(one.format.scaled(one, 0.7).decode(), one.decode() * 0.7)
+
+
+def test_groups_of_two_sizes_are_joined_in_the_smaller_one():
+    one, two = drawn(Grouped(4, 128), 6, 256), drawn(Grouped(4, 32), 6, 256, seed=1)
+    found = one.format.stacked([one, two])
+    assert found.format == Grouped(4, 32)
+    assert torch.equal(found.decode(), torch.cat([one.decode(), two.decode()]))
+    assert one.format.stacked([one, drawn(Grouped(4, 128, True), 6, 256)]) is None
+    assert one.format.stacked([one, drawn(Grouped(8, 128), 6, 256)]) is None
+
+
+@EACH
+def test_random_weights_take_the_bytes_that_are_planned(format):
+    one = drawn(format, 10, 208)
+    assert one.bytes == one.format.bytes_of(10, 208)
+    again = one.format.encode(one.decode())
+    assert float((again.decode() - one.decode()).norm() / one.decode().norm()) < 0.07
+    assert not one.format.encode(torch.zeros(3, 208)).decode().any()
+    experts = drawn(format, 3, 4, 208)
+    assert torch.equal(experts.expert(1).decode(), experts.decode()[1])
+
+
+@pytest.mark.parametrize(("bits", "least"), [(4, 0.02), (8, 0.0)])
+def test_cutting_off_outliers_makes_errors_smaller(bits, least):
+    """A group without a search has the range that cuts nothing off."""
+    matrix = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
+    found = Grouped(bits, 128).encode(matrix)
+    groups = matrix.unflatten(-1, (-1, 128))
+    scale = groups.abs().amax(-1, keepdim=True) * 2 / (2**bits - 1)
+    whole = ((groups / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) * scale).flatten(-2)
+    errors = [float((each - matrix).square().sum()) for each in (found.decode(), whole)]
+    assert errors[0] <= (1 - least) * errors[1] + 0.01 * least * errors[1]
+
+
+def test_a_matrix_is_never_whole_in_float32():
+    matrix, pieces = torch.randn(300, 200).bfloat16(), []
+    whole = Grouped(4, 128).encode(matrix)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.kernels.formats.groups.ENCODED_AT_ONCE", 2000)
+        original = Grouped._encoded
+        patch.setattr(Grouped, "_encoded", lambda self, rows: pieces.append(rows.numel()) or original(self, rows))
+        found = Grouped(4, 128).encode(matrix)
+    assert max(pieces) <= 2000
+    assert all(torch.equal(one, other) for one, other in zip(whole.tensors, found.tensors, strict=True))
+
+
+# On a GPU, or in Triton's interpreter ---------------------------------------------------------------------------------
+
+TILES = [Grouped(4, 32), Grouped(4, 128, True), Grouped(8, 64), Grouped(8, 96, True), Grouped(4, 1 << 20), Nvfp4()]
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("format", TILES, ids=name_of)
+def test_kernels_multiply_the_decoded_numbers(format, rows):
+    one = drawn(format, 70, 208)
+    weight = Weight((one.to(DEVICE),), torch.randn(70, device=DEVICE))
+    x = torch.randn(rows, 208, device=DEVICE)
+    torch.testing.assert_close(multiply_stored(x, weight), PLAIN.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_gather_inputs_that_are_stored_in_another_order():
+    one = OtherInputs.of(drawn(Grouped(4, 32), 40, 64), torch.randperm(64))
+    x, weight = torch.randn(3, 64, device=DEVICE), Weight((one.to(DEVICE),), None)
+    torch.testing.assert_close(multiply_stored(x, weight), PLAIN.linear(x, weight), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("format", [Grouped(4, 32, True), Nvfp4()], ids=name_of)
+def test_kernels_of_experts_equal_their_definition(format):
+    first, second = drawn(format, 5, 128, 96), drawn(format, 5, 96, 64, seed=1)
+    layer = ExpertWeights(first.to(DEVICE), second.to(DEVICE), clamped())
+    x = torch.randn(13, 96, device=DEVICE) / 8
+    weights, chosen = PLAIN.route_top(torch.randn(13, 5, device=DEVICE), 2)
+    wanted = PLAIN.experts(x, (weights, chosen), layer)
+    found = stored_experts(x, (weights.contiguous(), chosen.int().contiguous()), layer, None)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3 * float(wanted.abs().max()))

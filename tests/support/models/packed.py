@@ -202,7 +202,9 @@ SMALL_FLOATS = {
         {".input_global_scale": torch.ones(1)},
     ),
     "NVFP4, ModelOpt": Written(modelopt("NVFP4"), nvfp4(divides=False), {".input_scale": torch.ones(())}),
-    "MXFP8, compressed-tensors": Written(compressed("mxfp8-quantized", 8, "float", 32, ["re:.*shared_experts?\\.down_proj"]), mxfp8),
+    "MXFP8, compressed-tensors": Written(
+        compressed("mxfp8-quantized", 8, "float", 32, ["re:.*shared_experts?\\.down_proj"]), mxfp8
+    ),
     "MXFP8, ModelOpt": Written(modelopt("MXFP8", "*shared_expert*.down_proj"), mxfp8),
 }  # fmt: skip
 # Each with the number that inputs must be a multiple of.

@@ -12,7 +12,8 @@ from weft.kernels.formats.rules import READERS, StatedRule
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 from weft.kernels.formats.stored import DENSE, Format
 
-FORMATS = (fp8, mxfp4, mxfp8, nvfp4, integers, block_types)
+# The first that claims a statement counts: MXFP8 is FP8 too.
+FORMATS = (mxfp8, fp8, mxfp4, nvfp4, integers, block_types)
 _OWN: tuple[Spelling, ...] = tuple(spelling for format in FORMATS for spelling in format.SPELLINGS)
 SPELLINGS = (*_OWN, *foreign.SPELLINGS)
 STATED = tuple(sorted({spelling.kind for spelling in _OWN if spelling.is_stated}))

@@ -47,7 +47,7 @@ class Spelling:
     """Names, dtypes and shapes of the tensors that a checkpoint keeps for one matrix.
 
     A name is appended to that of the matrix (`...q_proj.weight`, `...experts.gate_up_proj`); with a leading dot it
-    replaces the last part.
+    replaces `.weight`.
     """
 
     kind: str
@@ -64,5 +64,5 @@ class Spelling:
         >>> Spelling("fp8", ("", "_scale", ".act"), (), len, len).names_of("a.q_proj.weight")
         ('a.q_proj.weight', 'a.q_proj.weight_scale', 'a.q_proj.act')
         """
-        parent = matrix.rpartition(".")[0]
+        parent = matrix.removesuffix(".weight")
         return tuple(f"{parent}{name}" if name.startswith(".") else f"{matrix}{name}" for name in self.names)
