@@ -174,5 +174,5 @@ def halves(codes: UInt8[Tensor, "*any bytes"]) -> UInt8[Tensor, "*any codes"]:
 
 def paired(codes: UInt8[Tensor, "*any codes"]) -> UInt8[Tensor, "*any bytes"]:
     """Return codes of four bits two in a byte, the first in the low half."""
-    pairs = F.pad(codes, (0, codes.shape[-1] % 2)).unflatten(-1, (-1, 2))
+    pairs: Tensor = F.pad(codes, (0, codes.shape[-1] % 2)).unflatten(-1, (-1, 2))
     return pairs[..., 0] | (pairs[..., 1] << 4)

@@ -183,7 +183,8 @@ def read_awq(words: Tensor, zero_words: Tensor, scheme: Scheme) -> tuple[Tensor,
 
     def outputs_of(some: Tensor) -> Tensor:
         places = torch.tensor(AWQ_ORDER).argsort()
-        return codes_in(some, 4).unflatten(-1, (-1, len(AWQ_ORDER)))[..., places].flatten(-2).transpose(-1, -2)
+        words: Tensor = codes_in(some, 4).unflatten(-1, (-1, len(AWQ_ORDER)))
+        return words[..., places].flatten(-2).transpose(-1, -2)
 
     return paired(outputs_of(words)), outputs_of(zero_words), words.shape[0]
 

@@ -97,3 +97,15 @@ def parts(texts: Sequence[str]) -> Matches:
 def except_for(matches: Matches) -> Matches:
     """Match what another matcher does not."""
     return lambda name: not matches(name)
+
+
+def starts(pattern: str) -> Matches:
+    """Match names that start with a regular expression."""
+    found = expression(pattern)
+    return lambda name: found.match(name) is not None
+
+
+def contains(pattern: str) -> Matches:
+    """Match names that have a regular expression somewhere."""
+    found = expression(pattern)
+    return lambda name: found.search(name) is not None

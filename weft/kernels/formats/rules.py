@@ -11,11 +11,12 @@ from weft.kernels.formats.fields import block, count, mapping, names, text
 from weft.kernels.formats.matching import (
     Matches,
     anything,
+    contains,
     endings,
     except_for,
-    expression,
     parts,
     paths,
+    starts,
     targets_of,
     wildcards,
 )
@@ -106,9 +107,9 @@ def gptq_rules(fields: Mapping[str, Any]) -> Iterable[StatedRule]:
         symmetric=fields.get("sym", True) is not False,
     )
     for pattern, entry in entries(fields.get("dynamic") or {}, "dynamic", MOST_PATTERNS).items():
-        matches = expression(pattern.removeprefix("+:").removeprefix("-:")).match
+        matches = starts(pattern.removeprefix("+:").removeprefix("-:"))
         own = None if pattern.startswith("-:") else changed(statement, mapping(entry or {}, "dynamic"))
-        yield StatedRule(lambda name, matches=matches: matches(name) is not None, own)
+        yield StatedRule(matches, own)
     inside = fields.get("modules_in_block_to_quantize") or []
     flat = [name for each in inside for name in (each if isinstance(each, list) else [each])] if inside else []
     if flat:
@@ -148,8 +149,7 @@ def autoround_rules(fields: Mapping[str, Any]) -> Iterable[StatedRule]:
     for name, entry in extra.items():
         own = changed(statement, mapping(entry, "extra_config"))
         if SPECIAL & set(name):
-            matches = expression(name).search
-            yield StatedRule(lambda name, matches=matches: matches(name) is not None, own)
+            yield StatedRule(contains(name), own)
         else:
             plain.setdefault(own, []).append(name)
     if len(plain) > MOST_GROUPS:
