@@ -71,7 +71,7 @@ class Options:
     quantize_head: bool = option(False, "with --quantize, the output head too")
     int8_activations: bool = option(
         True,
-        "on CPUs, multiply weights in formats of up to 8 bits, but FP8, with activations rounded to 8-bit integers, a scale "
+        "on CPUs, multiply weights of up to 8 bits, but not FP8, with activations rounded to 8-bit integers, a scale "
         "for each 32 (docs/formats.md)",
     )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
