@@ -52,6 +52,7 @@ async def answered(front: Front, request: Request, answer: LlamaAnswer) -> Respo
         name=new_name("completion-"),
         cache_salt=body.cache_salt,
         priority=body.priority,
+        retain=body.retain,
         form=body.form(front.limits),
     )
     events = answer.events(generation) if body.stream else None

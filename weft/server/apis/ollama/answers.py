@@ -56,7 +56,7 @@ class OllamaAnswer:
     async def start(self, tenant: Tenant) -> Generation:
         body = self.body
         fields = self.options.common()
-        fields.cache_salt, fields.priority = body.cache_salt, body.priority
+        fields.cache_salt, fields.priority, fields.retain = body.cache_salt, body.priority, body.retain
         most = ("options.num_predict", self.options.max_tokens)
         scored = (body.top_logprobs or 0) if body.logprobs else None
         try:
