@@ -29,7 +29,7 @@ def main(url: str = "http://127.0.0.1:8000") -> dict[str, Any]:
         model="weft-small",
         messages=[{"role": "user", "content": "Describe an animal of the house."}],
         response_format={"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}},
-        max_tokens=64,
+        max_tokens=256,
         temperature=0,
     )
     found: dict[str, Any] = json.loads(answer.choices[0].message.content or "")
