@@ -35,7 +35,7 @@ def outline(ledger: Ledger, most_cells: int = MOST_CELLS) -> dict[str, Any]:
 
 @dataclass
 class _Outline:
-    """Of one tier. `seen` has every cell below each of its cells, because a cell is newer than those above it."""
+    """The outline of one tier. `seen` has all cells below each of its cells: a cell is newer than those above it."""
 
     cache: Cache
     tenancy: Tenancy

@@ -50,7 +50,7 @@ export function Cache() {
   return html`<section class="view" aria-label="Cache">
     <h2>Cached prefixes</h2>
     <p class="hint">
-      ${outline.branches.length} branches with ${points} resume points.
+      ${outline.branches.length === 1 ? "1 branch" : `${outline.branches.length} branches`} with ${count(points, "resume point")}.
       ${outline.cells ? html` ${Object.entries(outline.cells).map(([tier, { held, shown }]) => `${tier}: ${held * outline.cell_tokens} tokens${held > shown ? `, of which the newest ${shown * outline.cell_tokens} are drawn` : ""}`).join("; ")}.` : " Only the prefixes of your key are shown."}
       ${" "}Texts are not shown: the cache knows prompts by salted keys only.
     </p>
@@ -83,6 +83,7 @@ export function layout(branches) {
   return { rows, most: Math.max(64, ...branches.map((branch) => branch.to)) };
 }
 
+const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const where = (branch) => `${branch.replica ?? ""}/${branch.tier}`;
 const id = (branch) => `${where(branch)}/${branch.name}`;
 
@@ -118,7 +119,7 @@ function Picture({ rows, most }) {
 }
 
 function Branch({ branch, row, above, x, y, chosen, choose }) {
-  const label = `${branch.tier}: tokens ${branch.from} to ${branch.to}, ${branch.hits} hits, ${branch.points.length} resume points`;
+  const label = `${branch.tier}: tokens ${branch.from} to ${branch.to}, ${count(branch.hits, "hit")}, ${count(branch.points.length, "resume point")}`;
   const onKey = (event) => {
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
@@ -162,7 +163,7 @@ function Details({ branch }) {
     <h3>${branch.name}</h3>
     <p>
       Tokens ${branch.from} to ${branch.to}, in tier <b>${branch.tier}</b>${branch.replica ? ` of ${branch.replica}` : ""}.
-      ${" "}${branch.hits} hits, last used ${branch.age} lookups ago${branch.running ? `, in use by ${branch.running} running` : ""}.
+      ${" "}${count(branch.hits, "hit")}, last used ${count(branch.age, "lookup")} ago${branch.running ? `, in use by ${branch.running} running` : ""}.
       ${branch.tenant ? html` Tenant <code>${branch.tenant.slice(0, 12)}</code>.` : null}
     </p>
     ${branch.points.length
