@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda.formats.codes import FP8_TO_BFLOAT16, MXFP4_TO_BFLOAT16
-from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4_PLACES, Packed, packed, words_of
+from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
+from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, Packed, pack, words_of
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear.decoded import decode, multiply_decoded
+from weft.kernels.cuda.linear.few import counters
 from weft.kernels.cuda.linear.packed import Cut, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
@@ -41,19 +45,17 @@ def matrix(kind: str, outputs: int, inputs: int, device: str = "cpu") -> Stored:
 # Codes ---------------------------------------------------------------------------------------------------------------
 
 
+LOGIC = {"and": operator.and_, "or": operator.or_, "shl": operator.lshift, "shr": operator.rshift}
+
+
 def run_assembly(text: str, word: int) -> list[int]:
     """Return what PTX of 32-bit logic computes from one word, the last operand."""
     count = len(set(re.findall(r"\$\d", text))) - 1
-    values = {f"${count}": np.uint32(word)}
-    value = lambda name: values[name] if name in values else np.uint32(int(name, 0))  # noqa: E731
-    with np.errstate(over="ignore"):
-        for name, target, left, right in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+);", text):
-            one, other = value(left), value(right)
-            values[target] = {
-                "and": lambda: one & other, "or": lambda: one | other,
-                "shl": lambda: np.uint32(one << other), "shr": lambda: one >> other,
-            }[name]()  # fmt: skip
-    return [int(values[f"${number}"]) for number in range(count)]
+    values = {f"${count}": word}
+    for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+);", text):
+        one, other = (values[each] if each in values else int(each, 0) for each in operands)
+        values[target] = LOGIC[name](one, other) & 0xFFFFFFFF
+    return [values[f"${number}"] for number in range(count)]
 
 
 def halves(results: list[int]) -> torch.Tensor:
@@ -88,7 +90,7 @@ def test_eight_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
 @pytest.mark.parametrize(("outputs", "inputs"), [(16, 128), (40, 160), (129, 320), (300, 64)])
 def test_packing_keeps_every_number(kind, outputs, inputs):
     stored = matrix(kind, outputs, inputs)
-    found = packed(stored)
+    found = pack(stored)
     assert isinstance(found.format, Packed)
     assert torch.equal(found.decode(), stored.decode())
     cut = found.format.cut_rows(found, 0, outputs // 2)
@@ -99,7 +101,7 @@ def test_what_kernels_cannot_read_stays_as_it_is():
     small = Fp8(16, 32).encode(torch.randn(32, 64))
     huge = Mxfp4().encode(torch.randn(32, 64) * 2.0**70)
     for stored in (small, huge, Stored.of(torch.randn(3, 4))):
-        assert packed(stored) is stored
+        assert pack(stored) is stored
 
 
 # Matmuls -------------------------------------------------------------------------------------------------------------
@@ -110,11 +112,16 @@ def check(kind: str, rows: int, outputs: int, inputs: int, device: str, dtype: t
     x = torch.randn(rows, inputs + 8, device=device).to(dtype)[:, :inputs]
     bias = torch.randn(outputs, device=device).to(dtype) if rows % 2 else None
     wanted = F.linear(x.float(), stored.decode(), None if bias is None else bias.float())
-    found = multiply_packed(x, packed(stored), bias, **more)
+    found = multiply_packed(x, pack(stored), bias, **more)
     torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
 
 
-CUTS = [Cut(8, 64, 2, 4, 3, False), Cut(16, 32, 1, 2, 3, False), Cut(64, 64, 3, 4, 3, True), Cut(128, 128, 1, 8, 3, True)]
+CUTS = [
+    Cut(8, 64, 2, 4, 3, False),
+    Cut(16, 32, 1, 2, 3, False),
+    Cut(64, 64, 3, 4, 3, True),
+    Cut(128, 128, 1, 8, 3, True),
+]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -138,14 +145,14 @@ def test_however_a_matmul_is_cut_it_is_the_same(kind, by):
 def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares):
     stored = matrix(kind, 192, 320)
     x = torch.randn(3, 320).half()
-    found = multiply_packed(x, packed(stored), None, "silu", parts, by=Cut(8, 64, shares, 4, 3, False))
+    found = multiply_packed(x, pack(stored), None, "silu", parts, by=Cut(8, 64, shares, 4, 3, False))
     matmul = F.linear(x.float(), stored.decode())
     gate, up = matmul.chunk(2, -1) if parts == 2 else (matmul, 1.0)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
 
 
 def test_parts_of_a_matmul_add_up_to_it():
-    stored, x = packed(matrix("blocks", 100, 2000)), torch.randn(3, 2000).half()
+    stored, x = pack(matrix("blocks", 100, 2000)), torch.randn(3, 2000).half()
     by = Cut(8, 64, 4, 4, 3, False)
     found = multiply_packed(x, stored, torch.ones(100).half(), summed=False, by=by)
     assert len(found) == 4
@@ -157,8 +164,8 @@ def test_parts_of_a_matmul_add_up_to_it():
 def test_a_matrix_is_decoded_piece_by_piece(kind, monkeypatch):
     monkeypatch.setattr("weft.kernels.cuda.linear.decoded.PIECE", 64 * 320)
     stored, x = matrix(kind, 150, 320), torch.randn(7, 320)
-    assert torch.equal(decode(packed(stored), 16, 90, x), stored.decode()[16:90])
-    found = multiply_decoded(x, packed(stored), torch.ones(150), torch.empty(7, 160)[:, :150])
+    assert torch.equal(decode(pack(stored), 16, 90, x), stored.decode()[16:90])
+    found = multiply_decoded(x, pack(stored), torch.ones(150), torch.empty(7, 160)[:, :150])
     torch.testing.assert_close(found, F.linear(x, stored.decode()) + 1)
 
 
@@ -185,14 +192,14 @@ def of_experts(kind: str, outputs: int, inputs: int, count: int = 6) -> Stored:
 @pytest.mark.parametrize("tokens", [1, 5, 40])
 def test_experts_are_those_with_decoded_matrices(kind, exact, tokens):
     clamp = kind == "mxfp4"
-    first, second = of_experts(kind, 96, 160), of_experts(kind, 80, 64 if clamp else 48)
+    first, second = of_experts(kind, 96, 160), of_experts(kind, 160, 64 if clamp else 48)
     if clamp:
         first = of_experts(kind, 128, 160)
-    biases = (torch.randn(6, first.outputs) * 0.1, torch.randn(6, 80) * 0.1) if clamp else (None, None)
+    biases = (torch.randn(6, first.outputs) * 0.1, torch.randn(6, 160) * 0.1) if clamp else (None, None)
     layer = ExpertWeights(first, second, clamped() if clamp else gated(F.silu), *biases)
     x = torch.randn(tokens, 160)
     weights, chosen = torch.rand(tokens, 2), torch.stack([torch.randperm(6)[:2] for _ in range(tokens)]).int()
-    shared = SharedExpert(torch.randn(tokens, 32), torch.randn(tokens, 32), Weight.of(torch.randn(80, 32)), None)
+    shared = SharedExpert(torch.randn(tokens, 32), torch.randn(tokens, 32), Weight.of(torch.randn(160, 32)), None)
     ready = prepare_experts(layer, False)
     assert can_pack(ready)
     found = stored_experts(x, (weights, chosen), ready, shared, exact)
@@ -202,3 +209,82 @@ def test_experts_are_those_with_decoded_matrices(kind, exact, tokens):
             results = pair_results(x, chosen, ready, by=by)
             again = weighted_sum(results, weights, shared)
             torch.testing.assert_close(again, found, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("outputs", "inputs"), [(4480, 1600), (2890, 2880), (640, 4096)])
+@pytest.mark.parametrize("fold", [False, True])
+def test_layers_of_many_sizes_are_those_with_the_decoded_matrix(kind, outputs, inputs, fold):
+    for rows in (1, 7, 8, 9, 16, 24, 32, 50, 64, 65, 128, 200, 512):
+        check(kind, rows, outputs, inputs, "cuda", torch.bfloat16, fold=fold)
+    assert not counters(torch.device("cuda", 0)).any(), "a call leaves no count behind"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FORMATS)
+def test_exact_matmuls_give_a_row_the_same_bits_in_any_batch(kind):
+    weight = prepare(Weight((matrix(kind, 2890, 2880, "cuda"),)), False)
+    x = torch.randn(1500, 2880, device="cuda", dtype=torch.bfloat16)
+    whole = multiply_stored(x, weight, exact=True)
+    for rows in (1, 8, 33, 65, 500):
+        assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["blocks", "outputs", "mxfp4"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_experts_of_many_tokens_are_those_with_decoded_matrices(kind, exact):
+    first, second = of_experts(kind, 512, 320, 16), of_experts(kind, 320, 256, 16)
+    layer = ExpertWeights(first.to("cuda"), second.to("cuda"), gated(F.silu))
+    ready, x = prepare_experts(layer, False), torch.randn(600, 320, device="cuda", dtype=torch.bfloat16)
+    weights = torch.rand(600, 4, device="cuda")
+    chosen = torch.rand(600, 16, device="cuda").topk(4, -1).indices.int()
+    whole = plain.experts(x.float(), (weights, chosen), layer)
+    found = {}
+    for tokens in (1, 2, 8, 40, 100, 300, 600):
+        routing = weights[:tokens].contiguous(), chosen[:tokens].contiguous()
+        found[tokens] = stored_experts(x[:tokens], routing, ready, None, exact)
+        torch.testing.assert_close(found[tokens].float(), whole[:tokens], rtol=3e-2, atol=3e-2)
+        assert not exact or torch.equal(found[tokens][:1], found[1])
+
+
+# Compiled ------------------------------------------------------------------------------------------------------------
+
+
+def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -> Stored:
+    """Return packed zeros. What is compiled depends on nothing but formats and sizes."""
+    steps, lines = -(-inputs // 128), -(-outputs // 16)
+    if kind == "mxfp4":
+        tensors = (
+            torch.zeros(*experts, lines, steps, 16, 64).byte(),
+            torch.zeros(*experts, lines, steps, 16, 4).byte(),
+        )
+        return Stored(Packed(MXFP4), tensors, outputs, inputs)
+    codes = torch.zeros(*experts, lines, steps, 16, 128).byte()
+    if kind == "outputs":
+        return Stored(Packed(FP8_NAME), (codes, torch.zeros(*experts, lines * 16)), outputs, inputs)
+    return Stored(Packed(FP8_NAME, 128), (codes, torch.zeros(*experts, -(-outputs // 128), steps)), outputs, inputs)
+
+
+def launch_matmuls() -> None:
+    for kind in ("blocks", "outputs", "mxfp4"):
+        part = empty(kind, 512, 320 if kind == "mxfp4" else 512)
+        for rows in (1, 12, 24, 50, 128):
+            multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part)
+            multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part, None, "silu", 2)
+        decode(part, 0, 64, torch.zeros(1, dtype=torch.bfloat16))
+        for rows in (1, 128):
+            multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part, fold=True)
+
+
+def launch_experts() -> None:
+    for kind, hidden in (("blocks", 256), ("mxfp4", 320)):
+        layer = ExpertWeights(empty(kind, 512, hidden, (8,)), empty(kind, hidden, 256, (8,)), gated(F.silu))
+        for tokens, exact in itertools.product((1, 8, 64, 128, 300), (False, True)):
+            x, chosen = torch.zeros(tokens, hidden, dtype=torch.bfloat16), torch.zeros(tokens, 4, dtype=torch.int32)
+            pair_results(x, chosen, layer, exact)
+
+
+def test_kernels_compile_for_sm_90():
+    assert_compiles(launch_matmuls, launch_experts, in_registers=True)

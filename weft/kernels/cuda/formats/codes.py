@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from weft.kernels.cuda.formats.packed import FP8_PLACES, LINES, MXFP4_PLACES, Packed, Runs
+from weft.kernels.cuda.formats.packed import FP8_PLACES, LINES, MXFP4_PLACES, Packed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.formats.stored import DENSE, Stored
 
@@ -146,10 +146,9 @@ def summed(
     if ROWS_FIRST:
         total = tl.trans(total)
     if FORMAT == "fp8" and not FOLD:
+        total = total * 1152921504606846976.0
         if BLOCK_ROWS == 0:
-            total = total * 1152921504606846976.0 * scale[:, None]
-        else:
-            total = total * 1152921504606846976.0
+            total = total * scale[:, None]
     if FORMAT == "mxfp4" and not FOLD:
         total = total * 18446744073709551616.0
     return total
@@ -160,9 +159,11 @@ def rows_at(values, is_row, column, inputs, ROWS_FIRST: tl.constexpr, EVEN: tl.c
     """Return some inputs of rows: [rows, inputs], or [inputs, rows]."""
     if ROWS_FIRST:
         real = is_row[:, None] if EVEN else is_row[:, None] & (column < inputs)[None, :]
-        return tl.load(values[:, None] + column[None, :], mask=real, other=0.0)
-    real = is_row[None, :] if EVEN else is_row[None, :] & (column < inputs)[:, None]
-    return tl.load(values[None, :] + column[:, None], mask=real, other=0.0)
+        found = tl.load(values[:, None] + column[None, :], mask=real, other=0.0)
+    else:
+        real = is_row[None, :] if EVEN else is_row[None, :] & (column < inputs)[:, None]
+        found = tl.load(values[None, :] + column[:, None], mask=real, other=0.0)
+    return found
 
 
 @triton.jit
@@ -173,17 +174,21 @@ def multiplied(value, tile, total, FOLD: tl.constexpr, ROWS_FIRST: tl.constexpr)
     elif PORTABLE:
         value = value.to(tl.float32)
     if ROWS_FIRST:
-        return tl.dot(value, tl.trans(tile), total, input_precision="ieee")
-    return tl.dot(tile, value, total, input_precision="ieee")
+        total = tl.dot(value, tl.trans(tile), total, input_precision="ieee")
+    else:
+        total = tl.dot(tile, value, total, input_precision="ieee")
+    return total
 
 
 @triton.jit
 def fp8_tile(place, byte):
     """Return codes [outputs, inputs] as numbers times 2**-120."""
     if PORTABLE:
-        return assembled(words_at(place, byte), byte % 4, 0, "fp8")
-    code = tl.load(place, eviction_policy="evict_first")
-    return tl.inline_asm_elementwise(FP8_ASSEMBLY, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
+        tile = assembled(words_at(place, byte), byte % 4, 0, "fp8")
+    else:
+        code = tl.load(place, eviction_policy="evict_first")
+        tile = tl.inline_asm_elementwise(FP8_ASSEMBLY, "=r,=r,r", [code], dtype=tl.bfloat16, is_pure=True, pack=4)
+    return tile
 
 
 @triton.jit
@@ -191,11 +196,13 @@ def mxfp4_tiles(place, byte):
     """Return both halves of the inputs of a tile, as numbers times 2**-126."""
     if PORTABLE:
         words = words_at(place, byte)
-        return assembled(words, byte % 4, 0, "mxfp4"), assembled(words, byte % 4, 4, "mxfp4")
-    code = tl.load(place, eviction_policy="evict_first")
-    return tl.inline_asm_elementwise(
-        MXFP4_ASSEMBLY, "=r,=r,=r,=r,r", [code], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-    )
+        low, high = assembled(words, byte % 4, 0, "mxfp4"), assembled(words, byte % 4, 4, "mxfp4")
+    else:
+        code = tl.load(place, eviction_policy="evict_first")
+        low, high = tl.inline_asm_elementwise(
+            MXFP4_ASSEMBLY, "=r,=r,=r,=r,r", [code], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    return low, high
 
 
 @triton.jit
@@ -235,14 +242,14 @@ def weights_of(codes, scales, output, step, inputs, FORMAT: tl.constexpr, BLOCK_
     if FORMAT == "fp8":
         byte = tl.arange(0, STEP)
         low = fp8_tile(codes + (group * (TILE * STEP) + line * STEP)[:, None] + byte[None, :], byte)
-        if BLOCK_ROWS > 0:
-            scale = tl.load(scales + (output // BLOCK_ROWS) * steps + step)
-        else:
-            scale = tl.load(scales + output)
+        scale = tl.load(scales + ((output // BLOCK_ROWS) * steps + step if BLOCK_ROWS > 0 else output))
         low = low.to(tl.float32) * scale[:, None] * 1152921504606846976.0
-        return low, low
-    byte, block = tl.arange(0, STEP // 2), tl.arange(0, 4)
-    low, high = mxfp4_tiles(codes + (group * (TILE * STEP // 2) + line * (STEP // 2))[:, None] + byte[None, :], byte)
-    one, other = powers(tl.load(scales + (group * (TILE * 4) + line * 4)[:, None] + block[None, :]), TILE)
-    low, high = (low * one).to(tl.float32), (high * other).to(tl.float32)
-    return low * 18446744073709551616.0, high * 18446744073709551616.0
+        high = low
+    else:
+        byte, block = tl.arange(0, STEP // 2), tl.arange(0, 4)
+        places = codes + group * (TILE * STEP // 2) + line * (STEP // 2)
+        low, high = mxfp4_tiles(places[:, None] + byte[None, :], byte)
+        one, other = powers(tl.load(scales + (group * (TILE * 4) + line * 4)[:, None] + block[None, :]), TILE)
+        low, high = (low * one).to(tl.float32), (high * other).to(tl.float32)
+        low, high = low * 18446744073709551616.0, high * 18446744073709551616.0
+    return low, high

@@ -87,7 +87,7 @@ class Packed(Layout):
 FP8, MXFP4 = "fp8 in tiles 1", "mxfp4 in tiles 1"
 
 
-def packed(stored: Stored) -> Stored:
+def pack(stored: Stored) -> Stored:
     """Return a matrix in the layout that kernels read fastest, or as it is."""
     found = None
     if isinstance(stored.format, Fp8):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
-from weft.kernels.cuda.formats.packed import packed
+from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.linear.few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear.many import MANY_ROWS, are_many, many_rows
@@ -41,7 +41,7 @@ NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 def prepare(weight: Weight, twice: bool) -> Weight:
     """Return weights with their codes in the order in which kernels read them."""
-    return replace(weight, parts=tuple(packed(part) for part in weight.parts))
+    return replace(weight, parts=tuple(pack(part) for part in weight.parts))
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import PORTABLE, STEP, TILE, form_of, summed
+from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, summed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named
@@ -99,9 +99,10 @@ def multiply_packed(
     """
     form, (rows, inputs), outputs = form_of(part), x.shape, part.outputs
     assert form is not None
-    fold = fold or x.dtype != torch.bfloat16
-    results = outputs // parts
-    by = by or (exact_cut(rows, outputs, inputs) if fold else cut(rows, outputs, inputs, gpu_of(x.device)))
+    results, exact = outputs // parts, fold or x.dtype != torch.bfloat16
+    # Large tiles have no registers left for a second sum, which scales of blocks need.
+    fold = exact or (by is None and rows > MOST_ROWS and bool(form["BLOCK_ROWS"]))
+    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs, gpu_of(x.device)))
     steps = -(-inputs // TILE_INPUTS)
     share = -(-steps // by.shares)
     shares = -(-steps // share)
@@ -185,9 +186,11 @@ def lines_of(block, results, OUTPUTS: tl.constexpr, PARTS: tl.constexpr):
     number = tl.arange(0, OUTPUTS)
     if PARTS == 2:
         output = block * (OUTPUTS // 2) + number // (2 * TILE) * TILE + number % TILE
-        return tl.minimum(output, results - 1) + number // TILE % 2 * results, output < results
-    output = block * OUTPUTS + number
-    return tl.minimum(output, results - 1), output < results
+        line = tl.minimum(output, results - 1) + number // TILE % 2 * results
+    else:
+        output = block * OUTPUTS + number
+        line = tl.minimum(output, results - 1)
+    return line, output < results
 
 
 @triton.jit
@@ -199,5 +202,6 @@ def between_parts(
         halves = tl.permute(tl.reshape(total, (OUTPUTS // (2 * TILE), 2, TILE, ROWS)), (0, 2, 3, 1))
         gate, up = tl.split(halves)
         gate, up = tl.reshape(gate, (OUTPUTS // 2, ROWS)), tl.reshape(up, (OUTPUTS // 2, ROWS))
-        return between(gate, up, alpha, limit, NAME, PARTS)
-    return between(total, total, alpha, limit, NAME, PARTS)
+    else:
+        gate, up = total, total
+    return between(gate, up, alpha, limit, NAME, PARTS)

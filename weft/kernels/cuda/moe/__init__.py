@@ -10,7 +10,7 @@ from dataclasses import replace
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.packed import packed
+from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.moe.choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe.few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
@@ -27,7 +27,7 @@ from weft.kernels.weight import Weight
 
 def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
     """Return experts with their codes in the order in which kernels read them, if both matrices allow that."""
-    found = replace(layer, first=packed(layer.first), second=packed(layer.second))
+    found = replace(layer, first=pack(layer.first), second=pack(layer.second))
     return found if can_pack(found) else layer
 
 

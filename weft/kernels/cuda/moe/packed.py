@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, of_expert, summed
+from weft.kernels.cuda.formats.codes import STEP, form_of, of_expert, summed
 from weft.kernels.cuda.formats.packed import LINES, Packed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
@@ -45,6 +45,8 @@ TILES = {
 }
 # Of exact mode, which adds up in the same order with all of them.
 EXACT = {64: (Tiles(64, 64, 4, 3, True),) * 2, 128: (Tiles(128, 64, 4, 3, True),) * 2}
+# Larger tiles have no registers left for a second sum, which scales of blocks need: they round weights first.
+MOST_PAIRS = 64
 # Lines of a first matmul from which its tiles are as wide as those of the second.
 WIDE_LINES = 4096
 
@@ -107,6 +109,7 @@ def multiply_experts(
     form, pairs, count = form_of(matrices), chosen.numel(), matrices.experts
     assert form is not None
     parts = 1 if activation is None else activation.parts
+    fold = exact or x.dtype != torch.bfloat16 or (tiles.pairs > MOST_PAIRS and bool(form["BLOCK_ROWS"]))
     out = torch.empty(pairs, matrices.outputs // parts, dtype=x.dtype, device=x.device)
     # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
@@ -124,7 +127,7 @@ def multiply_experts(
         ),
         BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         NAME="" if activation is None else activation.name, PARTS=parts, ROUNDED=exact,
-        FOLD=exact or x.dtype != torch.bfloat16, **form, EVEN=matrices.inputs % TILE_INPUTS == 0,
+        FOLD=fold, **form, EVEN=matrices.inputs % TILE_INPUTS == 0,
         PAIRS=tiles.pairs, OUTPUTS=tiles.outputs, ROWS_FIRST=tiles.rows_first,
         num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
@@ -180,10 +183,7 @@ def packed_experts_kernel(
     for begin in range(start, size, PAIRS):
         index = begin + tl.arange(0, PAIRS)
         is_pair = index < size
-        if BY == "alone":
-            pair = slot + index * 0
-        else:
-            pair = tl.load(ours + index, mask=is_pair, other=0)
+        pair = slot + index * 0 if BY == "alone" else tl.load(ours + index, mask=is_pair, other=0)
         total = summed(
             x + (pair // ROW_PAIRS).to(tl.int64) * inputs, is_pair, codes, scales, output, inputs,
             0, tl.cdiv(inputs, STEP), FORMAT, BLOCK_ROWS, FOLD, PAIRS, OUTPUTS, ROWS_FIRST, EVEN,
