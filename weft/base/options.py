@@ -69,6 +69,11 @@ class Options:
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
+    int8_activations: bool = option(
+        True,
+        "on CPUs, multiply weights in GGUF's block types and MXFP4 with activations rounded to 8-bit integers, a scale "
+        "for each 32 (docs/formats.md)",
+    )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
@@ -114,6 +119,10 @@ class Options:
         ("value", "lru", "flops"),
     )
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
+    retain_share: float = option(
+        0.25,
+        "share of memory that the prefixes which one API key retains may take (docs/past.md); 0: none are retained",
+    )
     exact: bool | str = option(
         "auto",
         "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md); auto: on where it "
@@ -158,6 +167,8 @@ class Options:
             )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
+        if not isinstance(self.retain_share, float | int) or not 0 <= self.retain_share <= 1:
+            raise InvalidOption("retain_share", f"must be from 0 to 1, got {self.retain_share!r}")
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InvalidOption("memory_fraction", f"must be greater than 0 and at most 1, got {share!r}")
@@ -167,7 +178,7 @@ class Options:
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
         if self.exact != "auto" and not isinstance(self.exact, bool):
             raise InvalidOption("exact", f'must be True, False or "auto", got {self.exact!r}')
-        for name in ("cache", "expert_parallel", "paranoid", "quantize_head"):
+        for name in ("cache", "expert_parallel", "int8_activations", "paranoid", "quantize_head"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -340,6 +351,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         order=options.order,
         eviction=options.eviction,
         capture_every=options.capture_every,
+        retain_share=options.retain_share,
         exact=options.exact is True,
         paranoid=options.paranoid,
         seed=options.seed,

@@ -7,17 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from weft.base.errors import InvalidField, RequestError
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_items, depth_of
-from weft.server.texts.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
+from weft.server.texts.openai_messages import (
+    ChatMessage,
+    Tool,
+    ToolChoice,
+    plain_messages,
+    retained_seconds,
+    wanted_tools,
+)
 from weft.server.texts.schemas import PredictedContent, SamplingFields
 from weft.text import conversation
 from weft.text.bad_words import token_sequences
@@ -41,11 +49,20 @@ class PromptFacts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, the positions in them that the client declared worth keeping, and the answer that it expects."""
+    """Token ids, the positions in them that the client declared worth keeping, and the answer that it expects.
+
+    What is before these positions is retained for `retain_seconds`.
+    """
 
     tokens: Tokens
     snapshots: tuple[int, ...] = ()
     prediction: Tokens | None = None
+    retain_seconds: float = 0.0
+
+    def retained(self, seconds: float | None) -> tuple[Retain, ...]:
+        """Return what is retained of the prompt, and of its answer too if the request asks for that itself."""
+        marked = tuple(Retain(self.retain_seconds, position) for position in self.snapshots if self.retain_seconds)
+        return marked if seconds is None else (*marked, Retain(seconds))
 
     def last(self, count: int | None) -> Prompt:
         """Return the last `count` tokens as a prompt; None: all of them."""
@@ -53,7 +70,7 @@ class Prompt:
         if not cut:
             return self
         snapshots = tuple(position - cut for position in self.snapshots if position > cut)
-        return Prompt(self.tokens[cut:].copy(), snapshots, self.prediction)
+        return replace(self, tokens=self.tokens[cut:].copy(), snapshots=snapshots)
 
 
 class PromptBuilder:
@@ -154,7 +171,8 @@ class PromptBuilder:
         known = self.variables(variables)
         if effort is not None:
             known.setdefault("reasoning_effort", effort)
-        return self._render(plain, shown or None, known, opens, continues, field, keep)
+        found = self._render(plain, shown or None, known, opens, continues, field, keep)
+        return replace(found, retain_seconds=retained_seconds(messages, field))
 
     def _render(
         self,
