@@ -126,7 +126,8 @@ def packed_mxfp4(stored: Stored) -> Stored | None:
     tiles = in_tiles(scales + EXPONENT_SHIFT, STEP // BLOCK)
 
     def numbers(part: Tensor) -> Tensor:
-        return torch.stack((part & 15, part >> 4), -1).flatten(-2)
+        found: Tensor = torch.stack((part & 15, part >> 4), -1).flatten(-2)
+        return found
 
     return Stored(Packed(MXFP4), (placed(codes, numbers, MXFP4_PLACES), tiles), stored.outputs, stored.inputs)
 
@@ -135,7 +136,8 @@ def in_tiles(matrix: Tensor, width: int) -> Tensor:
     """Return a matrix, or those of experts, in tiles of 16 lines and `width` columns, padded with zeros."""
     *_, lines, columns = matrix.shape
     padded = torch.nn.functional.pad(matrix, (0, -columns % width, 0, -lines % LINES))
-    return padded.unflatten(-1, (-1, width)).unflatten(-3, (-1, LINES)).transpose(-3, -2).contiguous()
+    found: Tensor = padded.unflatten(-1, (-1, width)).unflatten(-3, (-1, LINES)).transpose(-3, -2).contiguous()
+    return found
 
 
 def placed(codes: Tensor, numbers: Callable[[Tensor], Tensor], places: Sequence[Runs]) -> Int[Tensor, "*tiles bytes"]:
@@ -173,4 +175,5 @@ def unplaced(codes: Int[Tensor, "*tiles bytes"], places: Sequence[Runs]) -> Int[
         found.append(sum(parts[1:], parts[0]))
     numbers = torch.stack(found, -1).unflatten(-1, (len(places) // 4, 4)).transpose(-3, -2).flatten(-3)
     # Tiles of outputs, tiles of inputs, lines, columns.
-    return numbers.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    lines: Tensor = numbers.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    return lines
