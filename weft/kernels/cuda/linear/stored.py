@@ -17,6 +17,7 @@ from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import multiply_packed
+from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
@@ -52,6 +53,8 @@ def multiply_part(
     """Fill the columns of an output that one part computes."""
     if not len(x):
         return
+    if isinstance(part.format, OtherInputs):
+        x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
     if is_packed(part) or (part.dense is not None and part.dense.dtype == x.dtype and part.dense.is_contiguous()):
         if len(x) >= LIBRARY_ROWS and not exact:
             multiply_decoded(x, part, bias, y)
@@ -102,7 +105,7 @@ def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tenso
 
 @jit(do_not_specialize=["rows"])
 def stored_kernel(
-    x, x_stride, rows, codes, scales, bias, y, y_stride, outputs, inputs,
+    x, x_stride, rows, codes, scales, more, bias, y, y_stride, outputs, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -115,7 +118,9 @@ def stored_kernel(
         column = begin + tl.arange(0, STEP)
         values = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
         value = tl.load(values, mask=is_row & (column < inputs)[None, :], other=0.0)
-        tile, scale = load_tile(codes, scales, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS)
+        tile, scale = load_tile(
+            codes, scales, more, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
+        )
         total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
     if bias is not None:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]
