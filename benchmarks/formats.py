@@ -33,9 +33,9 @@ from benchmarks.floors import copy_bandwidth, one_after_another, recorded, secon
 from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.launch.ahead import compiling_ahead
 from weft.kernels.cuda.linear.decoded import multiply_decoded
-from weft.kernels.cuda.linear.packed import Cut, cut, multiply_packed
+from weft.kernels.cuda.linear.packed import Division, cut, multiply_packed
 from weft.kernels.cuda.moe import experts, prepare_experts
-from weft.kernels.cuda.moe.packed import Tiles, pair_results, tiles_of
+from weft.kernels.cuda.moe.packed import PairTiles, pair_results, tiles_of
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, clamped, gated
 from weft.kernels.formats.fp8 import CODES, Fp8
@@ -82,7 +82,7 @@ EXPERTS = {
 GROUPS = ("fp8", "experts-mxfp4", "experts-fp8", "channels", "mxfp4")
 
 
-def cuts(rows: int) -> Iterator[tuple[Cut, bool]]:
+def cuts(rows: int) -> Iterator[tuple[Division, bool]]:
     """Yield divisions to try, and whether weights are rounded to bfloat16 before they are multiplied.
 
     >>> any(by.rows == 8 for by, _ in cuts(4)), len(list(cuts(8))) < 60
@@ -111,9 +111,9 @@ def cuts(rows: int) -> Iterator[tuple[Cut, bool]]:
         ]
         choices = product(kinds, (3, 4), (1,))
     for (height, width, warps, rows_first), stages, shares in choices:
-        yield Cut(height, width, shares, warps, stages, rows_first), False
+        yield Division(height, width, shares, warps, stages, rows_first), False
         if rows > 64:
-            yield Cut(height, width, shares, warps, stages, rows_first), True
+            yield Division(height, width, shares, warps, stages, rows_first), True
 
 
 def random_matrix(form: Format, outputs: int, inputs: int, *experts: int) -> Stored:
@@ -150,7 +150,7 @@ def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: flo
         measure_linear(layer, weights.pop(layer)[0], rows_of, deadline)
 
 
-def own_cut(layer: Layer, rows: int) -> Cut:
+def own_cut(layer: Layer, rows: int) -> Division:
     return cut(rows, layer.outputs, layer.inputs)
 
 
@@ -174,7 +174,7 @@ def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: fl
         show(f"{layer.name} {layer.outputs}x{layer.inputs} {rows:>3} rows", floor, bf16, found)
 
 
-def by_cut(x: Tensor, by: Cut, fold: bool, matrix: Stored) -> Tensor:
+def by_cut(x: Tensor, by: Division, fold: bool, matrix: Stored) -> Tensor:
     return multiply_packed(x, matrix, by=by, fold=fold)
 
 
@@ -237,7 +237,7 @@ def show(name: str, floor: float, bf16: float, found: dict[str, float]) -> None:
 # experts -------------------------------------------------------------------------------------------------------------
 
 
-def tiles_to_try(tokens: int) -> Iterator[tuple[Tiles, Tiles]]:
+def tiles_to_try(tokens: int) -> Iterator[tuple[PairTiles, PairTiles]]:
     """Yield tiles of both matmuls to try.
 
     >>> {own.pairs for own, _ in tiles_to_try(1)}
@@ -246,9 +246,9 @@ def tiles_to_try(tokens: int) -> Iterator[tuple[Tiles, Tiles]]:
     if tokens <= 8:
         kinds = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 4)]
         for (outputs, warps), stages in product(kinds, (3, 5)):
-            yield (Tiles(8, outputs, warps, stages, False),) * 2
+            yield (PairTiles(8, outputs, warps, stages, False),) * 2
         for (outputs, warps), stages in product([(64, 4), (64, 2)], (4,)):
-            yield Tiles(8, 32, 2, stages, False), Tiles(8, outputs, warps, stages, False)
+            yield PairTiles(8, 32, 2, stages, False), PairTiles(8, outputs, warps, stages, False)
     if tokens >= 8:
         for (pairs, outputs, warps, rows_first), stages in product(
             [
@@ -258,7 +258,7 @@ def tiles_to_try(tokens: int) -> Iterator[tuple[Tiles, Tiles]]:
             (3, 4),
         ):  # fmt: skip
             if pairs <= 32 or tokens > 32:
-                yield (Tiles(pairs, outputs, warps, stages, rows_first),) * 2
+                yield (PairTiles(pairs, outputs, warps, stages, rows_first),) * 2
 
 
 def measure_experts(group: str, tokens_of: list[int], deadline: float) -> None:
@@ -309,7 +309,7 @@ def inputs_of(tokens: int, hidden: int, count: int, k: int) -> tuple[Tensor, tup
     return torch.randn(tokens, hidden, dtype=DTYPE, device=DEVICE), (torch.rand(tokens, k, device=DEVICE), chosen)
 
 
-def mixture(x: Tensor, routing: tuple[Tensor, Tensor], by: tuple[Tiles, Tiles], layer: ExpertWeights) -> Tensor:
+def mixture(x: Tensor, routing: tuple[Tensor, Tensor], by: tuple[PairTiles, PairTiles], layer: ExpertWeights) -> Tensor:
     return weighted_sum(pair_results(x, routing[1], layer, by=by), routing[0])
 
 

@@ -18,10 +18,10 @@ from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, Pa
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear.decoded import decode, multiply_decoded
 from weft.kernels.cuda.linear.few import counters
-from weft.kernels.cuda.linear.packed import Cut, multiply_packed
+from weft.kernels.cuda.linear.packed import Division, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
-from weft.kernels.cuda.moe.packed import Tiles, can_pack, pair_results
+from weft.kernels.cuda.moe.packed import PairTiles, can_pack, pair_results
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
@@ -117,10 +117,10 @@ def check(kind: str, rows: int, outputs: int, inputs: int, device: str, dtype: t
 
 
 CUTS = [
-    Cut(8, 64, 2, 4, 3, False),
-    Cut(16, 32, 1, 2, 3, False),
-    Cut(64, 64, 3, 4, 3, True),
-    Cut(128, 128, 1, 8, 3, True),
+    Division(8, 64, 2, 4, 3, False),
+    Division(16, 32, 1, 2, 3, False),
+    Division(64, 64, 3, 4, 3, True),
+    Division(128, 128, 1, 8, 3, True),
 ]
 
 
@@ -145,7 +145,7 @@ def test_however_a_matmul_is_cut_it_is_the_same(kind, by):
 def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares):
     stored = matrix(kind, 192, 320)
     x = torch.randn(3, 320).half()
-    found = multiply_packed(x, pack(stored), None, "silu", parts, by=Cut(8, 64, shares, 4, 3, False))
+    found = multiply_packed(x, pack(stored), None, "silu", parts, by=Division(8, 64, shares, 4, 3, False))
     matmul = F.linear(x.float(), stored.decode())
     gate, up = matmul.chunk(2, -1) if parts == 2 else (matmul, 1.0)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
@@ -153,7 +153,7 @@ def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares)
 
 def test_parts_of_a_matmul_add_up_to_it():
     stored, x = pack(matrix("blocks", 100, 2000)), torch.randn(3, 2000).half()
-    by = Cut(8, 64, 4, 4, 3, False)
+    by = Division(8, 64, 4, 4, 3, False)
     found = multiply_packed(x, stored, torch.ones(100).half(), summed=False, by=by)
     assert len(found) == 4
     wanted = F.linear(x.float(), stored.decode()) + 1
@@ -205,7 +205,7 @@ def test_experts_are_those_with_decoded_matrices(kind, exact, tokens):
     found = stored_experts(x, (weights, chosen), ready, shared, exact)
     torch.testing.assert_close(found, plain.experts(x, (weights, chosen), layer, shared), rtol=1e-3, atol=1e-3)
     if not exact and tokens == 40:
-        for by in ((Tiles(16, 64, 2, 3, False),) * 2, (Tiles(64, 32, 4, 3, True),) * 2):
+        for by in ((PairTiles(16, 64, 2, 3, False),) * 2, (PairTiles(64, 32, 4, 3, True),) * 2):
             results = pair_results(x, chosen, ready, by=by)
             again = weighted_sum(results, weights, shared)
             torch.testing.assert_close(again, found, rtol=1e-3, atol=1e-3)

@@ -26,7 +26,7 @@ from weft.kernels.cuda.linear.tiles import place
 from weft.kernels.formats.stored import Stored
 
 
-class Cut(NamedTuple):
+class Division(NamedTuple):
     """Division of a matmul into programs."""
 
     rows: int  # of a program
@@ -45,27 +45,27 @@ PROGRAMS, LEAST_STEPS = 264, 4
 MOST_ROWS = 64
 
 
-def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Cut:
+def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Division:
     """Return a division into programs.
 
     >>> cut(1, 4480, 15680), cut(40, 12288, 4096).rows
-    (Cut(rows=8, outputs=64, shares=4, warps=4, stages=4, rows_first=False), 64)
+    (Division(rows=8, outputs=64, shares=4, warps=4, stages=4, rows_first=False), 64)
     """
     if rows > MOST_ROWS:
         wide = -(-rows // 128) * -(-outputs // 128) >= gpu.multiprocessors
-        return Cut(128, 128, 1, 8, 3, True) if wide else Cut(64 if rows <= 64 else 128, 64, 1, 4, 4, True)
+        return Division(128, 128, 1, 8, 3, True) if wide else Division(64 if rows <= 64 else 128, 64, 1, 4, 4, True)
     shares = shares_of(outputs, inputs)
     if rows <= 8:
-        return Cut(8, 64, shares, 4, 4, False)
+        return Division(8, 64, shares, 4, 4, False)
     if rows <= 16:
-        return Cut(16, 64, shares, 2, 4, False)
-    return Cut(32, 64, shares, 4, 4, True) if rows <= 32 else Cut(64, 64, shares, 4, 4, True)
+        return Division(16, 64, shares, 2, 4, False)
+    return Division(32, 64, shares, 4, 4, True) if rows <= 32 else Division(64, 64, shares, 4, 4, True)
 
 
-def exact_cut(rows: int, outputs: int, inputs: int) -> Cut:
+def exact_cut(rows: int, outputs: int, inputs: int) -> Division:
     """Return a division whose shares the weights alone decide, in tiles that tensor cores add up in the same order."""
     shares = shares_of(outputs, inputs)
-    return Cut(64, 64, shares, 4, 3, True) if rows <= 64 else Cut(128, 64, shares, 4, 3, True)
+    return Division(64, 64, shares, 4, 3, True) if rows <= 64 else Division(128, 64, shares, 4, 3, True)
 
 
 def shares_of(outputs: int, inputs: int) -> int:
@@ -88,7 +88,7 @@ def multiply_packed(
     parts: int = 1,
     summed: bool = True,
     fold: bool = False,
-    by: Cut | None = None,
+    by: Division | None = None,
     out: Float[Tensor, "rows results"] | None = None,
 ) -> Float[Tensor, "*shares rows results"]:
     """Return the matmul; with a named activation, activation(matmul) or, of two parts, activation(first) * second.

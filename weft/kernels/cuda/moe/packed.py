@@ -25,7 +25,7 @@ from weft.kernels.experts import Activation, ExpertWeights
 from weft.kernels.formats.stored import Stored
 
 
-class Tiles(NamedTuple):
+class PairTiles(NamedTuple):
     """Tile sizes of a grouped matmul: pairs and outputs of a program."""
 
     pairs: int
@@ -37,14 +37,14 @@ class Tiles(NamedTuple):
 
 # By the number of pairs per tile: of the first matmul and of the second.
 TILES = {
-    8: (Tiles(8, 32, 4, 4, False), Tiles(8, 64, 4, 4, False)),
-    16: (Tiles(16, 64, 2, 4, False), Tiles(16, 64, 2, 4, False)),
-    32: (Tiles(32, 64, 4, 4, True), Tiles(32, 64, 4, 4, True)),
-    64: (Tiles(64, 64, 4, 4, True), Tiles(64, 64, 4, 4, True)),
-    128: (Tiles(128, 128, 8, 3, True), Tiles(128, 128, 8, 3, True)),
+    8: (PairTiles(8, 32, 4, 4, False), PairTiles(8, 64, 4, 4, False)),
+    16: (PairTiles(16, 64, 2, 4, False), PairTiles(16, 64, 2, 4, False)),
+    32: (PairTiles(32, 64, 4, 4, True), PairTiles(32, 64, 4, 4, True)),
+    64: (PairTiles(64, 64, 4, 4, True), PairTiles(64, 64, 4, 4, True)),
+    128: (PairTiles(128, 128, 8, 3, True), PairTiles(128, 128, 8, 3, True)),
 }
 # Of exact mode, which adds up in the same order with all of them.
-EXACT = {64: (Tiles(64, 64, 4, 3, True),) * 2, 128: (Tiles(128, 64, 4, 3, True),) * 2}
+EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 4, 3, True),) * 2}
 # Larger tiles have no registers left for a second sum, which scales of blocks need: they round weights first.
 MOST_PAIRS = 64
 # Lines of a first matmul from which its tiles are as wide as those of the second.
@@ -57,7 +57,7 @@ def can_pack(layer: ExpertWeights) -> bool:
     return whole and all(isinstance(each.format, Packed) for each in (layer.first, layer.second))
 
 
-def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> tuple[Tiles, Tiles]:
+def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> tuple[PairTiles, PairTiles]:
     """Return the tiles of both matmuls, so that most experts have all their pairs in one."""
     experts = layer.first.experts
     if exact:
@@ -81,7 +81,7 @@ def pair_results(
     chosen: Int[Tensor, "tokens k"],
     layer: ExpertWeights,
     exact: bool = False,
-    by: tuple[Tiles, Tiles] | None = None,
+    by: tuple[PairTiles, PairTiles] | None = None,
 ) -> Float[Tensor, "pairs hidden"]:
     """Return the output of every pair's expert. `exact`: a pair has the same bits whatever the others are."""
     (tokens, k), count, kind = chosen.shape, layer.first.experts, layer.activation
@@ -101,7 +101,7 @@ def multiply_experts(
     lists: Lists | None,
     matrices: Stored,
     bias: Float[Tensor, "experts outputs"] | None,
-    tiles: Tiles,
+    tiles: PairTiles,
     exact: bool,
     activation: Activation | None = None,
 ) -> Float[Tensor, "pairs results"]:
