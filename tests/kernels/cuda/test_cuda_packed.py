@@ -14,7 +14,7 @@ from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda.formats.codes import FP8_TO_BFLOAT16, MXFP4_TO_BFLOAT16
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
-from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, Packed, pack, words_of
+from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
 from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear.decoded import decode, multiply_decoded
 from weft.kernels.cuda.linear.few import counters
@@ -91,7 +91,7 @@ def test_eight_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
 def test_packing_keeps_every_number(kind, outputs, inputs):
     stored = matrix(kind, outputs, inputs)
     found = pack(stored)
-    assert isinstance(found.format, Packed)
+    assert isinstance(found.format, CodeTiles)
     assert torch.equal(found.decode(), stored.decode())
     cut = found.format.cut_rows(found, 0, outputs // 2)
     assert torch.equal(cut.decode(), stored.decode()[: outputs // 2])
@@ -260,11 +260,11 @@ def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -
             torch.zeros(*experts, lines, steps, 16, 64).byte(),
             torch.zeros(*experts, lines, steps, 16, 4).byte(),
         )
-        return Stored(Packed(MXFP4), tensors, outputs, inputs)
+        return Stored(CodeTiles(MXFP4), tensors, outputs, inputs)
     codes = torch.zeros(*experts, lines, steps, 16, 128).byte()
     if kind == "outputs":
-        return Stored(Packed(FP8_NAME), (codes, torch.zeros(*experts, lines * 16)), outputs, inputs)
-    return Stored(Packed(FP8_NAME, 128), (codes, torch.zeros(*experts, -(-outputs // 128), steps)), outputs, inputs)
+        return Stored(CodeTiles(FP8_NAME), (codes, torch.zeros(*experts, lines * 16)), outputs, inputs)
+    return Stored(CodeTiles(FP8_NAME, 128), (codes, torch.zeros(*experts, -(-outputs // 128), steps)), outputs, inputs)
 
 
 def launch_matmuls() -> None:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-from weft.kernels.cuda.formats.packed import FP8_PLACES, LINES, MXFP4_PLACES, Packed
+from weft.kernels.cuda.formats.packed import FP8_PLACES, LINES, MXFP4_PLACES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.formats.stored import DENSE, Stored
 
@@ -64,7 +64,7 @@ def form_of(stored: Stored) -> dict[str, str | int] | None:
     form = stored.format
     if form is DENSE:
         return {"FORMAT": "dense", "BLOCK_ROWS": 0}
-    if not isinstance(form, Packed):
+    if not isinstance(form, CodeTiles):
         return None
     return {"FORMAT": "fp8" if form.is_fp8 else "mxfp4", "BLOCK_ROWS": form.block_rows or 0}
 

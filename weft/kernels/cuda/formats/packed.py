@@ -43,7 +43,7 @@ EXPONENT_SHIFT, MOST_EXPONENT = 62, 192
 
 
 @dataclass(frozen=True, slots=True)
-class Packed(Layout):
+class CodeTiles(Layout):
     """FP8 or MXFP4 in tiles. Tensors: codes [tiles of outputs, tiles of inputs, 16, bytes of 128 codes], and scales.
 
     FP8 has scales [blocks of outputs, tiles of inputs], times 2**60, of `block_rows` outputs; or, without
@@ -110,11 +110,11 @@ def packed_fp8(stored: Stored, form: Fp8) -> Stored | None:
         padded = -(-stored.outputs // LINES) * LINES
         own = scales.squeeze(-1).repeat_interleave(form.block_rows, -1)[..., : stored.outputs]
         own = torch.nn.functional.pad(own, (0, padded - stored.outputs))
-        layout = Packed(FP8)
+        layout = CodeTiles(FP8)
     else:
         steps = -(-stored.inputs // STEP)
         own = scales.repeat_interleave(max(1, -(-form.block_columns // STEP)), -1)[..., :steps]
-        layout = Packed(FP8, form.block_rows)
+        layout = CodeTiles(FP8, form.block_rows)
     bytes_of = placed(codes.view(torch.uint8), lambda part: part, FP8_PLACES)
     return Stored(layout, (bytes_of, own.contiguous()), stored.outputs, stored.inputs)
 
@@ -129,7 +129,7 @@ def packed_mxfp4(stored: Stored) -> Stored | None:
         found: Tensor = torch.stack((part & 15, part >> 4), -1).flatten(-2)
         return found
 
-    return Stored(Packed(MXFP4), (placed(codes, numbers, MXFP4_PLACES), tiles), stored.outputs, stored.inputs)
+    return Stored(CodeTiles(MXFP4), (placed(codes, numbers, MXFP4_PLACES), tiles), stored.outputs, stored.inputs)
 
 
 def in_tiles(matrix: Tensor, width: int) -> Tensor:

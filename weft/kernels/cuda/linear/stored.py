@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.formats.packed import LINES, Packed
+from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -75,7 +75,7 @@ def multiply_part(
 
 
 def is_packed(part: Stored) -> bool:
-    return isinstance(part.format, Packed)
+    return isinstance(part.format, CodeTiles)
 
 
 def whole(weight: Weight) -> Stored | None:

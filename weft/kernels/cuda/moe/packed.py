@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, form_of, of_expert, summed
-from weft.kernels.cuda.formats.packed import LINES, Packed
+from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -54,7 +54,7 @@ WIDE_LINES = 4096
 def can_pack(layer: ExpertWeights) -> bool:
     """Return whether these kernels multiply with both matrices of all experts."""
     whole = layer.first.outputs % (LINES * layer.activation.parts) == 0
-    return whole and all(isinstance(each.format, Packed) for each in (layer.first, layer.second))
+    return whole and all(isinstance(each.format, CodeTiles) for each in (layer.first, layer.second))
 
 
 def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> tuple[PairTiles, PairTiles]:
