@@ -1,6 +1,6 @@
-"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium, Playwright.
+"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`.
 
-pip install playwright    and a Chromium, such as Debian's package
+It needs `pip install playwright` and a Chromium, such as Debian's package.
 """
 
 from __future__ import annotations
