@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.hub.stand_in import Hub, standing_in
 from tests.support.models import tiny_model
-from weft.base.short_names import SHORT_NAMES, short_name_of
-from weft.hub.checksums import damaged
+from weft.base.hub.checksums import damaged
+from weft.base.hub.short_names import SHORT_NAMES, short_name_of
 from weft.models.catalogue import hub_ids
 
 NAME = "openai/gpt-oss-20b"

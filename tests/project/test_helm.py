@@ -16,7 +16,7 @@ from tests.support.deployment import DEPLOY, served
 from tests.support.fences import ROOT
 from tests.support.helm import merged, render
 from weft import __version__
-from weft.base.short_names import SHORT_NAMES
+from weft.base.hub.short_names import SHORT_NAMES
 
 CHART = DEPLOY / "helm" / "weft"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())

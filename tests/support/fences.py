@@ -18,8 +18,7 @@ SKIPPED = {".git", ".venv", ".hypothesis", ".mypy_cache", ".ruff_cache", "__pyca
 # The order of packages, from the ground up. A package imports from the levels below its own: nothing above, nothing
 # beside it. So two packages never import each other.
 ORDER = (
-    ("base",),
-    ("builtin", "hub"),
+    ("base", "builtin"),
     ("memory", "text", "wire"),
     ("device", "drafting", "transfer"),
     ("kernels", "engine"),

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.base.short_names import hub_id_of
-
 FOLDER = Path(__file__).parent / "model"
 NAME = "weft-small"
 
 
 def place_of(model: str | None) -> str:
-    """Return the location of a model by its option, or the hub id of a short name. Local folders take precedence."""
+    """Return the location of a model by its option. A local folder of the same name takes precedence."""
     ours = model is None or (model == NAME and not Path(model).exists())
-    return str(FOLDER) if ours else str(model) if Path(str(model)).exists() else hub_id_of(str(model))
+    return str(FOLDER) if ours else str(model)

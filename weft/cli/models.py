@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft import builtin
+from weft.base.hub.short_names import short_name_of
 from weft.base.options import QUANTISED, option
-from weft.base.short_names import short_name_of
 
 ABOUT = "list supported architectures and published checkpoints, with the memory to expect and the command for each"
 HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "hub id", "command")

@@ -49,7 +49,7 @@ def check(found: Path, progress: bool) -> list[Path]:
     """Return the damaged files of a model."""
     from tqdm import tqdm
 
-    from weft.hub.checksums import blobs_of, damaged
+    from weft.base.hub.checksums import blobs_of, damaged
 
     folder = found if found.is_dir() else found.parent
     size = sum(blob.stat().st_size for blob in blobs_of(folder))

@@ -12,7 +12,8 @@ from pathlib import Path
 from weft.base.errors import ModelError
 from weft.base.gguf.header import is_gguf
 from weft.base.gguf.places import chosen, hub_place, local_file
-from weft.hub.downloads import file_names, snapshot
+from weft.base.hub.downloads import file_names, snapshot
+from weft.base.hub.short_names import hub_id_of
 from weft.models import configurations
 from weft.models.bounds import CONFIG_BYTES
 from weft.models.hints import similar_id, similar_name
@@ -26,6 +27,7 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
     found = local_checkpoint(path, with_weights)
     if found is not None:
         return found
+    path = hub_id_of(str(path))
     place = hub_place(str(path))
     if place is not None:
         return download_file(*place)
@@ -37,6 +39,7 @@ def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
 def local_checkpoint(path: str | Path, with_weights: bool) -> Path | None:
     """Return the place of a model on this machine; None for a hub id. Raise if it is neither."""
     local = Path(path).expanduser()
+    path = path if local.exists() else hub_id_of(str(path))
     file = local_file(local)
     if file is not None:
         return file

@@ -16,7 +16,8 @@ import tokenizers
 
 from weft.base.errors import InvalidField, ModelError
 from weft.base.gguf.header import is_gguf, read_header
-from weft.hub.downloads import snapshot
+from weft.base.hub.downloads import snapshot
+from weft.base.hub.short_names import hub_id_of
 from weft.text.detokenizer import Detokenizer, Vocabulary
 from weft.text.gguf_tokenizer import end_ids, tokenizer_of
 from weft.text.patterns import are_linear, check_pattern, patterns_of
@@ -226,6 +227,7 @@ def find_text_files(place: str) -> Path:
     local = Path(place).expanduser()
     if local.is_dir() or (is_gguf(local) and local.is_file()):
         return local
+    place = hub_id_of(place)
     if place.count("/") != 1 or place.startswith((".", "~", "/")):
         raise ModelError(f"{place} is neither a folder with a tokenizer nor a hub id such as 'owner/name'")
     return snapshot(place, FILES)
