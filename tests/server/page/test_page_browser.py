@@ -1,6 +1,7 @@
-"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium, Playwright.
+"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium,
+Playwright.
 
-    pip install playwright    and a Chromium, such as Debian's package
+pip install playwright    and a Chromium, such as Debian's package
 """
 
 from __future__ import annotations
@@ -146,7 +147,11 @@ def test_a_thousand_branches_draw_only_what_is_visible(watched: Watched):
 
 
 def test_what_a_model_says_is_inert(watched: Watched):
-    chunk = {"id": "x", "model": "tiny", "choices": [{"index": 0, "delta": {"content": HOSTILE}, "finish_reason": "stop"}]}
+    chunk = {
+        "id": "x",
+        "model": "tiny",
+        "choices": [{"index": 0, "delta": {"content": HOSTILE}, "finish_reason": "stop"}],
+    }
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     stream = "".join(f"data: {json.dumps(each)}\n\n" for each in (chunk, {"choices": [], "usage": usage}))
     answer = {"body": stream + "data: [DONE]\n\n", "content_type": "text/event-stream"}

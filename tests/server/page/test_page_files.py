@@ -68,7 +68,9 @@ def test_the_list_has_every_file_and_every_import_leads_to_one():
 @pytest.mark.parametrize("name", OWN)
 def test_nothing_is_inline_or_from_elsewhere(name: str):
     text = (FOLDER / name).read_text()
-    assert not re.search(r"<script(?![^>]*src=)|\son\w+=[\"']|innerHTML|outerHTML|insertAdjacentHTML|document\.write", text)
+    assert not re.search(
+        r"<script(?![^>]*src=)|\son\w+=[\"']|innerHTML|outerHTML|insertAdjacentHTML|document\.write", text
+    )
     assert not re.search(r"\beval\(|new Function|dangerouslySet|javascript:|document\.cookie|sessionStorage", text)
     addresses = re.findall(r"https?://[\w./$-]+", text)
     assert set(addresses) <= {"http://www.w3.org/2000/svg"}, addresses
