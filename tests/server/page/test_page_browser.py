@@ -1,6 +1,7 @@
-"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`.
+"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium,
+Playwright.
 
-It needs `pip install playwright` and a Chromium, such as Debian's package.
+pip install playwright    and a Chromium, such as Debian's package
 """
 
 from __future__ import annotations
