@@ -42,10 +42,12 @@ def warn_once(notice: str) -> None:
         log.warning(notice)
 
 
-def report_choices(device: str, chosen: Chosen) -> None:
-    """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
+def report_choices(device: str, chosen: Chosen, reasons: Mapping[str, str]) -> None:
+    """Log the chosen packages and what each "auto" means, and warn if a GPU runs plain PyTorch."""
     for line in chosen.summary():
         log.debug("operations: %s", line)
+    for name, reason in reasons.items():
+        log.debug("%s: %s", name, reason)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
     if device == "cuda" and plain:
         warn_once(f"{plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")

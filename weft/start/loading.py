@@ -247,14 +247,12 @@ def load_model_of(
     wanted = options
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     reasons |= given_up(wanted, options)
-    report_choices(device, chosen)
     engine_config, sizes = resolve(options, facts)
     reasons |= sizes
+    report_choices(device, chosen, reasons)
     engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen, engine_config.revisions))
-    for name, reason in reasons.items():
-        log.debug("%s: %s", name, reason)
     check_length(model, engine_config.max_length, facts.model_length)
     beside = text_place(folder)
     ends = end_tokens(beside)
