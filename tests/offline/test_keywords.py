@@ -82,3 +82,9 @@ def test_arguments_of_a_command_line_become_an_engines():
     args = parser.parse_args(["--max-model-len", "77", "--gpu-memory-utilization", "0.5", "--enforce-eager"])
     options = EngineArgs.from_cli_args(args).options
     assert (options.model, options.max_length, options.memory_fraction) == ("somewhere", 77, 0.5)
+
+
+@pytest.mark.parametrize("name", ["exact", "cache", "paranoid", "int8_activations"])
+@pytest.mark.parametrize("value", [True, False])
+def test_yes_and_no_keep_their_meaning(name, value):
+    assert getattr(options_of({name: value}), name) is value

@@ -69,6 +69,11 @@ class Options:
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
+    int8_activations: bool = option(
+        True,
+        "on CPUs, multiply weights in GGUF's block types and MXFP4 with activations rounded to 8-bit integers, a scale "
+        "for each 32 (docs/formats.md)",
+    )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
         "auto",
@@ -167,7 +172,7 @@ class Options:
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
         if self.exact != "auto" and not isinstance(self.exact, bool):
             raise InvalidOption("exact", f'must be True, False or "auto", got {self.exact!r}')
-        for name in ("cache", "expert_parallel", "paranoid", "quantize_head"):
+        for name in ("cache", "expert_parallel", "int8_activations", "paranoid", "quantize_head"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (

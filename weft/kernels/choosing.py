@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
@@ -177,15 +178,17 @@ def choose(
     memories: Callable[[Operations], tuple[Memory, ...]],
     refused: str | None = None,
     exact: bool = False,
+    rounds: bool = False,
 ) -> Chosen:
     """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
     `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: choose operations
-    whose bits do not depend on a step's other rows, or raise.
+    whose bits do not depend on a step's other rows, or raise. `rounds`: on a CPU, multiply formats that have kernels
+    for it with rows rounded to integers.
     """
     kind = torch.device(device).type
     if kind == "cpu":
-        return choose_for_cpu(dtype, memories, exact)
+        return choose_for_cpu(dtype, memories, exact, rounds)
     if exact:
         return choose_exact(kind, dtype, refused)
     reason = refused or declines(kind)
@@ -233,7 +236,10 @@ def first_line(error: BaseException) -> str:
 
 
 def choose_for_cpu(
-    dtype: torch.dtype, memories: Callable[[Operations], tuple[Memory, ...]], exact: bool = False
+    dtype: torch.dtype,
+    memories: Callable[[Operations], tuple[Memory, ...]],
+    exact: bool = False,
+    rounds: bool = False,
 ) -> Chosen:
     spec = MemorySpec(memories(everywhere("cpu")))
     used = groups_of(spec) | {"together"}
@@ -253,7 +259,15 @@ def choose_for_cpu(
     operations = assemble({choice.group: choice.package for choice in choices})
     if exact:
         operations = in_any_company(operations, all(c.package == "native" for c in choices if c.group in DECODES))
+    if rounds:
+        operations = rounding(operations)
     return Chosen(operations, tuple(choices), "cells" if exact else "usual")
+
+
+def rounding(operations: Operations) -> Operations:
+    """Return CPU operations that multiply stored formats with rows rounded to integers."""
+    names = {name: partial(getattr(operations, name), rounds=True) for name in ("prepare", "prepare_experts")}
+    return cast(Operations, Table({**vars(operations), **names}))
 
 
 def in_any_company(operations: Operations, are_native: bool) -> Operations:

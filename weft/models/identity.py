@@ -18,6 +18,8 @@ from weft.models.sharding import ALONE, Shard
 
 # Raised when exact engines name their cells in another way, so that none of them keeps cells which it cannot find.
 EXACT_KEYS = 2
+# Raised when rows are rounded to other integers.
+ROUNDING = 1
 
 
 def identity_of(
@@ -45,7 +47,15 @@ def revisions_of(model: CausalModel, exact: bool = False) -> str:
     states. A fix in any of them ends that with engines before it.
     """
     parts = {type(model).__name__: model.revision, **REVISIONS} | ({"exact keys": EXACT_KEYS} if exact else {})
+    if rounds_rows(model):
+        parts["rows of integers"] = ROUNDING
     return ", ".join(f"{name} {number}" for name, number in parts.items())
+
+
+def rounds_rows(model: CausalModel) -> bool:
+    """Return whether some matrices of a prepared model are multiplied with rows rounded to integers."""
+    layers = [module for module in model.modules() if isinstance(module, MatrixLayer)]
+    return any(part.format.rounds_rows for layer in layers for part in layer.stored_parts())
 
 
 def weights_digest(model: CausalModel) -> bytes:

@@ -52,7 +52,7 @@ def _translated(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     alias = BY_FLAG.get(flag)
     if alias is None and isinstance(value, bool):
         alias = BY_FLAG.get(f"--no-{flag.removeprefix('--')}")
-        value = not value
+        value = value if alias is None else not value
     if alias is None and name not in OWN:
         raise OptionError(f"unknown argument {name!r}{did_you_mean(name, KNOWN)}")
     if value is None:

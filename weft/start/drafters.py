@@ -85,7 +85,8 @@ def load_draft(
     if (own and own.digest) != (tokenizer and tokenizer.digest):
         raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
     dtype = choose_dtype(options.dtype, folder)
-    model, _ = load_model(folder, dtype, device, progress, options.weights, options.seed, free_bytes())
+    weights = (options.weights, options.seed, free_bytes())
+    model, _ = load_model(folder, dtype, device, progress, *weights, rounds=options.int8_activations)
     if tokenizer is None and model.vocab_size != target.vocab_size:
         raise ModelError(
             f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "

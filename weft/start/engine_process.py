@@ -205,8 +205,10 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
 
 def quantised_by(options: Options) -> dict[str, Any]:
     """Return the options by which an engine computes other numbers than its checkpoint has, if there are any."""
-    found = {"quantize": options.quantize, "quantize_head": options.quantize_head}
-    return found if options.quantize != "off" else {}
+    found: dict[str, Any] = {}
+    if options.quantize != "off":
+        found |= {"quantize": options.quantize, "quantize_head": options.quantize_head}
+    return found if options.int8_activations else found | {"int8_activations": False}
 
 
 def _folder(options: Options) -> Path:

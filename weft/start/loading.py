@@ -223,10 +223,11 @@ def load_model_of(
             shard=shard,
             identify=stores,
             quantising=quantising_of(options),
+            rounds=options.int8_activations,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    chosen = choose(device, dtype, model.memories, exact=exact)
+    chosen = choose(device, dtype, model.memories, exact=exact, rounds=options.int8_activations)
     room_for = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress, chosen)
 
     def size_with(options: Options) -> Sized:

@@ -30,9 +30,17 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
     identify = identify or options.disk is not None
     weights = (options.weights, options.seed, spare)
     model, config = load_model(
-        folder, dtype, device, False, *weights, shard=shard, identify=identify, quantising=quantising_of(options)
+        folder,
+        dtype,
+        device,
+        False,
+        *weights,
+        shard=shard,
+        identify=identify,
+        quantising=quantising_of(options),
+        rounds=options.int8_activations,
     )
-    operations = choose(device, dtype, model.memories).operations
+    operations = choose(device, dtype, model.memories, rounds=options.int8_activations).operations
     found = identity_of(model, config, MemorySpec(model.memories(operations)), shard=shard) if identify else None
     disk = None if options.disk is None else Path(options.disk)
     return LoadedPart(model, operations, device, rank, ranks, found, disk)

@@ -11,6 +11,9 @@ from tests.support.kernels.operations import CPU, PLAIN
 from tests.support.models.engines import TINY
 from tests.support.models.gguf_files import convert, names_of, widened
 from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
+from weft import LLM, SamplingParams
+from weft.kernels.choosing import rounding
+from weft.models.identity import revisions_of, rounds_rows
 from weft.models.model import MatrixLayer
 from weft.models.weights import load_model
 
@@ -34,6 +37,9 @@ SMALL_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16")
 
 # What files leave to the program: the scale of queries is that of the size of a head.
 STATED = {"gemma2": {"query_pre_attn_scalar": 32}, "gemma3": {"query_pre_attn_scalar": 32}}
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)
 
 
 def saved(family: str, folder: Path, **changes: object) -> Path:
@@ -77,3 +83,23 @@ def test_a_mixture_of_types_computes_what_its_numbers_do(family, types, tmp_path
         assert len({part.format.name for part in parts}) > 3
         [found] = logits(small, tokens, operations)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    rounded, _ = load_model(file, torch.float32, progress=False, operations=rounding(CPU))
+    [found] = logits(rounded, tokens, rounding(CPU))
+    # Rounded scores may choose another expert.
+    assert 0 < (found - expected).norm() / expected.norm() < (0.5 if "moe" in family or family == "gpt_oss" else 0.15)
+    assert rounds_rows(rounded)
+    assert not rounds_rows(small)
+    assert revisions_of(rounded) == f"{revisions_of(small)}, rows of integers 1"
+
+
+def test_rows_are_rounded_unless_an_option_says_otherwise(tmp_path):
+    file = convert(saved("llama", tmp_path, **WIDE), tmp_path / "small.gguf", names_of(K_TYPES))
+    settings = {"memory": "32MiB", "threads": 1, "max_length": 256, "progress": False}
+    with LLM(str(file), **settings) as llm:
+        assert llm.config.revisions.endswith("rows of integers 1")
+        [default] = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
+    with LLM(str(file), int8_activations=False, **settings) as llm:
+        assert "integers" not in llm.config.revisions
+        [wide] = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
+    assert default.logprobs[0].logprob != wide.logprobs[0].logprob
+    assert abs(default.logprobs[0].logprob - wide.logprobs[0].logprob) < 0.5

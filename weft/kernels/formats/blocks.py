@@ -90,6 +90,10 @@ class OtherInputs(Format):
         format = OtherInputs(stored.format, f"{stored.format.name}, inputs in another order")
         return Stored(format, (*stored.tensors, order), stored.outputs, stored.inputs)
 
+    @property
+    def rounds_rows(self) -> bool:
+        return self.inner.rounds_rows
+
     def as_stored(self, stored: Stored) -> Stored:
         """Return the matrix with its inputs in the order in which they are stored."""
         return replace(stored, format=self.inner, tensors=stored.tensors[:-1])

@@ -67,6 +67,11 @@ class Format(ABC):
     # What identities and logs name. A change of what stored bytes mean raises the number behind it.
     name: str
 
+    @property
+    def rounds_rows(self) -> bool:
+        """Return whether rows are rounded to integers before they are multiplied (`rounded.py`)."""
+        return False
+
     @abstractmethod
     def decode(self, stored: Stored) -> Float[Tensor, "*experts outputs inputs"]:
         """Return the numbers in float32. This is the definition of the format."""

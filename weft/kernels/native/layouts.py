@@ -28,12 +28,20 @@ class StoredPanels(Layout):
     are_rounded: bool
     columns: int = 0
 
+    @property
+    def rounds_rows(self) -> bool:
+        return self.are_rounded
+
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows(Layout):
     """A matrix in another format, without panels, whose rows are rounded to integers all the same."""
 
     inner: Format
+
+    @property
+    def rounds_rows(self) -> bool:
+        return True
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:
