@@ -74,10 +74,6 @@ def long_rotary(config: Config, settings: Mapping[str, Any], dtype: torch.dtype)
     original = scope.integer("original_max_position_embeddings", default=ORIGINAL_CONTEXT, minimum=2)
     factor = scope.number("factor", default=(context or original) / original)
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    name = "long_factor" if (context or 0) > original else "short_factor"
-    return Rotary(
-        RotaryKind(size, theta),
-        dtype,
-        scope.numbers(name, length=size // 2),
-        scope.number("attention_factor", default=scale),
-    )
+    short, long = scope.numbers("short_factor", length=size // 2), scope.numbers("long_factor", length=size // 2)
+    factors = long if (context or 0) > original else short
+    return Rotary(RotaryKind(size, theta), dtype, factors, scope.number("attention_factor", default=scale))

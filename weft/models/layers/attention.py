@@ -73,7 +73,7 @@ class AttentionShape:
 
 
 class Attention(ProjectedMixer):
-    """Attention layer. Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, g_proj, sinks."""
+    """Attention layer. Checkpoint names: q_proj, k_proj, v_proj, o_proj; some have q_norm, k_norm, g_proj or sinks."""
 
     projections = ("qkv", "o_proj")
 
