@@ -64,7 +64,8 @@ BAD_CALLS = {
 # Texts that a sampler attempts wherever it may: ends of things, and beginnings in wrong places.
 FRAGMENTS = [
     '"', "}", "]", ")", "\n</parameter>\n", "</parameter>", "</function>\n</tool_call>", "</function>", "\n```",
-    "</tool_call>", "<|tool_call_end|>", "<|/tool_call|>", "\n</function_calls>", "]</TOOLCALL>", ", ", "1", "1e999", "true", "null", "\\u0041", "ab",
+    "</tool_call>", "<|tool_call_end|>",
+    "<|/tool_call|>", "\n</function_calls>", "]</TOOLCALL>", ", ", "1", "1e999", "true", "null", "\\u0041", "ab",
     "<|message|>", "<|end|>", "x=1", "f(", "f", "g", "{", "\n", "  ", "é",
 ]  # fmt: skip
 
