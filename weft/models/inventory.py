@@ -71,15 +71,14 @@ def counted(held: Iterator[tuple[nn.Module, str, int]], config: Mapping[str, Any
 
 
 def share_of_experts(config: Mapping[str, Any]) -> float:
-    """Return the share of all experts that a token goes to. The family has checked these fields."""
-    chosen = _stated(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token")
-    among = _stated(config, "num_experts", "num_local_experts", "n_routed_experts")
+    """Return the share of all experts that a token goes to. The family has checked these numbers."""
+    chosen = _first(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    among = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
     return min(1.0, chosen / among)
 
 
-def _stated(config: Mapping[str, Any], *names: str) -> int:
-    """Return the first of these fields that is a positive integer, or 1."""
-    return next((config[name] for name in names if type(config.get(name)) is int and config[name] > 0), 1)
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    return next((int(config[name]) for name in names if config.get(name)), 1)
 
 
 def label(part: Stored) -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
+from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
@@ -41,6 +42,8 @@ def multiply_part(
     """Fill the columns of an output that one part computes."""
     if not len(x):
         return
+    if isinstance(part.format, OtherInputs):
+        x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
     form = form_of(part)
     if form is None:
         total = decoded(x, part)
@@ -56,7 +59,7 @@ def multiply_part(
 
 @jit(do_not_specialize=["rows"])
 def stored_kernel(
-    x, x_stride, rows, codes, scales, bias, y, y_stride, outputs, inputs,
+    x, x_stride, rows, codes, scales, more, bias, y, y_stride, outputs, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +72,9 @@ def stored_kernel(
         column = begin + tl.arange(0, STEP)
         values = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
         value = tl.load(values, mask=is_row & (column < inputs)[None, :], other=0.0)
-        tile, scale = load_tile(codes, scales, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS)
+        tile, scale = load_tile(
+            codes, scales, more, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
+        )
         total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
     if bias is not None:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]

@@ -61,7 +61,7 @@ def multiply_experts(
 
 @jit(do_not_specialize=["tokens"])
 def stored_experts_kernel(
-    x, listed, sizes, tokens, codes, scales, bias, out, outputs, inputs,
+    x, listed, sizes, tokens, codes, scales, more, bias, out, outputs, inputs,
     ROW_PAIRS: tl.constexpr, PAIRS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +81,7 @@ def stored_experts_kernel(
             column = begin + tl.arange(0, STEP)
             value = tl.load(rows + column[None, :], mask=is_pair & (column < inputs)[None, :], other=0.0)
             tile, scale = load_tile(
-                codes, scales, expert, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
+                codes, scales, more, expert, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
             )
             total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
         if bias is not None:
