@@ -1,6 +1,6 @@
 """Families of other engines' users equal their public implementation, in sizes and options that nobody published.
 
-docs/lab/families.md has the errors that `python -m tests.support.models.odd_families` printed.
+`python -m tests.support.models.odd_families` prints the errors of all of them; docs/lab has a study of 2026-11-19.
 """
 
 from __future__ import annotations
