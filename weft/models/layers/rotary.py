@@ -23,7 +23,7 @@ class Rotary(Layer):
         self.kind = kind
         frequency = frequencies(kind)
         if factors:
-            frequency = frequency / torch.tensor(factors, device=frequency.device)
+            frequency = frequency / frequency.new_tensor(factors)
         self.register_buffer("frequency", frequency, persistent=False)
         self.scale = amplitude(kind) if scale is None else scale
         self.dtype = dtype
