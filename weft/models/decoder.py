@@ -125,7 +125,7 @@ class Decoder(Layer):
     def rotations(self, batch: Batch) -> Sequence[Rotation | None]:
         """Return the rotation of every layer. Layers with the same one share it."""
         if isinstance(self.rotary, RotaryByKind):
-            return self.rotary(batch)
+            return self.rotary.forward(batch)
         return [None if self.rotary is None else self.rotary(batch)] * len(self.layers)
 
     def walk(self) -> Iterator[nn.Module]:
