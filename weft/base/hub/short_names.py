@@ -18,6 +18,14 @@ SHORT_NAMES = {
     "granite-4.0-h:small": "ibm-granite/granite-4.0-h-small",
     "gpt-oss:20b": "openai/gpt-oss-20b",
     "gemma-3:12b": "google/gemma-3-12b-it",
+    "lfm3:1.7b": "LiquidAI/LFM3-1.7B",
+    "gemma-2:9b": "google/gemma-2-9b-it",
+    "olmo-2:7b": "allenai/OLMo-2-1124-7B-Instruct",
+    "olmo-3:7b": "allenai/Olmo-3-7B-Instruct",
+    "phi-4:14b": "microsoft/phi-4",
+    "smollm3:3b": "HuggingFaceTB/SmolLM3-3B",
+    "mistral-small-3.1:24b": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "qwen2.5:7b": "Qwen/Qwen2.5-7B-Instruct",
 }
 
 
