@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -65,13 +66,13 @@ class LLM:
         self._start(options_of({"model": model, **options}), progress)
 
     @classmethod
-    def from_options(cls, options: Options, progress: bool = True) -> LLM:
-        """Create an LLM from parsed options."""
+    def from_options(cls, options: Options, progress: bool = True, now: Callable[[], float] = perf_counter) -> LLM:
+        """Create an LLM from parsed options. `now` is the clock, in seconds, by which the engine measures its steps."""
         llm = cls.__new__(cls)
-        llm._start(options, progress)
+        llm._start(options, progress, now)
         return llm
 
-    def _start(self, options: Options, progress: bool) -> None:
+    def _start(self, options: Options, progress: bool, now: Callable[[], float] = perf_counter) -> None:
         self.options = options
         loaded = load(options, progress)
         self.config = loaded.config
@@ -89,7 +90,8 @@ class LLM:
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
         runner = loaded.runner(options.threads, progress)
         drafter = loaded.draft_model(runner, options.threads, progress)
-        self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False), draft_model=drafter)
+        grammars = loaded.grammars(warm=False)
+        self.engine = Engine(loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now)
         self._stopped: str | None = None
         self._running: dict[int, OpenRequest] = {}
         self._lock = threading.RLock()
