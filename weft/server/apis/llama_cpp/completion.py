@@ -53,7 +53,6 @@ async def answered(front: Front, request: Request, answer: LlamaAnswer) -> Respo
         cache_salt=body.cache_salt,
         priority=body.priority,
         retain=body.retain,
-        retain=body.retain,
         form=body.form(front.limits),
     )
     events = answer.events(generation) if body.stream else None
