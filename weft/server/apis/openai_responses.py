@@ -118,7 +118,7 @@ async def respond(front: Front, request: Request) -> Response:
     sent, tenant = await front.receiving.read_body(request), request.state.tenant
     data, before = stored_responses.continued(front, sent, tenant)
     body, [prompt] = await front.read_texts(request, RESPONSE, data)
-    answer = ResponseAnswer(front, body, Memory(front, tenant, sent, before))
+    answer = ResponseAnswer(front, body, ConversationBefore(front, tenant, sent, before))
     generation = await answer.start(request, prompt)
     events = answer.events(generation) if body.stream else None
     return await deliver(
@@ -239,7 +239,7 @@ def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class ConversationBefore:
     """What a response's storage needs: the body as it was sent, and the response that it goes on with."""
 
     front: Front
@@ -251,7 +251,7 @@ class Memory:
 class ResponseAnswer:
     """Runs one request through the engine and shapes its response."""
 
-    def __init__(self, front: Front, body: ResponsesRequest, memory: Memory) -> None:
+    def __init__(self, front: Front, body: ResponsesRequest, memory: ConversationBefore) -> None:
         self.front = front
         self.body = body
         self.memory = memory
