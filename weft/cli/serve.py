@@ -28,7 +28,7 @@ ABOUT = "serve a model over HTTP, with OpenAI's API and SGLang's native API"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Listed here as well, so that `--help` need not import the parsers; a test compares.
 TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral")
-TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
+TOOL_PARSERS += ("granite", "phi4", "olmo3", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -75,6 +75,7 @@ class FrontOptions:
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
     open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
+    page: bool = option(True, "serve a page at /, to talk to the model and look at the cache (docs/page.md)")
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
     max_answers: int = option(32, "maximum answers to one prompt (n)")
@@ -354,6 +355,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
         open_health=options.open_health,
+        page=options.page,
         cors_origins=options.cors_origin,
         trusted_hosts=trusted_hosts(options, bool(keys)),
         trusted_proxies=options.trusted_proxy,
