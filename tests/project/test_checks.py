@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.dependents import tests_of
+from tests.support.dependents import dependent_tests
 from tests.support.fences import ROOT
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -76,7 +76,7 @@ def test_a_test_depends_on_what_it_imports_and_what_that_imports_or_starts():
         "tests.test_near": "from weft.a.x import f", "tests.test_far": "import tests.helper",
         "tests.helper": 'run("-m", "weft.c")', "tests.test_other": "import weft.d",
     }  # fmt: skip
-    assert tests_of(ROOT / "weft" / "a", modules) == ["tests/test_near.py", "tests/test_far.py"]
+    assert dependent_tests(ROOT / "weft" / "a", modules) == ["tests/test_near.py", "tests/test_far.py"]
 
 
 def test_a_check_that_fails_is_reported_after_all_have_run(tmp_path):

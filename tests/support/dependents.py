@@ -45,7 +45,7 @@ def dependents(graph: Mapping[str, Iterable[str]], package: str) -> list[str]:
         found |= dict.fromkeys(nearest)
 
 
-def tests_of(place: Path, modules: Mapping[str, str]) -> list[str]:
+def dependent_tests(place: Path, modules: Mapping[str, str]) -> list[str]:
     """Return the test files that depend on a folder or file."""
     found = dependents(graph_of(modules), module_of(place.resolve()))
     files = [name.replace(".", "/") + ".py" for name in found]
@@ -54,5 +54,5 @@ def tests_of(place: Path, modules: Mapping[str, str]) -> list[str]:
 
 if __name__ == "__main__":
     everything = sources("weft") | sources("tests")
-    lists = [tests_of(ROOT / place, everything) for place in sys.argv[1:]]
+    lists = [dependent_tests(ROOT / place, everything) for place in sys.argv[1:]]
     print(*dict.fromkeys(file for each in lists for file in each), sep="\n")
