@@ -125,7 +125,7 @@ class Front:
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.settings.aliases)
 
     @property
     def builder(self) -> PromptBuilder:

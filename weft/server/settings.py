@@ -105,6 +105,7 @@ class ServerSettings:
     admin_key: str | Key | None = field(default=None, repr=False)
     key_rates: RateLimits = field(default_factory=RateLimits)
     model_name: str | None = None  # the name that clients use; None: the model's own
+    aliases: tuple[str, ...] = ()  # further names of the model
     open_health: bool = True
     log_requests: bool = True
     vllm_metrics: bool = False  # also export metrics under vLLM's names

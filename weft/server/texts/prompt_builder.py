@@ -29,6 +29,7 @@ from weft.server.texts.openai_messages import (
 from weft.server.texts.schemas import PredictedContent, SamplingFields
 from weft.text import conversation
 from weft.text.bad_words import token_sequences
+from weft.text.infill import Infill
 from weft.text.last_tokens import start_of_last
 from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
 from weft.text.template import RESERVED, ChatTemplate, Message
@@ -36,15 +37,25 @@ from weft.text.tokenizer import Tokenizer
 
 # Characters of the name of a template variable.
 MAX_VARIABLE = 64
+# The tag of a model in Ollama's API; there is no other.
+LATEST = ":latest"
 
 
 class PromptFacts(msgspec.Struct, frozen=True):
-    """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence."""
+    """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence.
+
+    `aliases` are further names of the model.
+    """
 
     model: str
     vocab_size: int
     max_length: int
     room: int
+    aliases: tuple[str, ...] = ()
+
+    def is_model(self, name: str) -> bool:
+        """Return whether the model has this name. Ollama's clients may add a tag to it."""
+        return name.removesuffix(LATEST) in (self.model, *self.aliases) or name in (self.model, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +102,7 @@ class PromptBuilder:
         self.strict_fields = strict_fields
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.facts.model:
+        if name is not None and not self.facts.is_model(name):
             raise InvalidField(
                 "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
@@ -129,6 +140,27 @@ class PromptBuilder:
             prompts = [self._last_part(each, keep) if isinstance(each, str) else each for each in prompts]
         found = encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         return [Prompt(tokens).last(keep) for tokens in found]
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+        field: str = "suffix",
+    ) -> Prompt:
+        """Return the prompt for what belongs between two texts, and begins with `begun`.
+
+        `files` are names and texts of other files.
+        """
+        tokenizer = self.need_tokenizer()
+        infill = Infill.of(tokenizer)
+        if infill is None:
+            raise InvalidField(field, "needs a model with fill-in-the-middle tokens, and this one has none")
+        texts = [prefix, suffix, begun, *(text for pair in files for text in pair)]
+        self.check_size(sum(map(len, texts)), field)
+        tokens = infill.tokens(tokenizer, prefix, suffix, files) + tokenizer.encode(begun, special=False)
+        return Prompt(checked_tokens(tokens, self.facts.vocab_size, field))
 
     def _last_part(self, text: str, keep: int) -> str:
         """Return the end of a text that has its last tokens; the rest is not worth the time to tokenize it."""
