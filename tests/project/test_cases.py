@@ -35,3 +35,5 @@ def test_of_triton_kernels_the_first_case_runs_by_default():
 
 def test_every_planted_bug_runs_by_default():
     assert markers_of("tests/kernels/test_planted_kernel_bugs.py", families(*FAMILIES)) == [None] * len(FAMILIES)
+    name, cases = "test_a_planted_bug_of_shared_prefixes_is_caught", [{"bug": number} for number in range(5)]
+    assert markers_of("tests/runner/cuda/test_cuda_shared_prefixes.py", cases, name) == [None] * 5

@@ -26,7 +26,10 @@ QUICK = (
     "tests/models/test_catalogue.py",
 )  # fmt: skip
 # Tests that run Triton kernels under the interpreter, by file or folder.
-INTERPRETED = ("tests/kernels/cuda/", "tests/runner/cuda/", "tests/drafting/test_exact_drafts_cuda.py")
+INTERPRETED = (
+    "tests/kernels/cuda/", "tests/runner/cuda/", "tests/drafting/test_cuda_drafters.py",
+    "tests/drafting/test_exact_drafts_cuda.py",
+)  # fmt: skip
 # Tests there that run no kernel, or next to nothing.
 NOT_INTERPRETED = (
     "tests/kernels/cuda/test_cuda_launching.py", "tests/kernels/cuda/test_cuda_interpreter.py",
@@ -43,9 +46,9 @@ def family_of(values: dict[str, Any]) -> str | None:
     return next((each for each in found if each in REPRESENTATIVES or each in OTHERS), None)
 
 
-def markers_of(place: str, cases: Sequence[dict[str, Any]]) -> list[str | None]:
-    """Return the marker of each case of one test, by the values of its parameters; `place` is the test's file."""
-    if "planted" in place:
+def markers_of(place: str, cases: Sequence[dict[str, Any]], name: str = "") -> list[str | None]:
+    """Return the marker of each case of a test, by the values of its parameters. `place` is its file."""
+    if any(word in f"{place} {name}" for word in ("planted", "caught", "be_seen", "is_seen", "noticed")):
         return [None] * len(cases)
     if place.startswith(INTERPRETED) and place not in NOT_INTERPRETED:
         return [None, *["kernels"] * (len(cases) - 1)]
@@ -63,7 +66,8 @@ def mark(items: Sequence[Any]) -> None:
         if hasattr(item, "callspec") and item.get_closest_marker("gpu") is None:
             place = Path(item.path).relative_to(ROOT).as_posix() if Path(item.path).is_relative_to(ROOT) else ""
             tests[place, item.nodeid.split("[")[0]].append(item)
-    for (place, _), cases in tests.items():
-        for item, marker in zip(cases, markers_of(place, [item.callspec.params for item in cases]), strict=True):
+    for (place, test), cases in tests.items():
+        markers = markers_of(place, [item.callspec.params for item in cases], test.rpartition("::")[2])
+        for item, marker in zip(cases, markers, strict=True):
             if marker is not None:
                 item.add_marker(marker)
