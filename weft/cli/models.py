@@ -92,7 +92,8 @@ def sizes(checkpoints: tuple[tuple[str, str | None], ...], quantize: str) -> Ite
     for name, hub_id in checkpoints:
         file = configurations.find(name)
         assert file is not None, f"{name} is not packaged"
-        command = f"weft serve {name} --weights dummy" if hub_id is None else f"weft serve {short_name_of(hub_id) or hub_id}"
+        served = f"{name} --weights dummy" if hub_id is None else short_name_of(hub_id) or hub_id
+        command = f"weft serve {served}"
         yield size_of(name, file, hub_id, command_of(command, "off" if name in STORED else quantize), quantize)
 
 
