@@ -34,7 +34,7 @@ AUTO_COUNTS = {
     "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
-QUANTISED = ("off", "fp8")
+QUANTISED = ("off", "fp8", "q8_0", "q4_k")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -64,8 +64,8 @@ class Options:
     dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
     quantize: str = option(
         "off",
-        "fp8: quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head "
-        "(docs/formats.md)",
+        "quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head; q8_0 "
+        "and q4_k are GGUF's, for CPUs (docs/formats.md)",
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
@@ -185,7 +185,7 @@ class Options:
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.quantize_head and self.quantize == "off":
-            raise InvalidOption("quantize_head", "needs --quantize fp8")
+            raise InvalidOption("quantize_head", "needs --quantize")
         for name in ("threads", "draft_vocabulary"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")

@@ -74,8 +74,10 @@ def counted(held: Iterator[tuple[nn.Module, str, int]], config: Mapping[str, Any
 def share_of_experts(config: Mapping[str, Any]) -> float:
     """Return the share of all experts that a token goes to."""
     fields = Config(config)
-    chosen: int = fields.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1)
-    among: int = fields.integer("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    chosen: int = (
+        fields.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1, minimum=0) or 1
+    )
+    among: int = fields.integer("num_experts", "num_local_experts", "n_routed_experts", default=1, minimum=0) or 1
     return min(1.0, chosen / among)
 
 

@@ -37,8 +37,10 @@ def shape_of(path: Path, quantising: Quantising = AS_STORED, stated: Mapping[str
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     config = Config(fields)
-    chosen = config.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1)
-    among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1)
+    chosen = (
+        config.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1, minimum=0) or 1
+    )
+    among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1, minimum=0) or 1
     total = sum(sizes.values())
     memories = model.memories(everywhere("cpu"))
     sizes_of_heads = sum(memory.head_dim for memory in memories if isinstance(memory, AttentionMemory))

@@ -52,6 +52,9 @@ RENAMES = (
 
 def entry(value: Any) -> bytes:
     """Return a metadata value with its type."""
+    if isinstance(value, bytes):
+        # Of a file that was read.
+        return value
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -370,19 +373,36 @@ def type_of(name: str, tensor: Tensor, mixture: Mixture | None) -> str:
     return "F32" if mixture is None or kept else mixture(name, tuple(tensor.shape))
 
 
-def widened(path: Path, target: Path) -> Path:
-    """Write the same numbers in float32, as the public reader decodes them."""
+Written = tuple[str, tuple[int, ...], bytes]
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Written]]:
+    """Return metadata and tensors, as the public reader finds them."""
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    tensors = {
-        each.name: dequantised(
-            (each.tensor_type.name, tuple(int(n) for n in reversed(each.shape)), each.data.tobytes())
-        )
-        for each in reader.tensors
+    # Values with their types, which other readers are strict about.
+    fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    metadata = {key: b"".join(part.tobytes() for part in field.parts[2:]) for key, field in fields.items()}
+    shapes = {each.name: tuple(int(n) for n in reversed(each.shape)) for each in reader.tensors}
+    return metadata, {
+        each.name: (each.tensor_type.name, shapes[each.name], each.data.tobytes()) for each in reader.tensors
     }
-    return write(target, metadata, tensors)
+
+
+def widened(path: Path, target: Path) -> Path:
+    """Write the same numbers in float32, as the public reader decodes them."""
+    metadata, tensors = read(path)
+    return write(target, metadata, {name: dequantised(each) for name, each in tensors.items()})
+
+
+def remade(path: Path, target: Path, mixture: Mixture) -> Path:
+    """Write a file of float32 numbers with its matrices in other types."""
+    metadata, tensors = read(path)
+    numbers = {name: torch.frombuffer(bytearray(raw), dtype=torch.float32).view(shape) for name, (kind, shape, raw) in
+               tensors.items()}  # fmt: skip
+    written = {name: stored(each, type_of(name, each, mixture), len(name)) for name, each in numbers.items()}
+    return write(target, metadata, written)
 
 
 def names_of(types: Sequence[str]) -> Mixture:
