@@ -15,7 +15,9 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +27,7 @@ from benchmarks.peers.work import Engine, Job, Work, crowd_prompts, random_token
 FAMILIES = ("lfm2", "granite", "qwen35")
 KINDS = ("q8_0", "q4_k")
 STREAMS, SHARED = 8, 16
-ANSWER, PROMPT = 64, 512
+ANSWER, PROMPT, TURNS = 64, 512, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,34 @@ def work(engine_name: str, file: str, threads: int) -> None:
         from benchmarks.peers.with_llama_cpp import LlamaCpp as Opened
     engine: Any = Opened(job)
     print(json.dumps({"version": engine.version, "anonymous": memory() - before}), flush=True)
+    talk = weft_turn if engine_name == "weft" else llama_turn
     for line in sys.stdin:
-        print(json.dumps(Piece(**json.loads(line)).run(engine)), flush=True)
+        piece = Piece(**json.loads(line))
+        found = turns(partial(talk, engine)) if piece.name == "turns" else piece.run(engine)
+        print(json.dumps({"found": found}), flush=True)
+
+
+def turns(turn: Callable[[list[int]], tuple[list[int], int]]) -> list[int]:
+    """Return how many tokens each turn of a conversation computes before it answers."""
+    text, found = random_tokens("beginning", 300), []
+    for number in range(TURNS):
+        answer, computed = turn(text)
+        found.append(computed)
+        text = [*text, *answer, *random_tokens(f"turn {number}", 40)]
+    return found
+
+
+def weft_turn(engine: Any, prompt: list[int]) -> tuple[list[int], int]:
+    import weft
+
+    params = weft.SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True)
+    [result] = engine.llm.generate(prompt, params, use_tqdm=False)
+    return list(result.token_ids), len(prompt) - result.cached_tokens
+
+
+def llama_turn(engine: Any, prompt: list[int]) -> tuple[list[int], int]:
+    reply = engine._ask(prompt, ANSWER)
+    return reply["tokens"], reply["timings"]["prompt_n"]
 
 
 def memory() -> int:
@@ -90,15 +118,15 @@ class Worker:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             # llama.cpp prints lines of its own.
-            if line.startswith("{") or line[:1].isdigit():
+            if line.startswith("{"):
                 return json.loads(line)
         raise SystemExit(f"an engine ended with code {self.process.wait()}")
 
-    def run(self, piece: Piece) -> float:
+    def run(self, piece: Piece) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(asdict(piece)) + "\n")
         self.process.stdin.flush()
-        return float(self.reply())
+        return self.reply()["found"]
 
     def end(self) -> None:
         self.process.kill()
@@ -120,7 +148,8 @@ def compare(file: Path, threads: int, rounds: int) -> None:
         ours, theirs = (median(column) for column in zip(*pairs))
         ratio = median(own / other for own, other in pairs)
         print(f"  {name:14} {ours:8.1f} {theirs:8.1f} tokens/s   {ratio:.2f}", flush=True)
-    for worker in workers.values():
+    for name, worker in workers.items():
+        print(f"  {name}: tokens computed in each of {TURNS} turns: {worker.run(Piece('turns', 0))}", flush=True)
         worker.end()
 
 

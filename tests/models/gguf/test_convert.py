@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support.models import llama_cpp
 from tests.support.models.engines import TINY
 from tests.support.models.gguf_files import convert as convert_by_hand
 from tests.support.models.gguf_files import names_of
+from tests.support.models.mtp_oracle import checkpoint as mtp_checkpoint
 from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
 from weft.base.gguf.header import read_header
 from weft.cli.main import main
-from weft.models.weights import load_model
+from weft.models.weights import has_head, load_model
 from weft.text.tokenizer import load_tokenizer
 
 # What files cannot state is as they have it.
@@ -67,7 +69,7 @@ def test_there_and_back_is_the_same_model(family, tmp_path):
             assert torch.allclose(ours[name], tensor, rtol=1e-5, atol=1e-6), (place, name)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2_moe", "granite_moe_hybrid", "nemotron_h", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_moe_hybrid", "gpt_oss"])
 def test_transformers_reads_a_folder_as_it_reads_the_checkpoint(family, tmp_path):
     import transformers
 
@@ -81,6 +83,18 @@ def test_transformers_reads_a_folder_as_it_reads_the_checkpoint(family, tmp_path
         with torch.no_grad():
             found.append(model(input_ids=tokens, use_cache=False).logits)
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_that_predicts_further_tokens_goes_along(tmp_path):
+    folder, head = mtp_checkpoint("qwen3_5").folder, mtp_checkpoint("qwen3_5").head
+    file, back = tmp_path / "model.gguf", tmp_path / "back"
+    assert main(["convert", str(folder), str(file)]) == 0
+    assert main(["convert", str(file), str(back)]) == 0
+    assert has_head(file, "checkpoint")
+    assert has_head(back, "checkpoint")
+    written = load_file(back / "model.safetensors")
+    assert {name for name in written if name.startswith("mtp.")} == set(head)
+    assert all(torch.allclose(written[name], tensor, atol=1e-6) for name, tensor in head.items())
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k"])

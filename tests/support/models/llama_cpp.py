@@ -20,6 +20,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 VOCABULARY = 320
 SECONDS = 300
+# Tokens whose probabilities are asked for.
+MOST = 500
 OLD_NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 LETTERS = {"linear_attention": "M", "mamba": "M", "moe": "E", "full_attention": "*", "attention": "*", "mlp": "-"}
 
@@ -65,9 +67,10 @@ def answer(file: Path, prompt: Sequence[int], count: int) -> dict[str, Any]:
     return json.loads(call("answer", str(file), json.dumps(list(prompt)), str(count)).splitlines()[-1])
 
 
-def logprobs(file: Path, prompt: Sequence[int]) -> list[list[float]]:
-    """Return llama.cpp's log-probabilities of all tokens after each token of a prompt."""
-    return json.loads(call("logprobs", str(file), json.dumps(list(prompt))).splitlines()[-1])
+def likeliest(file: Path, prompt: Sequence[int]) -> list[dict[int, float]]:
+    """Return llama.cpp's log-probabilities of the likeliest tokens after each token of a prompt."""
+    found = json.loads(call("likeliest", str(file), json.dumps(list(prompt))).splitlines()[-1])
+    return [dict(pairs) for pairs in found]
 
 
 def call(*arguments: str) -> str:
@@ -158,16 +161,13 @@ def answer_here(file: Path, prompt: list[int], count: int) -> None:
     print(json.dumps({"tokens": found["tokens"], "likeliest": pairs}), flush=True)
 
 
-def logprobs_here(file: Path, prompt: list[int]) -> None:
+def likeliest_here(file: Path, prompt: list[int]) -> None:
     """Ask for one token after each beginning of the prompt, whose computed part the server keeps."""
     server, found = server_of(file), []
     for end in range(1, len(prompt) + 1):
-        reply = asked(server, prompt=prompt[:end], n_predict=1, n_probs=1 << 20, cache_prompt=True)
+        reply = asked(server, prompt=prompt[:end], n_predict=1, n_probs=MOST, cache_prompt=True)
         [one] = reply["completion_probabilities"]
-        values = [0.0] * len(one["top_logprobs"])
-        for each in one["top_logprobs"]:
-            values[each["id"]] = each["logprob"]
-        found.append(values)
+        found.append([[each["id"], each["logprob"]] for each in one["top_logprobs"]])
     print(json.dumps(found), flush=True)
 
 
@@ -180,5 +180,5 @@ if __name__ == "__main__":
         # Its threads would be waited for.
         os._exit(0)
     else:
-        logprobs_here(Path(place), json.loads(others[0]))
+        likeliest_here(Path(place), json.loads(others[0]))
         os._exit(0)

@@ -51,7 +51,7 @@ def export(folder: Path, target: Path, kind: str, more: Mapping[str, Any], writt
     model = build(config, torch.bfloat16, declare=True)
     entries = dict(catalogue(checkpoint_files(folder), model))
     to_come = 0
-    if arch.startswith("qwen"):
+    if arch.startswith(("qwen35", "qwen3next")):
         head = build(config, torch.bfloat16, declare=True, family=head_of(config))
         found = catalogue(checkpoint_files(folder), head)
         entries |= {name: each for name, each in found.items() if name.startswith("mtp.")}
