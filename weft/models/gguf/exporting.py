@@ -173,7 +173,7 @@ class Exporter:
             tensor = tensor[:, 0]
         elif last == "shared_expert_gate":
             tensor = tensor.reshape(-1)
-        elif self.table.plus_one and last.endswith("norm") and stem != "self_attn.norm":
+        elif self.table.plus_one and (last.endswith("norm") or "_norm_" in last) and stem != "self_attn.norm":
             tensor = tensor.float() + 1
         if is_mamba and last in ("A_log", "D"):
             tensor = tensor.reshape(-1, 1)
