@@ -201,7 +201,7 @@ def test_the_option_reaches_the_model(tmp_path):
     for name in ("off", "fp8"):
         with LLM(str(tmp_path), progress=False, quantize=name, **options) as llm:
             assert ({"Fp8"} in formats_of(llm.model).values()) == (name == "fp8")
-            answers[name] = llm.generate([random_tokens(70, seed=2)], progress=False)[0].token_ids
+            answers[name] = llm.generate([random_tokens(70, seed=2)], use_tqdm=False)[0].token_ids
     assert all(answers.values())
     with pytest.raises(InvalidOption, match="quantize_head needs --quantize"):
         LLM(str(tmp_path), quantize_head=True)

@@ -119,7 +119,7 @@ def check(family: str, count: int, seed: int, folder: Path) -> Counter[str]:
 def test_a_damaged_file_is_read_or_refused_in_one_line(family, tmp_path):
     total = check(family, 25, 1, tmp_path)
     assert total["no report"] > 3
-    assert total["no model"] > total["no report"]
+    assert total["no model"] >= total["no report"]
 
 
 @pytest.mark.slow
