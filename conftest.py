@@ -2,13 +2,10 @@
 
 import gc
 import os
-import socket
 import sys
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import hypothesis
@@ -29,28 +26,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter, on tensors of the CPU.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# Modules whose tests depend on how the operating system schedules threads and processes.
-OUTSIDE = {
-    "asyncio",
-    "multiprocessing",
-    "pty",
-    "signal",
-    "socket",
-    "subprocess",
-    "threading",
-    "tests.support.servers.fake_members",
-    "tests.support.servers.held_steps",
-    "tests.support.servers.http_server",
-    "tests.support.models.ranks",
-    "tests.support.servers.serving",
-    "tests.support.servers.wire_server",
-}
-# Tests of what `--draft auto` means. In others it means no drafts: plans would depend on measured times.
-DRAFTS_BY_DEFAULT = (
-    "tests/drafting/test_draft_default.py",
-    "tests/drafting/test_mtp.py",
-    "tests/builtin/test_shipped_head.py",
-)
 # Comparisons in what tests share are reported as those in tests.
 pytest.register_assert_rewrite("tests.support")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*cuda*"]
@@ -67,19 +42,6 @@ def pytest_configure(config: pytest.Config) -> None:
         library.available()
 
 
-def _chosen_draft(decide: Callable[..., tuple[str, str]], *facts: Any) -> tuple[str, str]:
-    is_default = os.environ.get("PYTEST_CURRENT_TEST", "").startswith(DRAFTS_BY_DEFAULT)
-    return decide(*facts) if is_default else ("off", "a test asks for drafts")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let the plugin that reruns tests send at once to the process that distributes them. It sends two messages per
-    test, and the second would wait 40 ms for the first one's acknowledgement."""
-    connection = getattr(getattr(session.config, "failures_db", None), "sock", None)
-    if connection is not None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported stays: let the garbage collector not look for garbage in it, neither now nor in every test."""
@@ -89,9 +51,6 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
-        loading = sys.modules.get("weft.start.loading")
-        if loading is not None:
-            loading.chosen_draft = partial(_chosen_draft, loading.chosen_draft)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -106,29 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
     from tests.support.kernels.gpu_memory import group_of
 
-    for item in items:
-        if uses(item, OUTSIDE):
-            item.add_marker(pytest.mark.flaky(reruns=1))
     first: dict[str, int] = {}
     places = {item: first.setdefault(group_of(item.nodeid) or item.nodeid, n) for n, item in enumerate(items)}
     items.sort(key=places.__getitem__)
-
-
-def uses(item: pytest.Item, modules: set[str]) -> bool:
-    """Return whether the module of a test has imported one of these modules, or something from one."""
-    if not isinstance(item, pytest.Function):
-        return False
-    found = vars(item.module).values()
-    names = {value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "") for value in found}
-    return not names.isdisjoint(modules)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """What a failed test refers to does not stay in memory. The plugin that reruns tests keeps their exceptions."""
-    found = yield
-    vars(item).pop("_rerun_condition_excinfos", None)
-    return found
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -68,8 +68,8 @@ def test_every_command_is_one_that_weft_accepts(capsys):
     for model in [*models, found["built_in"]]:
         program, *arguments = shlex.split(model["command"])
         assert program == "weft"
-        chosen = build_parser().parse_args(arguments)
-        assert (chosen.command, chosen.model) == ("serve", arguments[1] if len(arguments) > 1 else None)
+        chosen = vars(build_parser().parse_args(arguments))
+        assert (chosen["command"], chosen.get("model")) == ("serve", arguments[1] if len(arguments) > 1 else None)
 
 
 def test_the_list_for_people_has_every_model_command_and_architecture(capsys):

@@ -116,7 +116,7 @@ def test_waiting_for_a_log_line_ends_with_the_process(tmp_path, logged, status):
     if logged == "ready":
         assert wait_for_log(process, tmp_path / "log", "ready") == "ready\n"
     else:
-        with pytest.raises(AssertionError, match="ended with 3 before it logged 'ready':\nfailed"):
+        with pytest.raises(AssertionError, match=r"ended with 3 before it logged 'ready':\n\s*failed"):
             wait_for_log(process, tmp_path / "log", "ready")
     process.wait()
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.support.clocks import Ticks
 from tests.support.models import tiny_model
 from tests.support.models.mtp_oracle import checkpoint
 from weft import LLM, SamplingParams
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options, draft_tokens
-from weft.drafting.policy import choosing as drafting
-from weft.drafting.policy.costs import FreeDrafts
 from weft.kernels import choosing
 from weft.memory.capacity import least_bytes, longest_alone
 from weft.start import exact_costs, loading
@@ -29,15 +29,14 @@ PROMPTS = (
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_default_options_give_the_answers_without_drafts(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_options_give_the_answers_without_drafts(dtype: str) -> None:
     """Of weft-small, to the token, with as many drafts as there can be."""
     # In bfloat16 one at a time: with more tokens than one row verifies, some CPUs multiply in another way.
     together = len(PROMPTS) if dtype == "float32" else 1
-    open_llm = partial(LLM, dtype=dtype, memory="64MiB", threads=1, max_length=512, progress=False)
-    with open_llm(draft="off") as plain:
+    options = Options(dtype=dtype, memory=64 << 20, threads=1, max_length=512)
+    with LLM.from_options(replace(options, draft="off"), progress=False) as plain:
         wanted = [answers(plain, temperature, together) for temperature in (0.0, 0.8)]
-    monkeypatch.setattr(drafting, "LearnedCosts", FreeDrafts)
-    with open_llm() as default:
+    with LLM.from_options(options, progress=False, now=Ticks()) as default:
         assert default.config.draft == "suffix"
         for _ in range(2):
             # The second time, the answers are known from the first.

@@ -64,7 +64,9 @@ def kind_of(name: str, kinds: dict[str, Any]) -> Any:
 
 def read_by_sources() -> Iterator[tuple[str, str]]:
     """Yield how (`integer`, `number` or `numbers`) and under which name the sources of families read a field."""
-    for path in sorted((ROOT / "weft" / "models").rglob("*.py")):
+    folder = ROOT / "weft" / "models"
+    # The keys of GGUF files become fields of a configuration, which are read as those of others.
+    for path in sorted({*folder.rglob("*.py")} - {*(folder / "gguf").rglob("*.py")}):
         for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in READERS:
                 names = [each.value for each in node.args if isinstance(each, ast.Constant)]

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.models import tiny_model
-from weft import LLM, SamplingParams
+from tests.support.models.llm import make
+from weft import SamplingParams
 from weft.base.errors import OptionError
 from weft.base.options import Options
-from weft.drafting.policy import choosing as drafting
-from weft.drafting.policy.costs import FreeDrafts
 
 LETTERS = tuple(range(ord("a"), ord("z") + 1))
 
 
-def open_llm(draft: str) -> LLM:
-    return LLM(**tiny_model.OPTIONS, progress=False, memory="16MiB", threads=1, max_length=512, draft=draft)
-
-
-def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafting, "LearnedCosts", FreeDrafts)
-    with open_llm("off") as plain, open_llm("suffix") as drafted:
+def test_a_stop_string_inside_accepted_drafts_ends_the_answer_there() -> None:
+    with make(draft="off") as plain, make() as drafted:
         whole = plain.generate("Hello", letters(60), use_tqdm=False)[0]
         for params in (letters(60), letters(60, stop=(whole.text[30:33],)), letters(60, stop_token_ids=(101,))):
             wanted = plain.generate("Hello", params, use_tqdm=False)[0]

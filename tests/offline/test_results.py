@@ -48,7 +48,7 @@ def test_the_best_of_several_answers_are_the_likeliest(llm):
     assert [each.token_ids for each in best] == [each.token_ids for each in likeliest]
     assert [each.index for each in best] == [0, 1]
     assert [each.logprobs for each in best] == [None, None]
-    assert [each.cumulative_logprob for each in best] == [each.cumulative_logprob for each in likeliest]
+    assert [each.cumulative_logprob for each in best] == pytest.approx([each.cumulative_logprob for each in likeliest])
 
 
 def test_prompt_scores_are_computed_once_and_stand_with_the_prompt(llm):

@@ -13,7 +13,7 @@ from tests.support.models import tiny_model
 from weft import LLM
 from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options
-from weft.cli.main import main, parse
+from weft.cli.main import COMMANDS, collected, main, parse, read_options
 from weft.kernels import choosing
 from weft.kernels.choosing import choose, everywhere, why_not_exact
 from weft.kernels.interface import Operations
@@ -32,9 +32,11 @@ CHEAP = Cost("a model", "2026-01-01", 0.02, -0.1, 0.0, MOST)
     ],
 )  # fmt: skip
 def test_the_switch_needs_no_value(given: list[str], wanted: bool | str) -> None:
-    found = parse(["doctor", *given])
-    assert found.exact == wanted
-    assert found.model == ("some-model" if "some-model" in given else None)
+    found = vars(parse(["doctor", *given]))
+    doctor = COMMANDS[found.pop("command")]
+    options = read_options(doctor.options, collected(doctor, found).values)
+    assert options.exact == wanted
+    assert options.model == ("some-model" if "some-model" in given else None)
 
 
 def test_other_values_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +156,7 @@ def test_what_declines_exact_kernels_is_a_reason_for_auto(gpu: None, monkeypatch
     assert "no such kernel" in str(why_not_exact("cuda", torch.bfloat16))
     monkeypatch.setattr(loading, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(exact_costs, "COSTS", {("a GPU", "lfm2"): CHEAP})
-    monkeypatch.setattr(loading, "read_config", lambda path: {"model_type": "lfm2"})
+    monkeypatch.setattr(loading, "checkpoint_config", lambda path: {"model_type": "lfm2"})
     options = Options(model=str(tiny_model.FOLDER))
     assert loading.decided(options, tiny_model.FOLDER, "cuda", torch.bfloat16).exact is False
     monkeypatch.setattr(choosing, "import_module", load)

@@ -19,6 +19,7 @@ from tests.support.hashed.rolling import VOCABULARY, RollingDevice, oracle
 from tests.support.hashed.workloads import random_workload
 from tests.support.kernels.operations import CPU, GPU, PLAIN
 from tests.support.models import tiny_model
+from tests.support.models.llm import make as open_llm
 from tests.support.models.tiny_model import no_time
 from tests.support.text.grammar import SCHEMA, allowed
 from weft import LLM, RequestError, SamplingParams, StructuredOutputsParams
@@ -188,13 +189,11 @@ def test_a_plan_without_grammars_carries_no_masks():
 
 # the engine -----------------------------------------------------------------------------------------------------------
 
-LIMITS = {"memory": "32MiB", "threads": 1, "max_sequences": 8, "max_tokens_per_step": 128, "max_length": 640}
-SETTINGS = tiny_model.OPTIONS | LIMITS
 PROMPT = list(b"The river ran past the mill and under the bridge, and nobody asked where it went. ")
 
 
 def make(**more) -> LLM:
-    return LLM(**{**SETTINGS, **more})
+    return open_llm(**{"max_length": 640, **more})
 
 
 def request(number: int, grammar: Grammar | None, most: int = 400, **params) -> Request:
@@ -249,7 +248,7 @@ def test_every_way_of_choosing_keeps_to_the_grammar(params):
 
 def test_a_constrained_sequence_takes_part_in_every_step_and_holds_up_no_other():
     plans: list[Plan] = []
-    with make(depth=1) as llm:
+    with make(depth=1, draft="off") as llm:
         serve(llm.engine, [request(0, None, most=30), request(1, Grammar("regex", "[a-z]{12}"))], plans)
     decodes = [[seat for seat, one in zip(p.seat.tolist(), (p.end - p.start) == 1) if one] for p in plans]
     bound = [step for step, seats in enumerate(decodes) if 1 in seats]

@@ -8,6 +8,7 @@ from hashlib import sha256
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request, check_token_ids
 from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, ends_of_messages
@@ -34,6 +35,7 @@ def build_request(
     grammar: Grammar | None = None,
     field: str = "prompt",
     prediction: Tokens | None = None,
+    retain: tuple[Retain, ...] = (),
 ) -> Request:
     """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` names the prompt in errors."""
     check_length(len(prompt), params.max_tokens, model.max_length, field)
@@ -55,6 +57,7 @@ def build_request(
         boundaries=ends_of_messages(prompt, model.end_tokens),
         # Nothing beyond the answer's end can be a draft.
         prediction=None if prediction is None else prediction[: params.max_tokens],
+        retain=retain,
     )
 
 

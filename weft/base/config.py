@@ -28,7 +28,8 @@ class EngineConfig:
     memory of a draft model or an MTP head, besides `memory_bytes`. Prompt chunks beside decodes are sized so that a
     step takes up to `max_step_ms`, or `max_step_decodes` times as long as its decodes alone if that is more; both 0: no
     bound. `arrivals_bytes` is the host memory for prefixes that prefill engines send, `departures_bytes` that for
-    prefixes which this engine sends.
+    prefixes which this engine sends. `retain_share` is the part of memory that the prefixes retained for one tenant may
+    take.
     """
 
     memory_bytes: int
@@ -55,6 +56,7 @@ class EngineConfig:
     remote: bool = False
     arrivals_bytes: int = 0
     departures_bytes: int = 0
+    retain_share: float = 0.25
 
     def __post_init__(self) -> None:
         for name in ("memory_bytes", "max_sequences", "max_tokens_per_step", "max_length"):
@@ -75,5 +77,7 @@ class EngineConfig:
         for name in ("capture_every", *sizes, "max_step_ms", "max_step_decodes"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.retain_share <= 1:
+            raise InvalidOption("retain_share", f"must be from 0 to 1, got {self.retain_share}")
         if not 0 <= self.draft_tokens <= MOST_DRAFTS:
             raise InvalidOption("draft_tokens", f"must be from 0 to {MOST_DRAFTS}, got {self.draft_tokens}")

@@ -34,7 +34,7 @@ AUTO_COUNTS = {
     "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
-QUANTISED = ("off", "fp8", "q8_0", "q4_k")
+QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -64,14 +64,14 @@ class Options:
     dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
     quantize: str = option(
         "off",
-        "quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head; q8_0 "
-        "and q4_k are GGUF's, for CPUs (docs/formats.md)",
+        "quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head: fp8, "
+        "int8 with a scale for each output, int4 in groups of 128, mxfp4, or GGUF's q8_0 and q4_k (docs/formats.md)",
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
     int8_activations: bool = option(
         True,
-        "on CPUs, multiply weights in GGUF's block types and MXFP4 with activations rounded to 8-bit integers, a scale "
+        "on CPUs, multiply weights of up to 8 bits, but not FP8, with activations rounded to 8-bit integers, a scale "
         "for each 32 (docs/formats.md)",
     )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
@@ -119,6 +119,10 @@ class Options:
         ("value", "lru", "flops"),
     )
     capture_every: int = option(0, "distance in tokens between the states to keep; 0: derived from the size of a state")
+    retain_share: float = option(
+        0.25,
+        "share of memory that the prefixes which one API key retains may take (docs/past.md); 0: none are retained",
+    )
     exact: bool | str = option(
         "auto",
         "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md); auto: on where it "
@@ -163,6 +167,8 @@ class Options:
             )
         for name in AUTO_COUNTS:
             count(name, getattr(self, name), "cpu")
+        if not isinstance(self.retain_share, float | int) or not 0 <= self.retain_share <= 1:
+            raise InvalidOption("retain_share", f"must be from 0 to 1, got {self.retain_share!r}")
         share = self.memory_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise InvalidOption("memory_fraction", f"must be greater than 0 and at most 1, got {share!r}")
@@ -185,7 +191,7 @@ class Options:
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.quantize_head and self.quantize == "off":
-            raise InvalidOption("quantize_head", "needs --quantize")
+            raise InvalidOption("quantize_head", f"needs --quantize {' or '.join(QUANTISED[1:])}")
         for name in ("threads", "draft_vocabulary"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
@@ -345,6 +351,7 @@ def resolve(options: Options, facts: SizingFacts) -> tuple[EngineConfig, Mapping
         order=options.order,
         eviction=options.eviction,
         capture_every=options.capture_every,
+        retain_share=options.retain_share,
         exact=options.exact is True,
         paranoid=options.paranoid,
         seed=options.seed,

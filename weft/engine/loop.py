@@ -51,6 +51,7 @@ from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger, MakeTiers
+from weft.memory.outline import outline
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.wire.messages import MAX_WORDS
@@ -58,7 +59,13 @@ from weft.wire.messages import MAX_WORDS
 log = logging.getLogger("weft")
 
 
-def ledger_of(spec: MemorySpec, config: EngineConfig, below: MakeTiers | None, departures_bytes: int) -> Ledger:
+def ledger_of(
+    spec: MemorySpec,
+    config: EngineConfig,
+    below: MakeTiers | None,
+    departures_bytes: int,
+    now: Callable[[], float] = perf_counter,
+) -> Ledger:
     """Return a ledger as the configuration asks for, over the tiers `below`."""
     return Ledger(
         spec,
@@ -72,6 +79,8 @@ def ledger_of(spec: MemorySpec, config: EngineConfig, below: MakeTiers | None, d
         private_answers=config.exact,
         below=below,
         departures_bytes=departures_bytes,
+        retain_share=config.retain_share,
+        now=now,
     )
 
 
@@ -97,7 +106,7 @@ class Engine:
         self._now = now
         self._identity = PrefixIdentity(spec.cell, form=config.form if config.exact else None)
         departures_bytes = 0 if transport is None else config.departures_bytes
-        self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes)
+        self.ledger = ledger_of(spec, config, tiers_below(spec, config, device, now), departures_bytes, now)
         tiers, can = self.ledger.tiers, device.capabilities
         # Asked once: with masks that follow, every step waits for this call.
         self._send_masks = can.supply_masks
@@ -109,7 +118,8 @@ class Engine:
         if transport is not None:
             parts = self.ledger, tiers, self.ledger.departures
             self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
-        companions = (self.copier, self.dropping, self.exchange)
+        self._retentions = self.ledger.retentions
+        companions = (self.copier, self.dropping, self.exchange, self._retentions)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -288,6 +298,7 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Return counters and gauges by name: the planner's and the memory's."""
+        self._retentions.land()
         own = planner_stats(self.planner) | {"planning_seconds": self._planning_seconds}
         if self.exchange is not None:
             own["transfers"] = self.exchange.stats()
@@ -302,7 +313,7 @@ class Engine:
         return replace(found, send_bytes_per_second=self.exchange.transport.send_bytes_per_second)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
-        return cache_report(self.ledger, limit)
+        return cache_report(self.ledger, limit) if limit else outline(self.ledger)
 
     # steps ----------------------------------------------------------------------------------------------------------
 

@@ -377,6 +377,7 @@ class Planner:
             request.boundaries,
             self._is_hidden(sequence),
             partial(tenant_digest, request.salt),
+            request.retain,
         )
         if lease is None:
             heappush(self._free_seats, seat)
@@ -439,7 +440,8 @@ class Planner:
             self.failed.append(sequence)
             return
         self.leave(sequence)
-        self.ledger.clear()
+        # What is retained goes last.
+        self.ledger.clear(retained=sequence.fresh_starts > 1)
 
     def _empty_arena(self) -> None:
         """Forget what is cached, if a request cannot start although no other one has memory.
@@ -447,7 +449,7 @@ class Planner:
         The units that it would start from are scattered over all slabs, and none is left for its tail.
         """
         if not self.running and self.number == self.landed and not self.ledger.memory_to_land:
-            self.ledger.clear()
+            self.ledger.clear(retained=self.ledger.only_retained)
 
     def in_flight(self, sequence: Sequence) -> bool:
         return bool(self._last_plan[sequence.seat] > self.landed)

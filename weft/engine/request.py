@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
 from weft.wire.messages import Token
@@ -33,6 +34,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
     grammar: Grammar | None = None  # the form of the answer
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)] = ()
     prediction: NDArray[np.int32] | None = None  # the answer that the caller expects
+    retain: Annotated[tuple[Retain, ...], Meta(max_length=64)] = ()  # what to protect against eviction, and how long
     send_to: Destination | None = None  # compute the prompt, send it there, and answer nothing; set by routers only
 
 

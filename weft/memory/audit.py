@@ -37,6 +37,7 @@ def audit(ledger: Ledger) -> None:
             for kind, unit in (*link.saves.held(lower=False), *link.loads.held(lower=False)):
                 counted[kind][unit] += 1
             pins.update(node.key for node in link.loads.upper_pins())
+    pins.update(node.key for node in ledger.retentions.nodes())
     if ledger.departures is not None:
         for kind, unit in ledger.departures.held():
             counted[kind][unit] += 1
@@ -47,6 +48,7 @@ def audit(ledger: Ledger) -> None:
     for node in ledger.cache.trie.nodes.values():
         assert node.pins == pins[node.key], f"a node of depth {node.depth} has {node.pins} pins, not {pins[node.key]}"
     _check_held(ledger)
+    _check_retained(ledger)
     _check_slabs(ledger)
 
 
@@ -57,16 +59,32 @@ def _device_links(ledger: Ledger) -> list[TierLink]:
 
 
 def _check_held(ledger: Ledger) -> None:
-    """Check that the cells that running sequences protect are those on their paths."""
+    """Check that the cells that running sequences and retentions protect are those on their paths."""
     ends = [lease.node for lease in ledger.leases.values()]
     for link in _device_links(ledger):
         ends += link.loads.upper_pins()
+    ends += ledger.retentions.nodes()
     if ledger.departures is not None:
         ends += ledger.departures.pins()
     held = {node.key for end in ends for node in path(end)}
     found = {node.key for node in ledger.cache.trie.nodes.values() if node.holders}
     assert found == held, f"{len(found)} cells have holders, {len(held)} lie on the paths of leases"
     assert ledger.cache.trie.held == len(held), f"{ledger.cache.trie.held} cells count as held, expected {len(held)}"
+
+
+def _check_retained(ledger: Ledger) -> None:
+    """Check that exactly the retained resume points are marked, and that the counted bytes are those they hold."""
+    retained = list(ledger.retentions.nodes())
+    marked = {node.key for node in ledger.cache.trie.nodes.values() if node.resume is not None and node.resume.retained}
+    assert marked == {node.key for node in retained if node.resume is not None}, (
+        "other points than the retained are marked"
+    )
+    assert not ledger.cache.point_bytes or len(marked) == len(retained), "a retained resume point is gone"
+    cells = {each.key for node in retained for each in path(node)}
+    held = len(cells) * ledger.spec.page_bytes + len(marked) * ledger.cache.point_bytes
+    assert ledger.retentions.held_bytes == held, (
+        f"{ledger.retentions.held_bytes} bytes count as retained, expected {held}"
+    )
 
 
 def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:

@@ -103,7 +103,7 @@ class Dropping(Companion):
         """Accept a drop: from here on, no request reuses what it names."""
         drop = PendingDrop(number, Dropped(tenant, prefix))
         self._flush_drafts()
-        self._ledger.hidden.add(drop.named)
+        self._ledger.hide(drop.named)
         if self._ledger.tiers is not None and self._ledger.tiers.arrivals is not None:
             self._ledger.tiers.arrivals.drop_incoming()
         self._waiting.append(drop)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from weft.base.retain import Retain
 from weft.memory.keys import Key
 from weft.memory.misses import Miss
 from weft.memory.trie import Node
@@ -69,6 +70,7 @@ class Lease:
         "prompt",
         "published",
         "recalled",
+        "retain",
         "returns",
         "seat",
         "shared",
@@ -100,6 +102,7 @@ class Lease:
         self.end_counts = True  # the end of its prompt is worth a snapshot, not only a candidate
         self.hidden = False  # its prefix is being dropped: nothing of it is published or kept
         self.returns = False  # it closes because of a preemption
+        self.retain: Sequence[Retain] = ()  # what to retain when it ends
         self.node: Node | None = None
         self.shared = 0
         self.published = 0
@@ -109,3 +112,8 @@ class Lease:
         self.slot: int | None = None
         self.tail: int | None = None
         self.pending: list[Grant] = []
+
+    @property
+    def retains_end(self) -> bool:
+        """Whether the sequence is retained with its answer."""
+        return any(each.seconds and each.tokens is None for each in self.retain)

@@ -17,15 +17,18 @@ from numpy.typing import NDArray
 
 from weft.base.grid import cells_covering, first_window_cell, floor_to_grid
 from weft.base.plan import Ints
+from weft.base.retain import Retain
+from weft.base.tenants import Dropped
 from weft.memory.arena import Arena
 from weft.memory.cache import Cache
 from weft.memory.capacity import NO_ROOM, Room, check_memory, slabs_alone
-from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin
+from weft.memory.captures import ALL_CAPTURES, CaptureReasons, Origin, repeatable
 from weft.memory.keys import Key
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.removal import Hidden
+from weft.memory.retention import Retentions
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
@@ -69,6 +72,8 @@ class Ledger:
         private_answers: bool = False,
         below: MakeTiers | None = None,
         departures_bytes: int = 0,
+        retain_share: float = 0.0,
+        now: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.spec = spec
         self.cell = spec.cell
@@ -81,6 +86,7 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
+        self.retentions = Retentions(self.cache, retain_share, budget_bytes, now)
         self.tiers: Tiers | None = None
         self.tenancy = Tenancy(
             lambda: [cache.trie for cache in self.caches],
@@ -127,7 +133,7 @@ class Ledger:
         if not self.enabled:
             reusable = floor_to_grid(limit, self.cell)
             return Miss(Reason.CACHE_OFF, 0, 0, reusable, reusable)
-        return self.cache.match(keys, limit, plain)
+        return self.retentions.explain(keys, self.cache.match(keys, limit, plain))
 
     def expects(self, keys: list[Key], match: Miss, limit: int) -> bool:
         """Return whether a running sequence is about to compute more of this prompt than is cached.
@@ -182,9 +188,22 @@ class Ledger:
         nodes = [self.cache.trie.nodes[keys[depth - 1]] for keys, depth in cells if depth]
         self.cache.valuation.expect({node.resume for node in nodes if node.resume is not None})
 
+    @property
+    def only_retained(self) -> bool:
+        """Return whether everything cached is retained."""
+        return self.cache.points == self.retentions.points and len(self.cache.trie) == self.cache.trie.held
+
     def hides(self, keys: Sequence[Key], tenant: Callable[[], bytes]) -> bool:
         """Return whether a prefix of these keys, of the tenant with this digest, is being dropped."""
         return bool(self.hidden) and self.hidden.covers(keys, tenant)
+
+    def hide(self, dropped: Dropped) -> None:
+        """Let no request reuse what an operator drops; end what is retained of it, or would be."""
+        self.hidden.add(dropped)
+        self.retentions.drop(self.tenancy.chooser(dropped.tenant, dropped.prefix))
+        for lease in self.leases.values():
+            if lease.tenant is not None and self.hidden.covers(lease.keys, lease.tenant):
+                lease.retain = ()
 
     # open -----------------------------------------------------------------------------------------------------------
 
@@ -199,11 +218,13 @@ class Ledger:
         boundaries: Iterable[int] = (),
         hidden: bool = False,
         tenant: Callable[[], bytes] | None = None,
+        retain: Sequence[Retain] = (),
     ) -> Lease | None:
         """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
         `asked` are positions that the caller declared, `boundaries` those where messages end. A `hidden` prefix is
-        being dropped: the lease starts from nothing, and nothing of it is kept. `tenant` returns the tenant's digest.
+        being dropped: the lease starts from nothing, and nothing of it is kept. `tenant` returns the tenant's digest,
+        `retain` is what to retain at the lease's end.
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
@@ -214,8 +235,10 @@ class Ledger:
             miss = self.match(keys, limit, plain)
             if self.tiers is not None:
                 miss = self.tiers.explain(keys, limit, miss)
-        lease = Lease(seat, keys, prompt, set(self._on_grid(asked)), miss, ends)
+        kept = (repeatable(prompt, self.cell) if each.tokens is None else each.tokens for each in retain)
+        lease = Lease(seat, keys, prompt, set(self._on_grid([*asked, *kept])), miss, ends)
         lease.hidden, lease.tenant = hidden, tenant
+        lease.retain = () if hidden or tenant is None else retain
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
             tail = self.cache.take(Kind.TAIL)
@@ -528,6 +551,8 @@ class Ledger:
             if self._promises.get(key) is lease:
                 del self._promises[key]
         del self.leases[lease.seat]
+        if self.enabled and not returns and lease.retain and lease.tenant is not None:
+            self.retentions.ask(lease.retain, lease.keys, lease.prompt, lease.tenant())
         self.let_go(lease)
         if not self.leases:
             self.snapshots.give_up_reserve()
@@ -553,8 +578,13 @@ class Ledger:
         copies = self.tiers is not None and self.tiers.in_flight
         return bool(self.states_to_land or copies or (self.departures is not None and self.departures.in_flight))
 
-    def clear(self, tiers: bool = False) -> int:
-        """Drop everything that no running sequence uses, also from the `tiers` below; return how many tokens stay."""
+    def clear(self, tiers: bool = False, retained: bool = True) -> int:
+        """Drop everything that no running sequence uses, also from the `tiers` below; return how many tokens stay.
+
+        With `retained`, what requests retain too.
+        """
+        if retained:
+            self.retentions.give_up()
         self.cache.clear()
         if tiers and self.tiers is not None:
             self.tiers.clear()
@@ -594,8 +624,10 @@ class Ledger:
         count = len(leases) + needed.sequences
         units = {
             Kind.PAGE: needed.pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
-            Kind.WINDOW: needed.window + sum(lease.cells - lease.window_first + 1 for lease in leases),
-            Kind.STATE: 2 * count,
+            Kind.WINDOW: needed.window
+            + self.retentions.window_pages
+            + sum(lease.cells - lease.window_first + 1 for lease in leases),
+            Kind.STATE: 2 * count + self.retentions.points,
             Kind.TAIL: count,
         }
         return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)

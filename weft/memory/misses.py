@@ -34,6 +34,7 @@ class Reason(StrEnum):
     IN_ARRIVALS = "in_arrivals"
     LOAD_SLOWER = "load_slower_than_recompute"
     BEING_DROPPED = "being_dropped"
+    RETAINED_LOST = "retained_lost"
 
 
 SENTENCES = {
@@ -54,6 +55,7 @@ SENTENCES = {
     Reason.IN_ARRIVALS: "more has arrived from a prefill engine, but there was no room on the device to load it",
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
     Reason.BEING_DROPPED: "an operator is dropping it",
+    Reason.RETAINED_LOST: "it was retained, but lost before its time: over its key's share, or memory ran out",
 }
 
 

@@ -54,6 +54,7 @@ def memory_stats(ledger: Ledger) -> dict[str, Any]:
         # Computed from counters, because counting nodes would delay a step.
         "resume_points": counts.captures_kept - counts.evicted_points,
         "leases": len(ledger.leases),
+        "retained": ledger.retentions.stats(),
     }
 
 

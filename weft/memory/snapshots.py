@@ -103,7 +103,7 @@ class Snapshots:
             return True
         if not self.reasons.answers or (self.prompts_only and here > lease.prompt):
             return False
-        return not self._learns or self.cache.valuation.popularity.worth_a_try(Origin.ANSWER_END)
+        return lease.retains_end or not self._learns or self.cache.valuation.popularity.worth_a_try(Origin.ANSWER_END)
 
     # states that a step writes --------------------------------------------------------------------------------------
 

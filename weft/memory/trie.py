@@ -58,7 +58,7 @@ class ResumePoint:
     `window` has the pages of the last cells up to and including the node's own, as many as the window can see. `passes`
     counts starts further down its path since it was last hit itself. `kind` is its class for statistics; `heir_of` is
     the class and last use of the most wanted evicted point below it. `due` is the lookup at which its age changes its
-    value.
+    value. A `retained` one is not evicted.
     """
 
     __slots__ = (
@@ -70,6 +70,7 @@ class ResumePoint:
         "node",
         "origin",
         "passes",
+        "retained",
         "slot",
         "stamp",
         "used",
@@ -89,6 +90,7 @@ class ResumePoint:
         self.passes = 0
         self.stamp = 0
         self.due = 0
+        self.retained = False
 
 
 class Walk:

@@ -175,7 +175,7 @@ class Valuation:
 
     def _evictable(self, candidate: Candidate) -> bool:
         if isinstance(candidate, ResumePoint):
-            if candidate.node.resume is not candidate:
+            if candidate.node.resume is not candidate or candidate.retained:
                 return False
             return candidate.slot is None or self._owners[Kind.STATE][candidate.slot] == 1
         leaf = candidate.children == 0 and candidate.pins == 0 and candidate.resume is None

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from weft.kernels.formats.stored import DENSE, Format, Stored
-from weft.models.config import Config
 from weft.models.held import WeightFacts
 from weft.models.layers.embedding import Embedding
 from weft.models.layers.moe import ExpertLayer
@@ -72,13 +71,14 @@ def counted(held: Iterator[tuple[nn.Module, str, int]], config: Mapping[str, Any
 
 
 def share_of_experts(config: Mapping[str, Any]) -> float:
-    """Return the share of all experts that a token goes to."""
-    fields = Config(config)
-    chosen: int = (
-        fields.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1, minimum=0) or 1
-    )
-    among: int = fields.integer("num_experts", "num_local_experts", "n_routed_experts", default=1, minimum=0) or 1
+    """Return the share of all experts that a token goes to. The family has checked these numbers."""
+    chosen = _first(config, "num_experts_per_tok", "experts_per_token", "num_experts_per_token")
+    among = _first(config, "num_experts", "num_local_experts", "n_routed_experts")
     return min(1.0, chosen / among)
+
+
+def _first(config: Mapping[str, Any], *names: str) -> int:
+    return next((int(config[name]) for name in names if config.get(name)), 1)
 
 
 def label(part: Stored) -> str:

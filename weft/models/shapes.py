@@ -14,7 +14,7 @@ from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.memory.spec import AttentionMemory, Memory
 from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.held import WeightFacts
-from weft.models.inventory import planned_facts
+from weft.models.inventory import planned_facts, share_of_experts
 from weft.models.weights import build, formats_of_dummy
 
 
@@ -36,14 +36,9 @@ def shape_of(path: Path, quantising: Quantising = AS_STORED, stated: Mapping[str
     model = build(fields, torch.bfloat16, declare=True)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
-    config = Config(fields)
-    chosen = (
-        config.integer("num_experts_per_tok", "experts_per_token", "num_experts_per_token", default=1, minimum=0) or 1
-    )
-    among = config.integer("num_experts", "num_local_experts", "n_routed_experts", default=1, minimum=0) or 1
     total = sum(sizes.values())
     memories = model.memories(everywhere("cpu"))
     sizes_of_heads = sum(memory.head_dim for memory in memories if isinstance(memory, AttentionMemory))
-    width = sizes_of_heads * config.integer("num_attention_heads", default=1)
+    width = sizes_of_heads * Config(fields).integer("num_attention_heads", default=1)
     weights = planned_facts(model, fields, formats_of_dummy(model, path, fields, quantising))
-    return ModelShape(memories, total, total - experts + experts * chosen // among, width, weights)
+    return ModelShape(memories, total, total - experts + round(experts * share_of_experts(fields)), width, weights)

@@ -15,6 +15,7 @@ from weft.answers.followed import FollowedAnswer, Piece
 from weft.answers.requests import ModelBounds, build_request, numbered
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
+from weft.base.retain import MOST_SECONDS, Retain
 from weft.base.sampling import SamplingParams as EngineParams
 from weft.engine.events import Output
 from weft.engine.request import Request
@@ -155,6 +156,7 @@ class Asking:
         cache_salt: str | None = None,
         priority: int | Sequence[int] = 0,
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
+        retain: float | None = None,
         request_id: str | None = None,
     ) -> list[OpenPrompt]:
         """Return what is asked with every prompt; raise before any of it runs."""
@@ -162,7 +164,7 @@ class Asking:
         texts = [text for text, _, _ in listed]
         encoded = encode_prompts([prompt for _, prompt, _ in listed], self.tokenizer, self.bounds.vocab_size)
         salts = [cache_salt if salt is None else salt for _, _, salt in listed]
-        return self._asked(encoded, texts, params, salts, priority, snapshots, request_id)
+        return self._asked(encoded, texts, params, salts, priority, snapshots, retain, request_id)
 
     def conversations(
         self,
@@ -176,6 +178,7 @@ class Asking:
         continues: bool = False,
         cache_salt: str | None = None,
         priority: int | Sequence[int] = 0,
+        retain: float | None = None,
         request_id: str | None = None,
     ) -> list[OpenPrompt]:
         """Return what is asked with every conversation."""
@@ -198,7 +201,7 @@ class Asking:
         assert self.tokenizer is not None, "without a tokenizer, nothing is rendered"
         texts = [self.tokenizer.backend.decode(tokens, skip_special_tokens=False) for tokens, _ in rendered]
         kept = [positions for _, positions in rendered]
-        return self._asked(encoded, texts, params, [cache_salt] * len(texts), priority, kept, request_id)
+        return self._asked(encoded, texts, params, [cache_salt] * len(texts), priority, kept, retain, request_id)
 
     def _asked(
         self,
@@ -208,6 +211,7 @@ class Asking:
         salts: Sequence[str | None],
         priority: int | Sequence[int],
         snapshots: Sequence[int] | Sequence[Sequence[int]],
+        retain: float | None,
         request_id: str | None,
     ) -> list[OpenPrompt]:
         count = len(prompts)
@@ -216,7 +220,8 @@ class Asking:
         priorities = _priorities(priority, count)
         each = zip(prompts, texts, each_params, salts, priorities, each_snapshots, strict=True)
         return [
-            self._one(prompt, text, own, salt, order, kept, request_id) for prompt, text, own, salt, order, kept in each
+            self._one(prompt, text, own, salt, order, kept, retain, request_id)
+            for prompt, text, own, salt, order, kept in each
         ]
 
     def _one(
@@ -227,6 +232,7 @@ class Asking:
         salt: str | None,
         priority: int,
         snapshots: Sequence[int],
+        retain: float | None,
         request_id: str | None,
     ) -> OpenPrompt:
         if not isinstance(salt, str | None):
@@ -241,6 +247,7 @@ class Asking:
             priority=priority,
             snapshots=snapshots,
             grammar=grammar,
+            retain=retained(retain),
         )
         answers = []
         for place in range(params.answers):
@@ -279,6 +286,15 @@ def report_cut(results: Sequence[Result]) -> None:
     cut = [each.why_cut for each in results if each.why_cut]
     if cut:
         log.warning("%d of %d: %s", len(cut), len(results), cut[0])
+
+
+def retained(seconds: float | None) -> tuple[Retain, ...]:
+    """Return what a request retains: its prompt and answer, for these seconds."""
+    if seconds is None:
+        return ()
+    if not isinstance(seconds, int | float) or not 0 <= seconds <= MOST_SECONDS:
+        raise InvalidField("retain", f"must be from 0 to {MOST_SECONDS:.0f} seconds, got {seconds!r}")
+    return (Retain(float(seconds)),)
 
 
 def refuse_adapters(lora_request: object) -> None:

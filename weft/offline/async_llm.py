@@ -195,7 +195,7 @@ class AsyncLLM:
             del self._named[asked.id]
 
     async def _take_room(self, count: int) -> None:
-        """Wait until the engine has room for so many more answers. Those who wait are served in order."""
+        """Wait until the engine has room for this many more answers; callers are served in order."""
         async with self._turn:
             while self._open and self._open + count > self._max_open:
                 self._freed.clear()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 from weft.answers.requests import ModelBounds
 from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.engine.events import Output
 from weft.engine.loop import Engine
 from weft.offline.asking import (
@@ -64,13 +66,13 @@ class LLM:
         self._start(options_of({"model": model, **options}), progress)
 
     @classmethod
-    def from_options(cls, options: Options, progress: bool = True) -> LLM:
-        """Create an LLM from parsed options."""
+    def from_options(cls, options: Options, progress: bool = True, now: Callable[[], float] = perf_counter) -> LLM:
+        """Create an LLM from parsed options. `now` is the clock, in seconds, by which the engine measures its steps."""
         llm = cls.__new__(cls)
-        llm._start(options, progress)
+        llm._start(options, progress, now)
         return llm
 
-    def _start(self, options: Options, progress: bool) -> None:
+    def _start(self, options: Options, progress: bool, now: Callable[[], float] = perf_counter) -> None:
         self.options = options
         loaded = load(options, progress)
         self.config = loaded.config
@@ -88,7 +90,8 @@ class LLM:
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
         runner = loaded.runner(options.threads, progress)
         drafter = loaded.draft_model(runner, options.threads, progress)
-        self.engine = Engine(loaded.spec, runner, self.config, loaded.grammars(warm=False), draft_model=drafter)
+        grammars = loaded.grammars(warm=False)
+        self.engine = Engine(loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now)
         self._stopped: str | None = None
         self._running: dict[int, OpenRequest] = {}
         self._lock = threading.RLock()
@@ -105,17 +108,20 @@ class LLM:
         cache_salt: str | None = None,
         priority: int | Sequence[int] = 0,
         snapshots: Sequence[int] | Sequence[Sequence[int]] = (),
+        retain: float | None = None,
     ) -> list[Result]:
         """Return the answers to all prompts, in order. Nothing runs if any prompt is invalid.
 
         A prompt is a text, a list of token ids, or a dictionary with `prompt` or `prompt_token_ids`. `sampling_params`
         are for all prompts, or a list with one for each. `use_tqdm` shows a progress bar. `cache_salt` isolates the
         cached prefixes of a tenant; lower values of `priority` go first; `snapshots` are positions in the prompt (or a
-        list of them per prompt) that later prompts will share. LoRA adapters are not supported.
+        list of them per prompt) that later prompts will share. `retain` protects prompts and answers against eviction
+        for a number of seconds. LoRA adapters are not supported.
         """
         self._check_open()
         refuse_adapters(lora_request)
         how: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority, "snapshots": snapshots}
+        how["retain"] = retain
         return self._run(self._asking.prompts(prompts, sampling_params, **how), use_tqdm)
 
     def chat(
@@ -133,6 +139,7 @@ class LLM:
         *,
         cache_salt: str | None = None,
         priority: int | Sequence[int] = 0,
+        retain: float | None = None,
     ) -> list[Result]:
         """Return the next message of one or many conversations. A message with `cache_control` is kept for later.
 
@@ -152,6 +159,7 @@ class LLM:
             continues=continue_final_message,
             cache_salt=cache_salt,
             priority=priority,
+            retain=retain,
         )
         return self._run(asked, use_tqdm)
 
@@ -194,6 +202,16 @@ class LLM:
             priority=priority,
         )
         return self._follow(single(asked))
+
+    def retain(
+        self, prompts: AnyPrompt | Sequence[AnyPrompt], seconds: float, *, cache_salt: str | None = None
+    ) -> list[Result]:
+        """Compute prompts, as far as they are not cached, and protect them against eviction for a number of seconds.
+
+        Zero seconds release them.
+        """
+        params = SamplingParams(max_tokens=0)
+        return self.generate(prompts, params, use_tqdm=False, cache_salt=cache_salt, retain=seconds)
 
     def beam_search(
         self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False

@@ -24,12 +24,17 @@ from weft.server.apis import (
     anthropic_route,
     cache_report,
     control,
+    lm_studio,
     native,
     openai_chat,
     openai_completions,
     openai_responses,
     tokens,
 )
+from weft.server.apis.llama_cpp import about as llama_about
+from weft.server.apis.llama_cpp import completion as llama_completion
+from weft.server.apis.ollama import models as ollama_models
+from weft.server.apis.ollama import routes as ollama
 from weft.server.apis.openapi import document
 from weft.server.front import Front
 from weft.server.http.connections import Connections
@@ -38,6 +43,7 @@ from weft.server.metrics import registry as metrics
 from weft.server.metrics.connections import ConnectionCollector
 from weft.server.metrics.keys import KeyCollector
 from weft.server.metrics.vllm import VllmCollector
+from weft.server.page import routes as page_routes
 from weft.server.settings import ServerSettings
 from weft.server.texts.pool import TextPool
 from weft.text.template import ChatTemplate
@@ -57,6 +63,23 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/tokenize", "POST", tokens.tokenize),
     ("/detokenize", "POST", tokens.detokenize),
     ("/generate", "POST", native.generate),
+    ("/api/chat", "POST", ollama.chat),
+    ("/api/generate", "POST", ollama.generate),
+    ("/api/tags", "GET", ollama_models.tags),
+    ("/api/ps", "GET", ollama_models.running),
+    ("/api/show", "POST", ollama_models.show),
+    ("/api/version", "GET", ollama_models.version),
+    *((f"/api/{name}", "POST", ollama_models.unchanged) for name in ("pull", "push", "create", "copy")),
+    ("/api/delete", "DELETE", ollama_models.unchanged),
+    ("/api/v0/models", "GET", lm_studio.models),
+    ("/api/v0/models/{name:path}", "GET", lm_studio.model),
+    ("/api/v0/chat/completions", "POST", openai_chat.chat),
+    ("/api/v0/completions", "POST", openai_completions.complete),
+    ("/completion", "POST", llama_completion.complete),
+    ("/completions", "POST", llama_completion.complete),
+    ("/infill", "POST", llama_completion.infill),
+    ("/props", "GET", llama_about.props),
+    ("/slots", "GET", llama_about.slots),
     ("/abort_request", "POST", control.abort_request),
     ("/flush_cache", "POST", control.flush_cache),
     ("/server_info", "GET", control.server_info),
@@ -99,7 +122,9 @@ def create_app(
         return json_response(document(front.model_name))
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    routes += observing(front, keys)
+    routes += observing(front, keys) + cache_report.outline_routes(front.backend)
+    if settings.page:
+        routes += page_routes()
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)

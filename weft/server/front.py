@@ -125,7 +125,7 @@ class Front:
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.settings.aliases)
 
     @property
     def builder(self) -> PromptBuilder:
@@ -213,6 +213,7 @@ class Front:
         aliases: tuple[str, ...] = (),
         cache_salt: str | None = None,
         priority: int | None = None,
+        retain: float | None = None,
         form: Form | None = None,
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
@@ -232,6 +233,7 @@ class Front:
                 grammar=None if form is None else form.grammar,
                 field=asked.field,
                 prediction=asked.prompt.prediction,
+                retain=asked.prompt.retained(retain),
             )
             requests = [msgspec.structs.replace(first, params=asked.params_of(place)) for place in range(asked.n)]
             found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]

@@ -25,6 +25,8 @@ from weft.base.errors import RequestError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.logs import set_up_logging
 from weft.server.apis import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
+from weft.server.apis.llama_cpp.completion import INFILL, LLAMA_COMPLETION
+from weft.server.apis.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
 from weft.server.texts.grammars import prepared_grammar
 from weft.server.texts.messages import (
     MAX_REPLY_BYTES,
@@ -53,6 +55,10 @@ READERS = (
     openai_responses.RESPONSE,
     native.GENERATE,
     anthropic_route.MESSAGE,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
+    LLAMA_COMPLETION,
+    INFILL,
 )
 JOBS: dict[str, Callable[[PromptBuilder, bytes], bytes]] = {
     **{reader.name: reader.packed for reader in READERS},

@@ -34,6 +34,7 @@ class Asked:
 
     PARAMS = SamplingParams(max_tokens=1)
     send_to = None
+    retain = ()
 
     def __init__(self, ask: SimulatedRequest) -> None:
         self.prompt = range(ask.prompt)  # only its length is used

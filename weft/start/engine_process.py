@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from weft import builtin
@@ -158,8 +159,16 @@ def _end_with_rank(failure: str) -> None:
     os._exit(1)
 
 
-def load_engine(options: Options, progress: bool, transfer: TransferSettings | None = None) -> tuple[Engine, ModelInfo]:
-    """Load a model and return its engine and facts. Everything with tensors is imported here."""
+def load_engine(
+    options: Options,
+    progress: bool,
+    transfer: TransferSettings | None = None,
+    now: Callable[[], float] = perf_counter,
+) -> tuple[Engine, ModelInfo]:
+    """Load a model and return its engine, which measures steps by the clock `now`, and facts about both.
+
+    Everything with tensors is imported here.
+    """
     from weft.runner.ranks.processes import RankProcesses
 
     # First, so that all ranks import their libraries at the same time.
@@ -178,7 +187,8 @@ def load_engine(options: Options, progress: bool, transfer: TransferSettings | N
     drafter = loaded.draft_model(runner, options.threads, progress)
     joined = None if transfer is None else join(loaded, runner, transfer)
     transport = None if joined is None else joined.transport
-    engine = Engine(loaded.spec, runner, config, loaded.grammars(), draft_model=drafter, transport=transport)
+    parts = (loaded.spec, runner, config, loaded.grammars())
+    engine = Engine(*parts, draft_model=drafter, transport=transport, now=now)
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from time import perf_counter
 
 from weft.backends.backend import ModelInfo
 from weft.backends.dispatcher import Dispatcher
@@ -32,11 +33,14 @@ class ThreadBackend(Dispatcher):
         progress: bool = True,
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
+        now: Callable[[], float] = perf_counter,
     ) -> ThreadBackend:
+        """Return the backend of an engine with these options, which measures steps by the clock `now`."""
+
         def make() -> tuple[Drivable, ModelInfo]:
             from weft.start.engine_process import load_engine
 
-            return load_engine(options, progress)
+            return load_engine(options, progress, now=now)
 
         return cls(make, max_open, patience_seconds)
 

@@ -18,7 +18,14 @@ from weft.server.apis.anthropic_messages import (
     Thinking,
 )
 from weft.server.apis.control import AbortRequest
+from weft.server.apis.llama_cpp.bodies import ExtraFile, InfillRequest, LlamaCompletionRequest
 from weft.server.apis.native import GenerateRequest, NativeSampling
+from weft.server.apis.ollama.bodies import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+)
 from weft.server.apis.openai_chat import ChatRequest
 from weft.server.apis.openai_completions import CompletionRequest
 from weft.server.apis.openai_responses import InputItem, ResponsesRequest
@@ -44,6 +51,13 @@ BODIES = (
     AnthropicToolChoice,
     Thinking,
     OutputConfig,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+    LlamaCompletionRequest,
+    InfillRequest,
+    ExtraFile,
 )
 PAGE = (ROOT / "docs" / "api.md").read_text()
 TESTS = "".join(

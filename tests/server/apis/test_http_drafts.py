@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from tests.support.servers.http_server import Served, serving
-from weft.drafting.policy import choosing as drafting
-from weft.drafting.policy.costs import FreeDrafts
 from weft.server.settings import ServerSettings
 
 LETTERS = list(range(ord("a"), ord("z") + 1))
@@ -14,11 +12,8 @@ LETTERS = list(range(ord("a"), ord("z") + 1))
 
 @pytest.fixture(scope="module")
 def served():
-    with pytest.MonkeyPatch.context() as patch:
-        # Every draft pays: what is drafted does not depend on this machine's clock.
-        patch.setattr(drafting, "LearnedCosts", FreeDrafts)
-        with serving(ServerSettings(model_name="tiny"), max_sequences=8, draft="suffix") as server:
-            yield server
+    with serving(ServerSettings(model_name="tiny"), max_sequences=8) as server:
+        yield server
 
 
 def ask(served: Served, **more) -> tuple[str, dict, int]:

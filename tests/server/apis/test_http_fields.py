@@ -16,6 +16,7 @@ from weft.base.errors import InvalidField
 from weft.server.apis.field_reference import READERS, rewritten
 from weft.server.settings import ServerSettings
 from weft.server.texts import fields
+from weft.text.infill import Infill
 
 BODIES = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
@@ -24,15 +25,26 @@ BODIES = {
     "message": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}),
     "sampling_params": ("/generate", {"text": "Hi"}),
+    "ollama_chat": ("/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": False}),
+    "ollama_generate": ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False}),
+    "options": ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False}),
+    "llama_completion": ("/completion", {"prompt": "Hi", "n_predict": 1}),
+    "infill": ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 1}),
 }
-PARTS = {"sampling_params": dict(READERS["generate"].parts)["sampling_params"]}
+# Objects in bodies: the body's reader, and what a small answer needs in it.
+WITHIN = {"sampling_params": ("generate", {"max_new_tokens": 1}), "options": ("ollama_generate", {"num_predict": 1})}
+PARTS = {part: dict(READERS[reader].parts)[part] for part, (reader, _) in WITHIN.items()}
 KINDS = {name: reader.kind for name, reader in READERS.items()} | PARTS
 
 
 @pytest.fixture(scope="module")
 def served():
-    with serving(ServerSettings(model_name="tiny"), template=RICH, max_sequences=16, capture_every=1 << 20) as server:
-        yield server
+    settings = ServerSettings(model_name="tiny")
+    with pytest.MonkeyPatch.context() as patch:
+        # The tiny model has no tokens for it.
+        patch.setattr(Infill, "of", lambda tokenizer: Infill(1, 2, 3))
+        with serving(settings, template=RICH, max_sequences=16, capture_every=1 << 20) as server:
+            yield server
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +59,8 @@ def sent(route: str, name: str, value: object) -> tuple[str, dict]:
 
 def sent_all(route: str, more: dict) -> tuple[str, dict]:
     path, body = BODIES[route]
-    if route == "sampling_params":
-        return path, {**body, "sampling_params": {"max_new_tokens": 1, **more}}
+    if route in WITHIN:
+        return path, {**body, route: {**WITHIN[route][1], **more}}
     return path, {**body, **more}
 
 
@@ -79,9 +91,8 @@ def test_the_documentation_has_the_table():
 
 
 def checked(route: str, body: dict) -> list[str]:
-    kind = KINDS["generate"] if route == "sampling_params" else KINDS[route]
-    parts = PARTS if route in ("generate", "sampling_params") else {}
-    name = "generate" if route == "sampling_params" else route
+    name = WITHIN[route][0] if route in WITHIN else route
+    kind, parts = KINDS[name], READERS[name].parts
     return fields.check_fields(json.dumps(body).encode(), name, kind, parts, strict=True)
 
 
@@ -89,7 +100,7 @@ def checked(route: str, body: dict) -> list[str]:
 def test_refused_fields_are_refused_by_name_unless_they_are_off(served: Served, route):
     rules = [rule for rule in fields.RULES if route in rule.routes and rule.treatment == "refused"]
     assert len(rules) > 40
-    where = "sampling_params." if route == "sampling_params" else ""
+    where = f"{route}." if route in WITHIN else ""
     for rule in rules:
         with pytest.raises(InvalidField, match=f"^{where}{rule.name} is ") as caught:
             checked(route, sent(route, rule.name, 0.77)[1])
@@ -98,8 +109,9 @@ def test_refused_fields_are_refused_by_name_unless_they_are_off(served: Served, 
             checked(route, sent(route, rule.name, value)[1])
     # The same through HTTP: one refused field, then all of them at once with values that change nothing.
     error = served.post(*sent(route, rules[0].name, 0.77), 400)["error"]
-    # Anthropic's errors have no field.
-    assert error.get("param", error["message"].split()[0]) == where + rules[0].name
+    # Anthropic's and Ollama's errors have no field.
+    named = error if isinstance(error, str) else error.get("param", error["message"])
+    assert named.split()[0] == where + rules[0].name
     assert served.post(*sent_all(route, {rule.name: [None, *rule.neutral][-1] for rule in rules}))
 
 

@@ -496,3 +496,16 @@ def test_the_client_raises_its_own_exceptions(served: Served, client: anthropic.
         for key in ({"api_key": "secret"}, {"auth_token": "secret", "api_key": None}):
             found = anthropic.Anthropic(base_url=server.url, max_retries=0, **key)
             assert found.messages.create(model="tiny", max_tokens=1, messages=USER).usage.output_tokens == 1
+
+
+def test_a_ttl_retains_what_is_before_its_mark(served: Served):
+    marked = {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"max_tokens": 2, "messages": [{"role": "user", "content": [marked, {"type": "text", "text": "Why?"}]}]}
+    before = served.stats()["retained"]["tokens"]
+    served.post(PATH, body)
+    retained = served.stats()["retained"]["tokens"] - before
+    assert retained > 0
+    assert served.post(PATH, {**body, "retain": 0})["usage"]["cache_read_input_tokens"] >= retained
+    assert served.stats()["retained"]["tokens"] == before
+    marked["cache_control"]["ttl"] = "soon"
+    assert "5m or 1h" in served.post(PATH, body, 400)["error"]["message"]

@@ -253,7 +253,7 @@ def test_tokens_and_texts(served: Served):
     assert found["tokens"] == [104, 195, 169, 257]
     assert found["count"] == 4
     assert found["token_strs"][3] == "<|end|>"
-    assert served.post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "hé<|end|>"}
+    assert served.post("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "hé<|end|>", "content": "hé<|end|>"}
     messages = [{"role": "user", "content": "Hi"}]
     opened = served.post("/tokenize", {"messages": messages})["count"]
     closed = served.post("/tokenize", {"messages": messages, "add_generation_prompt": False})["count"]

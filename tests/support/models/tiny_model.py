@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "tiny"
 NAME = FOLDER.name
 # As options, and as arguments of a command; a server or `LLM` with these needs no other model.
 OPTIONS = {"model": str(FOLDER), "weights": "dummy"}
-ARGUMENTS = ["--model", str(FOLDER), "--weights", "dummy", "--draft", "off"]
+ARGUMENTS = ["--model", str(FOLDER), "--weights", "dummy"]
 SPECIALS = ("<|start|>", "<|end|>", "<|pad|>")
 
 

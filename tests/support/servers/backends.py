@@ -10,7 +10,9 @@ from functools import wraps
 import numpy as np
 import pytest
 
+from tests.support.clocks import Ticks
 from tests.support.models import tiny_model
+from tests.support.servers import ticking_engine
 from tests.support.servers.fake_engines import PROGRAM, load_instant
 from tests.support.servers.held_steps import SECONDS
 from weft.backends.dispatcher import Dispatcher
@@ -23,7 +25,7 @@ from weft.start.engine_process import load_engine
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 
-SMALL = Options(**tiny_model.OPTIONS, draft="off", memory="16MiB", max_length=512, max_sequences=4, threads=1)
+SMALL = Options(**tiny_model.OPTIONS, memory="16MiB", max_length=512, max_sequences=4, threads=1)
 LONG = 100_000
 
 
@@ -47,8 +49,8 @@ def instant(kind: str, step_seconds: float = 0.0, **settings: object) -> Dispatc
 
 def real(kind: str, options: Options = SMALL) -> Dispatcher:
     if kind == "thread":
-        return ThreadBackend.from_options(options, progress=False)
-    return ProcessBackend(options, progress=False)
+        return ThreadBackend.from_options(options, progress=False, now=Ticks())
+    return ProcessBackend(options, progress=False, program=ticking_engine.PROGRAM)
 
 
 @asynccontextmanager
@@ -96,7 +98,7 @@ def varied_requests() -> list[Request]:
 
 def alone(requests: list[Request]) -> list[tuple[list[Output], Report]]:
     """What an engine says to one after the other, without anything around it."""
-    engine, _ = load_engine(SMALL, progress=False)
+    engine, _ = load_engine(SMALL, progress=False, now=Ticks())
     answers = []
     for request in requests:
         number, outputs = engine.add(request), []

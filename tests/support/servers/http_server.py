@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from tests.support.clocks import Ticks
 from tests.support.models import tiny_model
 from tests.support.servers.fake_members import turns
 from tests.support.servers.held_steps import SECONDS
@@ -196,14 +197,12 @@ def serving(
 
     `pool`: how its text workers differ from the usual ones.
     """
-    chosen = Options(
-        **{**tiny_model.OPTIONS, "draft": "off", "memory": MEMORY, "threads": 1, "max_length": 2048, **options}
-    )
+    chosen = Options(**{**tiny_model.OPTIONS, "memory": MEMORY, "threads": 1, "max_length": 2048, **options})
     limited = settings or ServerSettings()
     # A busy machine may need long to start a text worker.
     patient = replace(limited.limits, text_seconds=max(SECONDS, limited.limits.text_seconds))
     served = Served(
-        ThreadBackend.from_options(chosen, progress=False),
+        ThreadBackend.from_options(chosen, progress=False, now=Ticks()),
         replace(limited, limits=patient),
         texts,
         template,

@@ -159,6 +159,7 @@ class MessageAnswer:
             stop=body.stop_sequences,
             cache_salt=body.cache_salt,
             priority=body.priority,
+            retain=body.retain,
         )
         most = ("max_tokens", self.max_tokens)
         return await self.turn.generate(self.prompt, fields, request.state.tenant, self.name, max_tokens=most)

@@ -76,6 +76,7 @@ class ChatTurn:
             name=name,
             cache_salt=body.cache_salt,
             priority=body.priority,
+            retain=body.retain,
             form=self._whole_form(),
             skip_special=body.skip_special_tokens is not False,
             shown=self._shown,

@@ -11,7 +11,10 @@ from starlette.responses import Response
 from weft.server.access_log import Record
 from weft.server.front import Front
 from weft.server.generation import Generation
-from weft.server.http.sse import DONE, KEEP_ALIVE, EventStream, Silence, error_event, while_connected
+from weft.server.http.sse import DONE, EVENTS, KEEP_ALIVE, EventStream, Silence, error_event, while_connected
+
+# A JSON object in each line, as in Ollama's API.
+LINES = "application/x-ndjson"
 
 
 async def deliver(
@@ -24,6 +27,7 @@ async def deliver(
     failed: Callable[[Exception], bytes] = error_event,
     done: bytes = DONE,
     keep_alive: bytes = KEEP_ALIVE,
+    media_type: str = EVENTS,
 ) -> Response:
     """Send the events, or, without events, the whole answer once it is complete. Closes the generation."""
     record: Record = request.state.record
@@ -35,7 +39,7 @@ async def deliver(
             record.note(error)
             return failed(error)
 
-        return EventStream(events, generation.close, noted, done, silence, record.ended)
+        return EventStream(events, generation.close, noted, done, silence, record.ended, media_type)
     try:
         await while_connected(request, generation.collect())
     finally:

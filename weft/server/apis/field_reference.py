@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 
 from weft.server.apis import anthropic_route, native, openai_chat, openai_completions, openai_responses
+from weft.server.apis.llama_cpp.completion import INFILL, LLAMA_COMPLETION
+from weft.server.apis.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
 from weft.server.texts.body_reader import BodyReader
 from weft.server.texts.fields import EVERY, PATHS, RULES, Rule, understood
 
@@ -21,6 +23,10 @@ READERS: dict[str, BodyReader[Any]] = {
         openai_responses.RESPONSE,
         anthropic_route.MESSAGE,
         native.GENERATE,
+        OLLAMA_CHAT,
+        OLLAMA_GENERATE,
+        LLAMA_COMPLETION,
+        INFILL,
     )
 }
 

@@ -201,6 +201,7 @@ class Native:
             aliases=tuple(self.names),
             cache_salt=self.body.cache_salt if self.body.extra_key is None else self.body.extra_key,
             priority=self.body.priority,
+            retain=self.body.retain,
             form=self.form,
             skip_special=self.skip_special,
         )

@@ -79,6 +79,7 @@ async def complete(front: Front, request: Request) -> Response:
         name=completion.name,
         cache_salt=body.cache_salt,
         priority=body.priority,
+        retain=body.retain,
         form=form_of(body, front.limits),
         skip_special=body.skip_special_tokens is not False,
     )

@@ -11,14 +11,18 @@ from weft import __version__
 from weft.server.apis.anthropic_messages import CountRequest, MessagesRequest
 from weft.server.apis.anthropic_route import CountAnswer, MessageAnswerBody
 from weft.server.apis.control import AbortAnswer, AbortRequest, FlushAnswer
+from weft.server.apis.llama_cpp.bodies import InfillRequest, LlamaCompletionRequest
 from weft.server.apis.native import GenerateAnswer, GenerateRequest
+from weft.server.apis.ollama.bodies import OllamaChatRequest, OllamaGenerateRequest
+from weft.server.apis.ollama.models import ShowRequest
 from weft.server.apis.openai_chat import ChatAnswer, ChatRequest
 from weft.server.apis.openai_completions import CompletionAnswer, CompletionRequest
 from weft.server.apis.openai_responses import ResponsesRequest
 from weft.server.apis.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
-from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, is_anthropic
+from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, OllamaErrorAnswer, is_anthropic, is_ollama
 
 Object = dict[str, Any]
+Answers = Object | list[Object]
 
 # path, method, summary, request body, response
 OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
@@ -31,6 +35,22 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
     ("/detokenize", "post", "Convert token ids to text", DetokenizeRequest, DetokenizeAnswer),
     ("/generate", "post", "Generate text (native API)", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
+    ("/api/chat", "post", "Generate the next message of a conversation (Ollama)", OllamaChatRequest, Object),
+    ("/api/generate", "post", "Continue a text, or answer it (Ollama)", OllamaGenerateRequest, Object),
+    ("/api/tags", "get", "List the served model (Ollama)", None, Object),
+    ("/api/ps", "get", "List the loaded models (Ollama)", None, Object),
+    ("/api/show", "post", "Facts about the model (Ollama)", ShowRequest, Object),
+    ("/api/version", "get", "The version of Ollama whose API this is", None, Object),
+    *((f"/api/{name}", "post", "Not supported (Ollama)", None, Object) for name in ("pull", "push", "create", "copy")),
+    ("/api/delete", "delete", "Not supported (Ollama)", None, Object),
+    ("/api/v0/models", "get", "List the served model (LM Studio)", None, Object),
+    ("/api/v0/chat/completions", "post", "Same as /v1/chat/completions (LM Studio)", ChatRequest, ChatAnswer),
+    ("/api/v0/completions", "post", "Same as /v1/completions (LM Studio)", CompletionRequest, CompletionAnswer),
+    ("/completion", "post", "Continue a text or token ids (llama.cpp)", LlamaCompletionRequest, Answers),
+    ("/completions", "post", "Same as /completion", LlamaCompletionRequest, Answers),
+    ("/infill", "post", "Fill in the text between two others (llama.cpp)", InfillRequest, Object),
+    ("/props", "get", "Defaults and facts about the model (llama.cpp)", None, Object),
+    ("/slots", "get", "Running and waiting requests of the caller's key (llama.cpp)", None, list[Object]),
     ("/abort_request", "post", "Abort requests by id", AbortRequest, AbortAnswer),
     ("/flush_cache", "post", "Drop all cached prefixes that no running sequence uses", None, FlushAnswer),
     ("/server_info", "get", "Settings and counters", None, Object),
@@ -43,16 +63,18 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
     ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
+    ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
 STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
 
 
 @cache
 def document(title: str) -> dict[str, Any]:
     kinds = [kind for *_, body, answer in OPERATIONS for kind in (body, answer) if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        [*kinds, ErrorAnswer, AnthropicErrorAnswer], ref_template="#/components/schemas/{name}"
+        [*kinds, ErrorAnswer, AnthropicErrorAnswer, OllamaErrorAnswer], ref_template="#/components/schemas/{name}"
     )
     found = iter(schemas)
     paths: dict[str, Any] = {}
@@ -77,9 +99,12 @@ def document(title: str) -> dict[str, Any]:
 def _operation(path: str, about: str, body: dict[str, Any] | None, answer: dict[str, Any] | None) -> dict[str, Any]:
     kind = "text/plain" if path == "/metrics" else "application/json"
     content: dict[str, Any] = {kind: {"schema": answer}}
+    if path in ("/api/chat", "/api/generate"):
+        content["application/x-ndjson"] = {"schema": {"type": "string"}}
     if path in STREAMED:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     failure = "AnthropicErrorAnswer" if is_anthropic(path) else "ErrorAnswer"
+    failure = "OllamaErrorAnswer" if is_ollama(path) else failure
     error = {"application/json": {"schema": {"$ref": f"#/components/schemas/{failure}"}}}
     operation: dict[str, Any] = {
         "summary": about,

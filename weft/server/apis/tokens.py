@@ -21,7 +21,7 @@ from weft.text.prompts import checked_tokens
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
-    """A `prompt`, or `messages` (and `tools`) of a conversation."""
+    """A `prompt`, or `messages` (and `tools`) of a conversation; or, as llama.cpp has it, `content`."""
 
     model: str | None = None
     prompt: str | None = None
@@ -32,12 +32,21 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class TokenPiece(msgspec.Struct, kw_only=True):
+    id: int
+    piece: str
 
 
 class TokenizeAnswer(msgspec.Struct, kw_only=True):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int | TokenPiece]
     token_strs: list[str] | None = None
 
 
@@ -47,7 +56,10 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class DetokenizeAnswer(msgspec.Struct, kw_only=True):
+    """Text of the tokens, under the names that vLLM and llama.cpp use."""
+
     prompt: str
+    content: str
 
 
 async def tokenize(front: Front, request: Request) -> Response:
@@ -76,8 +88,10 @@ def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
     body = decode(data, TokenizeRequest, builder.limits)
     builder.check_model(body.model)
     tokenizer = builder.need_tokenizer()
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidField("prompt", "or messages must be given, but not both")
+    if [body.prompt, body.messages, body.content].count(None) != 2:
+        raise InvalidField("prompt", "or messages or content must be given, and only one of them")
+    if body.parse_special is False:
+        raise InvalidField("parse_special", "must be true: special tokens in texts are recognised everywhere")
     if body.messages is not None:
         check_ending(body.add_generation_prompt, body.continue_final_message)
         prompt = builder.render_conversation(
@@ -90,12 +104,18 @@ def tokenized(builder: PromptBuilder, data: bytes) -> bytes:
         )
         tokens, field = prompt.tokens.tolist(), "messages"
     else:
-        text, field = body.prompt or "", "prompt"
+        field = "prompt" if body.content is None else "content"
+        text = body.prompt or body.content or ""
         builder.check_size(len(text), field)
-        tokens = tokenizer.encode(text, body.add_special_tokens is not False)
+        # llama.cpp's default is without them.
+        special = body.add_special_tokens is not False if body.content is None else bool(body.add_special)
+        tokens = tokenizer.encode(text, special)
     builder.check_tokens(len(tokens), field)
     strings = [token_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-    found = TokenizeAnswer(count=len(tokens), max_model_len=builder.facts.max_length, tokens=tokens, token_strs=strings)
+    pieces: list[int | TokenPiece] = [*tokens]
+    if body.with_pieces:
+        pieces = [TokenPiece(id=each, piece=token_text(tokenizer, each)) for each in tokens]
+    found = TokenizeAnswer(count=len(tokens), max_model_len=builder.facts.max_length, tokens=pieces, token_strs=strings)
     return msgspec.json.encode(found)
 
 
@@ -107,4 +127,5 @@ def detokenized(builder: PromptBuilder, data: bytes) -> bytes:
     builder.check_tokens(len(body.tokens), "tokens")
     if body.tokens:
         checked_tokens(body.tokens, builder.facts.vocab_size, "tokens")
-    return msgspec.json.encode(DetokenizeAnswer(prompt=tokenizer.decode(body.tokens, skip_special=False)))
+    text = tokenizer.decode(body.tokens, skip_special=False)
+    return msgspec.json.encode(DetokenizeAnswer(prompt=text, content=text))

@@ -6,6 +6,7 @@ The body is OpenAI's error object, or Anthropic's on the routes of its API.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -102,6 +103,23 @@ def anthropic_error(error: Exception) -> tuple[int, AnthropicErrorAnswer]:
     return status, AnthropicErrorAnswer(AnthropicErrorBody(kind, message))
 
 
+def is_ollama(path: str) -> bool:
+    """Return whether a path belongs to Ollama's API."""
+    return path.startswith("/api/") and not path.startswith("/api/v0/")
+
+
+class OllamaErrorAnswer(msgspec.Struct, frozen=True):
+    """Body of every 4xx and 5xx of Ollama's routes."""
+
+    error: str
+
+
+def ollama_error(error: Exception) -> tuple[int, OllamaErrorAnswer]:
+    """Return the status and body of an error in Ollama's API."""
+    status, found = describe(error)
+    return status, OllamaErrorAnswer(found.error.message)
+
+
 def responses_error(error: Exception) -> tuple[int, ErrorAnswer]:
     """Return the status and body of an error in the Responses API, whose tools have no `function` level."""
     status, found = describe(error)
@@ -113,10 +131,16 @@ def responses_error(error: Exception) -> tuple[int, ErrorAnswer]:
     return status, ErrorAnswer(renamed)
 
 
+def shaper_of(path: str) -> Callable[[Exception], tuple[int, Any]]:
+    """Return what describes errors in the form of a path's API."""
+    if is_ollama(path):
+        return ollama_error
+    return anthropic_error if is_anthropic(path) else responses_error if path == "/v1/responses" else describe
+
+
 def response(error: Exception, path: str = "") -> Response:
     """Return the response to a request for this path that failed."""
-    named = anthropic_error if is_anthropic(path) else responses_error if path == "/v1/responses" else describe
-    status, body = named(error)
+    status, body = shaper_of(path)(error)
     headers = {}
     if status == 401:
         headers["www-authenticate"] = "Bearer"

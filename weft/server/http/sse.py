@@ -17,6 +17,7 @@ from weft.server.http.errors import describe
 T = TypeVar("T")
 Write = Callable[[bytes], bool]
 
+EVENTS = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 # A comment line, which clients of server-sent events skip.
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -105,8 +106,6 @@ class EventStream(Response):
     `ended` is called if the client disconnects or the events fail.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         events: AsyncIterator[bytes],
@@ -115,8 +114,9 @@ class EventStream(Response):
         done: bytes = DONE,
         silence: Silence | None = None,
         ended: Callable[[str], None] = lambda how: None,
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"}, media_type=media_type)
         del self.headers["content-length"]
         self.events = events
         self._close = close

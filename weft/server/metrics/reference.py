@@ -60,6 +60,7 @@ class EveryMetric:
             "units": {"page": {"live": 0}},
             "unit_bytes": {"page": 0},
             "tiers": {"host": tiers},
+            "retained": {**dict.fromkeys(registry.RETAINED, 0), "expired": 0},
             "transfers": transfers,
             "replicas": {"0": replica},
         }

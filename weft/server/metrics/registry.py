@@ -183,6 +183,12 @@ BY_REASON = {
     "misses": ("weft_cache_misses", "Lookups that reused less than all whole cells of 64 tokens, by reason"),
     "lost_tokens": ("weft_cache_lost_tokens", "Prompt tokens in whole cells of 64 that had to be computed, by reason"),
 }
+# Of retained prefixes: name in their stats: name of the metric, help
+RETAINED = {
+    "count": ("weft_retained_prefixes", "Places in the cache that requests retain"),
+    "tokens": ("weft_retained_tokens", "Tokens of retained prefixes"),
+    "bytes": ("weft_retained_bytes", "Bytes that retained prefixes hold"),
+}
 DRAFTERS = ("suffix", "prediction", "grammar", "habit", "mtp", "model")
 # Why a sequence does not draft.
 NOT_DRAFTED = ("request",)
@@ -303,6 +309,7 @@ class EngineCollector:
                 yield CounterMetricFamily(name, help, stats[key])
         yield from self._labelled(stats)
         yield from _drafts(stats.get("drafts", {}))
+        yield from _retained(stats.get("retained", {}))
         yield from self._memory(stats)
         if "tiers" in stats:
             yield from self._tiers(stats)
@@ -372,6 +379,20 @@ def _weights(facts: Mapping[str, Any]) -> Iterator[Metric]:
         "Bytes of weights that one token of one sequence reads: divided by the memory's rate, the least time it takes"
     )
     yield GaugeMetricFamily("weft_weights_decode_bytes", floor, facts["decode_bytes"])
+
+
+def _retained(values: Mapping[str, int]) -> Iterator[Metric]:
+    for key, (name, help) in RETAINED.items() if values else ():
+        yield GaugeMetricFamily(name, help, values[key])
+    events = CounterMetricFamily(
+        "weft_retentions",
+        "Retained prefixes, by what happened to them; over_share and given_up: lost before their time",
+        labels=["event"],
+    )
+    for event, count in values.items():
+        if event not in RETAINED:
+            events.add_metric([event], count)
+    yield events
 
 
 def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:

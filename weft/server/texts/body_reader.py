@@ -39,15 +39,17 @@ class PackedPrompt(msgspec.Struct, array_like=True):
     tokens: bytes  # little-endian int32
     snapshots: tuple[int, ...]
     prediction: bytes | None
+    retain_seconds: float
 
     @classmethod
     def of(cls, prompt: Prompt) -> PackedPrompt:
         prediction = None if prompt.prediction is None else prompt.prediction.astype("<i4").tobytes()
-        return cls(prompt.tokens.astype("<i4").tobytes(), prompt.snapshots, prediction)
+        return cls(prompt.tokens.astype("<i4").tobytes(), prompt.snapshots, prediction, prompt.retain_seconds)
 
     def unpacked(self) -> Prompt:
         prediction = None if self.prediction is None else np.frombuffer(self.prediction, "<i4").astype(np.int32)
-        return Prompt(np.frombuffer(self.tokens, "<i4").astype(np.int32), self.snapshots, prediction)
+        tokens = np.frombuffer(self.tokens, "<i4").astype(np.int32)
+        return Prompt(tokens, self.snapshots, prediction, self.retain_seconds)
 
 
 class Packed(msgspec.Struct, array_like=True):

@@ -22,7 +22,8 @@ from weft.server.texts.bodies import parsed
 
 log = logging.getLogger("weft.server")
 
-# Names of the body readers, and the paths that clients know. `sampling_params` is an object in bodies of /generate.
+# Names of the body readers, and the paths that clients know. `sampling_params` is an object in bodies of /generate,
+# `options` one in bodies of Ollama's routes.
 PATHS = {
     "chat": "/v1/chat/completions",
     "completion": "/v1/completions",
@@ -30,12 +31,20 @@ PATHS = {
     "message": "/v1/messages",
     "generate": "/generate",
     "sampling_params": "sampling_params",
+    "ollama_chat": "/api/chat",
+    "ollama_generate": "/api/generate",
+    "options": "options",
+    "llama_completion": "/completion",
+    "infill": "/infill",
 }
 EVERY = tuple(PATHS)
 TEXT = ("chat", "completion")
 OPENAI = (*TEXT, "response")
 NATIVE = ("generate", "sampling_params")
 ANTHROPIC = ("message",)
+OLLAMA = ("ollama_chat", "ollama_generate")
+OPTIONS = ("options",)
+LLAMA = ("llama_completion", "infill")
 
 # Bounds of what a request can make the server remember and log.
 MAX_NAME = 64
@@ -67,6 +76,9 @@ FORMS = (
     "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar regex ebnf json_schema"
 )
 OTHER_MAXIMA = "n_predict num_predict max_length"
+MAXIMA = "max_length max_tokens max_new_tokens max_completion_tokens max_output_tokens"
+MACHINE = "num_keep num_batch num_gpu main_gpu num_thread low_vram f16_kv use_mmap use_mlock numa vocab_only"
+MACHINE += " logits_all embedding_only"
 NOT_HERE = "is not supported on this route; use /v1/completions or /v1/chat/completions"
 NO_CODE = "no code of a request is run; use `logit_bias`, `bad_words`, `allowed_token_ids` or a grammar"
 BEAMS = "beam search is not supported; use `n` for several answers"
@@ -84,8 +96,11 @@ RULES: tuple[Rule, ...] = (
     *ignored("dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers", "only change `dry_multiplier`"),
     *refused("xtc_probability", "use `temperature`", neutral=(0,)),
     *ignored("xtc_threshold", "only changes `xtc_probability`"),
-    *refused("repeat_penalty encoder_repetition_penalty", "use `repetition_penalty`", neutral=(1,)),
-    *ignored("repeat_last_n", "only changes `repeat_penalty`"),
+    *refused("encoder_repetition_penalty", "use `repetition_penalty`", neutral=(1,)),
+    *refused("repeat_penalty", "use `repetition_penalty`", (*OPENAI, *ANTHROPIC, *NATIVE), neutral=(1,)),
+    *ignored("repeat_last_n", "only changes `repeat_penalty`", (*OPENAI, *ANTHROPIC, *NATIVE)),
+    *refused("repetition_penalty", "use `repeat_penalty`", (*OPTIONS, *LLAMA), neutral=(1,)),
+    *refused("penalize_newline penalize_nl", "penalties count every token", (*OPTIONS, *LLAMA), neutral=(True,)),
     *refused("guidance_scale cfg_scale", "is not supported", neutral=(1,)),
     *refused("negative_prompt", "is not supported"),
     *refused("do_sample", "use `temperature`: 0 is greedy", neutral=(True,)),
@@ -111,7 +126,13 @@ RULES: tuple[Rule, ...] = (
         "use `sampling_params.max_new_tokens`",
         NATIVE,
     ),
-    *refused("num_ctx n_ctx", "the server sets the context: `--max-length`"),
+    *refused("num_ctx", "the server sets the context: `--max-length`", (*OPENAI, *ANTHROPIC, *NATIVE, *LLAMA)),
+    *refused("n_ctx", "the server sets the context: `--max-length`"),
+    *refused(f"{MAXIMA} n_predict", "use `options.num_predict`", (*OLLAMA, *OPTIONS)),
+    *refused(f"{MAXIMA} num_predict", "use `n_predict`", LLAMA),
+    *refused("n_keep n_discard", "a prompt that does not fit is refused", LLAMA, neutral=(0,)),
+    *refused("t_max_predict_ms", "use `n_predict`", LLAMA, neutral=(0,)),
+    *refused("n_indent", "use a grammar", LLAMA, neutral=(0,)),
     *refused("stop_regex", "use `stop`"),
     *refused("stop_sequences", "use `stop`", (*OPENAI, *NATIVE)),
     *refused("stop stop_token_ids ignore_eos min_tokens", "use `stop_sequences`", ANTHROPIC),
@@ -138,7 +159,17 @@ RULES: tuple[Rule, ...] = (
     *refused("reasoning_effort", "use `output_config.effort`", ANTHROPIC),
     *refused("container mcp_servers", "nothing is run or stored by the server", ANTHROPIC),
     *refused("context_management", "remove messages yourself", ANTHROPIC, neutral=({"edits": []}, {})),
+    *refused("response_format structured_outputs json_schema grammar", "use `format`", OLLAMA),
+    *refused("response_format structured_outputs", "use `json_schema` or `grammar`", LLAMA),
     # the prompt
+    *refused("template", "start the server with `--chat-template FILE`", OLLAMA),
+    *refused("prompt suffix system raw", "use `messages`, or /api/generate", ("ollama_chat",)),
+    *refused("messages tools", "use /api/chat", ("ollama_generate",)),
+    *refused("context", "send the conversation to /api/chat", OLLAMA),
+    *refused("truncate shift", "a conversation that does not fit is refused", OLLAMA, neutral=(False,)),
+    *refused("width height steps", "only text is generated", OLLAMA),
+    *refused("messages", "use /v1/chat/completions", LLAMA),
+    *refused("multimodal_data lora", "only text and the model itself are supported", LLAMA),
     *refused("prompt", "use `messages`", ("chat",)),
     *refused("messages", "use /v1/chat/completions", ("completion", "generate")),
     *refused("suffix", "put it into the prompt", ("completion",)),
@@ -187,7 +218,14 @@ RULES: tuple[Rule, ...] = (
     *refused("stream_reasoning", "reasoning is streamed as it grows", neutral=(True,)),
     *refused("detokenize spaces_between_special_tokens", "answers are texts, with these spaces", neutral=(True,)),
     *refused("kv_transfer_params vllm_xargs", "is not supported"),
+    *refused("n", "use /v1/chat/completions for several answers", (*OLLAMA, *LLAMA), neutral=(1,)),
+    *refused("logprobs", "use `n_probs`", LLAMA),
+    *refused("post_sampling_probs timings_per_token return_progress", "is not supported", LLAMA),
+    *refused("min_keep", "is not supported", LLAMA, neutral=(0,)),
     # about the request, not the answer
+    *ignored(MACHINE, "the server decides", OPTIONS),
+    *ignored("model", "there is one model", LLAMA),
+    *ignored("response_fields", "every field is sent", LLAMA),
     *ignored("user store", "nothing is stored", (*TEXT, *NATIVE)),
     *ignored("metadata", "nothing is stored", (*TEXT, *ANTHROPIC, *NATIVE)),
     *ignored("safety_identifier service_tier custom_labels log_metrics no_logs", "keys identify clients"),
@@ -196,7 +234,8 @@ RULES: tuple[Rule, ...] = (
     *ignored("draft", "it changes only the speed, of OpenAI's routes", (*ANTHROPIC, *NATIVE)),
     *ignored("request_id rid", "send the header `x-request-id`", OPENAI),
     *ignored("request_id conversation_id", "use `rid`", NATIVE),
-    *ignored("keep_alive id_slot slot_id data_parallel_rank", "one model, always loaded"),
+    *ignored("keep_alive", "only Ollama's routes have it", (*OPENAI, *ANTHROPIC, *NATIVE, *LLAMA)),
+    *ignored("id_slot slot_id data_parallel_rank", "every request has what it needs"),
     *ignored("bootstrap_host bootstrap_port bootstrap_room", "there is one engine"),
     *ignored("model", "there is one model", NATIVE),
     *ignored("stream_options", "the last event has the usage", ("response", *NATIVE)),

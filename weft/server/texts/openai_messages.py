@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from weft.base.errors import InvalidField
+from weft.base.retain import ttl_seconds
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_items, check_schema, read_json
 from weft.text.template import ROLE_FORM, is_role
@@ -88,16 +89,29 @@ def plain_messages(
     if not messages:
         raise InvalidField(field, "must have at least one message")
     check_items(field, messages, limits.messages)
-    points = sum(map(declared_points, messages))
+    points = sum(1 for message in messages for _ in declared_points(message))
     if points > limits.cache_points:
         raise InvalidField(field, f"has {points} cache_control points; the limit is {limits.cache_points}")
     named = places or [f"{field}[{place}]" for place in range(len(messages))]
     return [_plain(message, where, limits) for message, where in zip(messages, named, strict=True)]
 
 
-def declared_points(message: ChatMessage) -> int:
+def declared_points(message: ChatMessage) -> Iterator[CacheControl]:
     parts = message.content if isinstance(message.content, list) else []
-    return (message.cache_control is not None) + sum(part.cache_control is not None for part in parts)
+    found = [message.cache_control, *(part.cache_control for part in parts)]
+    return (each for each in found if each is not None)
+
+
+def retained_seconds(messages: Sequence[ChatMessage], field: str = "messages") -> float:
+    """Return the longest `ttl` of the conversation's `cache_control` points, in seconds; 0: none has one."""
+    longest = 0.0
+    for message in messages:
+        for point in declared_points(message):
+            seconds = 0.0 if point.ttl is None else ttl_seconds(point.ttl)
+            if seconds is None:
+                raise InvalidField(field, f"has a cache_control ttl of {point.ttl!r:.40}; it must be such as 5m or 1h")
+            longest = max(longest, seconds)
+    return longest
 
 
 def _plain(message: ChatMessage, where: str, limits: Limits) -> dict[str, Any]:

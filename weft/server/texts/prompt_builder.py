@@ -7,20 +7,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from weft.base.errors import InvalidField, RequestError
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_items, depth_of
-from weft.server.texts.openai_messages import ChatMessage, Tool, ToolChoice, plain_messages, wanted_tools
+from weft.server.texts.openai_messages import (
+    ChatMessage,
+    Tool,
+    ToolChoice,
+    plain_messages,
+    retained_seconds,
+    wanted_tools,
+)
 from weft.server.texts.schemas import PredictedContent, SamplingFields
 from weft.text import conversation
 from weft.text.bad_words import token_sequences
+from weft.text.infill import Infill
 from weft.text.last_tokens import start_of_last
 from weft.text.prompts import NO_TOKENIZER, Tokens, checked_tokens, encode_prompts
 from weft.text.template import RESERVED, ChatTemplate, Message
@@ -28,24 +37,43 @@ from weft.text.tokenizer import Tokenizer
 
 # Characters of the name of a template variable.
 MAX_VARIABLE = 64
+# The tag of a model in Ollama's API; there is no other.
+LATEST = ":latest"
 
 
 class PromptFacts(msgspec.Struct, frozen=True):
-    """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence."""
+    """The engine's facts about prompts. `room` is the maximum number of tokens of a sequence.
+
+    `aliases` are further names of the model.
+    """
 
     model: str
     vocab_size: int
     max_length: int
     room: int
+    aliases: tuple[str, ...] = ()
+
+    def is_model(self, name: str) -> bool:
+        """Return whether the model has this name. Ollama's clients may add a tag to it."""
+        return name.removesuffix(LATEST) in (self.model, *self.aliases) or name in (self.model, *self.aliases)
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids, the positions in them that the client declared worth keeping, and the answer that it expects."""
+    """Token ids, the positions in them that the client declared worth keeping, and the answer that it expects.
+
+    What is before these positions is retained for `retain_seconds`.
+    """
 
     tokens: Tokens
     snapshots: tuple[int, ...] = ()
     prediction: Tokens | None = None
+    retain_seconds: float = 0.0
+
+    def retained(self, seconds: float | None) -> tuple[Retain, ...]:
+        """Return what is retained of the prompt, and of its answer too if the request asks for that itself."""
+        marked = tuple(Retain(self.retain_seconds, position) for position in self.snapshots if self.retain_seconds)
+        return marked if seconds is None else (*marked, Retain(seconds))
 
     def last(self, count: int | None) -> Prompt:
         """Return the last `count` tokens as a prompt; None: all of them."""
@@ -53,7 +81,7 @@ class Prompt:
         if not cut:
             return self
         snapshots = tuple(position - cut for position in self.snapshots if position > cut)
-        return Prompt(self.tokens[cut:].copy(), snapshots, self.prediction)
+        return replace(self, tokens=self.tokens[cut:].copy(), snapshots=snapshots)
 
 
 class PromptBuilder:
@@ -74,7 +102,7 @@ class PromptBuilder:
         self.strict_fields = strict_fields
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.facts.model:
+        if name is not None and not self.facts.is_model(name):
             raise InvalidField(
                 "model", f"{name!r:.80} does not exist; this server has {self.facts.model!r}", 404, "model_not_found"
             )
@@ -112,6 +140,27 @@ class PromptBuilder:
             prompts = [self._last_part(each, keep) if isinstance(each, str) else each for each in prompts]
         found = encode_prompts(prompts, self.tokenizer, self.facts.vocab_size, field, field)
         return [Prompt(tokens).last(keep) for tokens in found]
+
+    def infill(
+        self,
+        prefix: str,
+        suffix: str,
+        files: Sequence[tuple[str, str]] = (),
+        begun: str = "",
+        field: str = "suffix",
+    ) -> Prompt:
+        """Return the prompt for what belongs between two texts, and begins with `begun`.
+
+        `files` are names and texts of other files.
+        """
+        tokenizer = self.need_tokenizer()
+        infill = Infill.of(tokenizer)
+        if infill is None:
+            raise InvalidField(field, "needs a model with fill-in-the-middle tokens, and this one has none")
+        texts = [prefix, suffix, begun, *(text for pair in files for text in pair)]
+        self.check_size(sum(map(len, texts)), field)
+        tokens = infill.tokens(tokenizer, prefix, suffix, files) + tokenizer.encode(begun, special=False)
+        return Prompt(checked_tokens(tokens, self.facts.vocab_size, field))
 
     def _last_part(self, text: str, keep: int) -> str:
         """Return the end of a text that has its last tokens; the rest is not worth the time to tokenize it."""
@@ -154,7 +203,8 @@ class PromptBuilder:
         known = self.variables(variables)
         if effort is not None:
             known.setdefault("reasoning_effort", effort)
-        return self._render(plain, shown or None, known, opens, continues, field, keep)
+        found = self._render(plain, shown or None, known, opens, continues, field, keep)
+        return replace(found, retain_seconds=retained_seconds(messages, field))
 
     def _render(
         self,

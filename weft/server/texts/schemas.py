@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.errors import InvalidField
+from weft.base.retain import Seconds
 from weft.base.sampling import MAX_BIASES, MAX_DRAFTS, MAX_LOGPROBS, SamplingParams
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_count, check_items
@@ -28,6 +29,7 @@ class CacheFields(msgspec.Struct, kw_only=True):
     """Fields about reuse and scheduling, in every body that generates."""
 
     cache_salt: Annotated[str, Meta(max_length=256)] | None = None
+    retain: Seconds | None = None
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
 
 

@@ -1,0 +1,287 @@
+"""A retained prefix outlives any traffic, within its share, until its end; and no longer than its tenant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.engine.properties import thorough
+from tests.support.hashed.drops import drop
+from tests.support.hashed.rolling import RollingDevice, rolling_spec
+from tests.support.hashed.workloads import check_answers, random_workload, run_workload
+from weft.base.config import EngineConfig
+from weft.base.retain import Retain
+from weft.base.sampling import SamplingParams
+from weft.base.tenants import tenant_digest
+from weft.engine.events import FinishReason, Output, Report
+from weft.engine.loop import Engine
+from weft.engine.request import Request
+from weft.memory.audit import audit
+from weft.memory.misses import Reason
+from weft.memory.retention import Retentions
+from weft.memory.valuation import Valuation
+
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 6
+KINDS = [{"recurrent": True}, {"recurrent": True, "heavy": True}, {"recurrent": False}, {"window": 7}]
+ONE, TWO = b"1" * 32, b"2" * 32
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Server:
+    """An engine on the hash device with a clock that a test sets."""
+
+    def __init__(self, memory: int = 1 << 14, **spec: object) -> None:
+        self.clock = Clock()
+        self.spec = rolling_spec(**{"recurrent": True, **spec})
+        # The least recently used goes first, so that what is evicted is known.
+        sizes = {"memory_bytes": memory, "max_sequences": 4, "max_tokens_per_step": 16, "max_length": 400}
+        config = EngineConfig(**sizes, eviction="lru", paranoid=True)
+        device = RollingDevice(self.spec, memory, 4)
+        self.engine = Engine(self.spec, device, config, now=self.clock)
+
+    def ask(self, prompt: list[int], *retain: Retain, count: int = 1, salt: bytes = b"") -> Report:
+        params = SamplingParams(max_tokens=count, temperature=0.0)
+        number = self.engine.add(Request(np.array(prompt, np.int32), params, salt=salt, retain=retain))
+        ends: list[Output] = []
+        while not ends:
+            ends = [each for each in self.engine.step() if each.finish is not None]
+        assert ends[0].finish is FinishReason.LENGTH
+        report = self.engine.report(number)
+        self.engine.forget(number)
+        return report
+
+    def crowd(self, count: int = 120, longest: int = 60, seed: int = 0, salt: bytes = b"") -> None:
+        """Fill memory with other prompts, several times over."""
+        random = Random(seed)
+        for _ in range(count):
+            self.ask([random.randrange(90) for _ in range(random.randint(1, longest))], salt=salt)
+
+    @property
+    def retained(self) -> dict[str, int]:
+        return self.engine.stats()["retained"]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_retained_prefix_survives_what_evicts_others_and_is_freed_at_its_end(kind: dict) -> None:
+    server = Server(**kind)
+    prompt, other = list(range(42)), list(range(42, 84))
+    server.ask(prompt, Retain(10.0))
+    server.ask(other)
+    server.crowd()
+    assert server.ask(prompt).cached_tokens == 40
+    assert server.retained["tokens"] == 40
+    assert server.ask(other).cached_tokens < 40
+    server.clock.seconds = 10.0
+    assert server.retained["bytes"] == 0
+    assert server.retained["expired"] == 1
+    server.crowd(seed=1)
+    assert server.ask(prompt).cached_tokens < 40
+
+
+def test_zero_seconds_release_what_is_retained_of_a_prompt() -> None:
+    server = Server()
+    prompt = list(range(42))
+    server.ask(prompt, Retain(10.0))
+    server.ask([9, 9, *prompt], Retain(0.0))
+    assert server.retained["count"] == 1
+    server.ask(prompt, Retain(0.0), salt=TWO)
+    assert server.retained["count"] == 1
+    server.ask(prompt, Retain(0.0))
+    assert (server.retained["count"], server.retained["released"]) == (0, 1)
+
+
+def test_a_prompt_that_ends_on_the_grid_can_be_sent_again_and_continued() -> None:
+    server = Server()
+    server.ask(list(range(40)), Retain(10.0))
+    server.crowd()
+    assert server.ask(list(range(40))).cached_tokens == 36
+    assert server.ask(list(range(42))).cached_tokens == 40
+
+
+def test_a_part_of_a_prompt_can_be_retained() -> None:
+    server = Server()
+    prompt = list(range(60))
+    server.ask(prompt, Retain(10.0, 24))
+    assert server.retained["tokens"] == 24
+    server.crowd()
+    assert 24 <= server.ask(prompt).cached_tokens < 56
+
+
+def test_the_answer_is_retained_with_its_prompt() -> None:
+    server = Server()
+    server.ask(list(range(10)), Retain(10.0), count=20)
+    assert server.retained["tokens"] == 28
+
+
+def test_a_tenant_retains_at_most_its_share_and_what_ends_soonest_goes_first() -> None:
+    server = Server()
+    most = server.engine.config.retain_share * server.engine.config.memory_bytes
+    for number in range(80):
+        server.ask([number] * 40, Retain(1000.0 - number), salt=ONE)
+        assert server.engine.ledger.retentions.bytes_of(tenant_digest(ONE)) <= most
+    assert server.retained["over_share"] > 0
+    assert server.ask([0] * 40, salt=ONE).cached_tokens == 36
+    server.crowd(salt=ONE)
+    found = server.ask([79] * 40, salt=ONE)
+    assert found.cached_tokens < 36
+    assert found.miss.reason is Reason.RETAINED_LOST
+    # The rest of memory is for the others: one of them still has everything that it ran before.
+    server.ask(list(range(40)), salt=TWO)
+    assert server.ask(list(range(40)), salt=TWO).cached_tokens == 36
+
+
+def test_a_lost_retention_is_a_miss_with_its_own_reason() -> None:
+    server = Server()
+    prompt = list(range(60))
+    server.ask(prompt, Retain(10.0))
+    server.engine.flush()
+    assert server.ask(prompt).miss.reason is Reason.RETAINED_LOST
+    assert server.engine.stats()["misses"]["retained_lost"] == 1
+    # Computed again, it is an ordinary prefix; and after its time it would have been gone anyway.
+    server.ask([7, *prompt], Retain(10.0))
+    server.engine.flush()
+    server.clock.seconds = 11.0
+    assert server.ask([7, *prompt]).miss.reason is not Reason.RETAINED_LOST
+
+
+def test_all_tenants_together_retain_at_most_half_of_memory_and_the_largest_gives_way() -> None:
+    server = Server(1 << 15)
+    for number in range(200):
+        salt = bytes([number % 5]) * 32
+        server.ask([number % 90] * 30 + [number % 5], Retain(1000.0), salt=salt)
+        assert server.retained["bytes"] <= server.engine.config.memory_bytes / 2
+    held = [server.engine.ledger.retentions.bytes_of(tenant_digest(bytes([each]) * 32)) for each in range(5)]
+    assert min(held) > 0
+    assert max(held) < 2 * min(held)
+
+
+def test_a_request_that_needs_all_memory_gets_it() -> None:
+    """What is retained goes last, but a request that was accepted is answered."""
+    server = Server(1 << 13)
+    server.ask(list(range(30)), Retain(100.0))
+    longest = max(n for n in range(400) if server.engine.ledger.fits_alone(n))
+    server.ask([5] * (longest - 1))
+    audit(server.engine.ledger)
+
+
+def test_a_drop_ends_what_its_tenant_retains() -> None:
+    server = Server()
+    server.ask(list(range(42)), Retain(100.0), salt=ONE)
+    server.ask(list(range(42)), Retain(100.0), salt=TWO)
+    found = drop(server.engine, tenant_digest(ONE))
+    assert found["left_tokens"] == 0
+    assert (server.retained["count"], server.retained["dropped"]) == (1, 1)
+    assert server.ask(list(range(42)), salt=ONE).cached_tokens == 0
+    assert server.ask(list(range(42)), salt=TWO).cached_tokens == 40
+
+
+def test_a_request_that_runs_while_its_tenant_is_dropped_retains_nothing() -> None:
+    server = Server()
+    params = SamplingParams(max_tokens=30, temperature=0.0)
+    server.engine.add(Request(np.arange(40, dtype=np.int32), params, salt=ONE, retain=(Retain(100.0),)))
+    for _ in range(5):
+        server.engine.step()
+    server.engine.begin_drop(0, tenant_digest(ONE))
+    while not server.engine.idle:
+        server.engine.step()
+    assert server.retained["count"] == 0
+
+
+class RetainingEngine(Engine):
+    """Retains, releases and drops at random; its clock goes on with the steps."""
+
+    def __init__(self, *args: object) -> None:
+        self.random, self.ticks = Random("retain"), Clock()
+        super().__init__(*args, now=self.ticks)
+        self.drops = 0
+
+    def add(self, request: Request, constraint: object = None) -> int:
+        retain = [self._asked(len(request.prompt)) for _ in range(self.random.choice([0, 1, 1, 2]))]
+        return super().add(msgspec.structs.replace(request, retain=tuple(retain)), constraint)
+
+    def _asked(self, prompt: int) -> Retain:
+        seconds = self.random.choice([0.0, 5.0, 40.0, 1000.0])
+        return Retain(seconds, self.random.choice([None, self.random.randint(0, prompt)]))
+
+    def step(self) -> list[Output]:
+        self.ticks.seconds += 1.0
+        if self.random.random() < 0.03:
+            self.drops += 1
+            self.begin_drop(self.drops, tenant_digest(self.random.choice([b"", b"tenant"])))
+            for node in self.ledger.retentions.nodes():
+                tenant = self.ledger.tenancy.of(node)
+                assert not self.ledger.hidden.covers([], partial(bytes, tenant)), "what is dropped is still retained"
+        outputs = super().step()
+        self.take_dropped()
+        most = int(self.config.retain_share * self.config.memory_bytes)
+        for salt in (b"", b"tenant"):
+            assert self.ledger.retentions.bytes_of(tenant_digest(salt)) <= most
+        return outputs
+
+
+def check_workload(seed: int, count: int, **overrides: object) -> None:
+    run = run_workload(random_workload(seed, count, **overrides), RetainingEngine)
+    assert run.engine.ledger.retentions.held_bytes <= run.engine.config.memory_bytes
+    run.engine.ledger.retentions.give_up()
+    audit(run.engine.ledger)
+    check_answers(random_workload(seed, count, **overrides), run)
+
+
+@thorough(EXAMPLES)
+@given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10), share=st.sampled_from([0.1, 0.4, 1.0]))
+def test_answers_are_the_oracles_whatever_is_retained_released_and_dropped(seed: int, count: int, share: float) -> None:
+    check_workload(seed, count, retain_share=share)
+
+
+def a_retention_outlives_its_tenants_drop(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Retentions, "drop", lambda self, chosen: None)
+
+
+def a_retained_point_is_evicted(patch: pytest.MonkeyPatch) -> None:
+    original = Valuation.expect
+
+    def forget(self, points):
+        for point in points:
+            point.retained = False
+        original(self, points)
+
+    patch.setattr(Valuation, "expect", forget)
+
+
+def a_retention_does_not_end(patch: pytest.MonkeyPatch) -> None:
+    original = Retentions.give_up
+    patch.setattr(Retentions, "give_up", lambda self: original(self) if len(self) > 1 else None)
+
+
+def check_workloads(count: int) -> None:
+    for seed in range(count):
+        check_workload(seed, 8, retain_share=0.4)
+
+
+PLANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
+    a_retention_outlives_its_tenants_drop,
+    a_retained_point_is_evicted,
+    a_retention_does_not_end,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda each: each.__name__)
+def test_planted_bugs_of_retentions_are_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_workloads(400)
