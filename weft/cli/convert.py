@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def run(options: ConvertOptions) -> None:
     from tqdm import tqdm
 
     from weft import builtin
-    from weft.base.gguf.header import is_gguf, read_header
+    from weft.base.gguf.header import is_gguf
     from weft.models.weights import find_checkpoint
 
     target = Path(options.paths[1]).expanduser()
@@ -41,32 +42,46 @@ def run(options: ConvertOptions) -> None:
     if is_gguf(source) == to_file:
         raise OptionError("one of the two paths must be a GGUF file, whose name ends in .gguf")
     unfinished = target.with_name(f"{target.name}.unfinished")
-    with tqdm(unit="B", unit_scale=True, desc=f"writing {target.name}", disable=None) as bar:
-        if to_file:
-            write_file(source, unfinished, options.quantize, bar.update)
-        else:
-            from weft.models.gguf.importing import import_file
-            from weft.text.gguf_export import save_tokenizer
-
-            shutil.rmtree(unfinished, ignore_errors=True)
-            import_file(source, unfinished, bar.update)
-            save_tokenizer(unfinished, source, read_header(source).metadata)
-    unfinished.rename(target)
+    remove(unfinished)
+    try:
+        with tqdm(unit="B", unit_scale=True, desc=f"writing {target.name}", disable=None) as bar:
+            if to_file:
+                write_file(source, unfinished, options.quantize, bar.update)
+            else:
+                write_folder(source, unfinished, bar.update)
+        unfinished.rename(target)
+    finally:
+        remove(unfinished)
     print(f"{target}: {size_of(target) / 1e9:.3g} GB")
 
 
-def write_file(source: Path, target: Path, kind: str, written: object) -> None:
+def write_file(source: Path, target: Path, kind: str, written: Callable[[int], object]) -> None:
     from weft.models.config import checkpoint_config, text_part
     from weft.models.gguf.exported_keys import architecture_of
     from weft.models.gguf.exporting import export
     from weft.text.gguf_export import tokenizer_metadata
     from weft.text.tokenizer import end_tokens
 
-    assert callable(written)
     config = text_part(checkpoint_config(source))
     arch = architecture_of(config)
     more = tokenizer_metadata(source, arch, config.get("vocab_size") or 0, tuple(sorted(end_tokens(source))))
     export(source, target, kind, more, written)
+
+
+def write_folder(source: Path, target: Path, written: Callable[[int], object]) -> None:
+    from weft.base.gguf.header import read_header
+    from weft.models.gguf.importing import import_file
+    from weft.text.gguf_export import save_tokenizer
+
+    import_file(source, target, written)
+    save_tokenizer(target, source, read_header(source).metadata)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def size_of(path: Path) -> int:

@@ -429,7 +429,7 @@ def convert(
 
 def type_of(name: str, tensor: Tensor, mixture: Mixture | None) -> str:
     """Return a tensor's type: what converters never quantise is float32."""
-    kept = tensor.ndim < 2 or not name.endswith(".weight") or re.search(r"norm|gate_inp|conv", name)
+    kept = tensor.ndim < 2 or not name.endswith(".weight") or re.search(r"norm|gate_inp|conv1d|shortconv\.conv", name)
     return "F32" if mixture is None or kept else mixture(name, tuple(tensor.shape))
 
 

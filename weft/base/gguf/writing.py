@@ -32,7 +32,10 @@ class NewTensor:
 
 
 def write(
-    path: Path, metadata: Mapping[str, Any], tensors: Sequence[NewTensor], written: Callable[[int], None] | None = None
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Sequence[NewTensor],
+    written: Callable[[int], object] | None = None,
 ) -> None:
     """Write a file; `written` is called with the bytes of each tensor."""
     head = bytearray(MAGIC + struct.pack("<IQQ", VERSIONS[-1], len(tensors), len(metadata)))

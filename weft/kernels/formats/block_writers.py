@@ -6,6 +6,8 @@ several that loses least; the public tools search too, but in other steps, so th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
@@ -36,8 +38,7 @@ def _pairs(codes: Int[Tensor, "*any n"]) -> UInt8[Tensor, "*any half"]:
     return low | (high << 4)
 
 
-def _in_pieces(numbers: Numbers, pack_some: object) -> Bytes:
-    assert callable(pack_some)
+def _in_pieces(numbers: Numbers, pack_some: Callable[[Tensor], Tensor]) -> Bytes:
     flat = numbers.reshape(-1, numbers.shape[-1])
     found = torch.cat([pack_some(some) for some in flat.split(TOGETHER)])
     return found.view(*numbers.shape[:-1], -1)

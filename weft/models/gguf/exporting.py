@@ -27,7 +27,8 @@ KINDS = ("off", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
 EXPERT = re.compile(r"^(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight$")
 NUMBERED = re.compile(r"^(model|mtp)\.layers\.(\d+)\.(.+)$")
 # Matrices that are never quantised, and in mixtures those that get more bits.
-PLAIN = re.compile(r"norm|ffn_gate_inp|conv")
+PLAIN = re.compile(r"norm|ffn_gate_inp|conv1d|shortconv\.conv")
+DELICATE = re.compile(r"ssm_(alpha|beta|ba)\.")
 LARGER = re.compile(r"attn_v\.|ffn_down|^output\.")
 DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
@@ -44,7 +45,7 @@ class Given:
     make: Callable[..., Made]
 
 
-def export(folder: Path, target: Path, kind: str, more: Mapping[str, Any], written: Callable[[int], None]) -> None:
+def export(folder: Path, target: Path, kind: str, more: Mapping[str, Any], written: Callable[[int], object]) -> None:
     """Write a checkpoint. `more`: metadata of the tokenizer. `kind`: the type of matrices, one of `KINDS`."""
     config = text_part(checkpoint_config(folder))
     arch = architecture_of(config)
@@ -241,6 +242,8 @@ def type_of(name: str, shape: Sequence[int], kind: str, dtype: torch.dtype, is_t
         "q5_k": ["Q6_K" if is_larger else "Q5_K", "Q8_0"],
         "q6_k": ["Q6_K", "Q8_0"],
     }.get(kind, [kind.upper()])
+    if wanted and DELICATE.search(name):
+        wanted = ["Q8_0"]
     return next((each for each in wanted if shape[-1] % BLOCK_TYPES[each].numbers == 0), DTYPES[dtype])
 
 

@@ -55,7 +55,7 @@ NAMES: dict[str, tuple[tuple[str, str], ...]] = {
 SINGLE = ("qwen3moe", "lfm2moe", "qwen3next", "nemotron_h_moe")
 
 
-def import_file(file: Path, folder: Path, written: Callable[[int], None]) -> None:
+def import_file(file: Path, folder: Path, written: Callable[[int], object]) -> None:
     """Write configuration and weights of a file. Matrices become 16 bits wide, or 32 where the file has only those."""
     header = read_header(file)
     config = config_of(header)
@@ -81,7 +81,7 @@ def published(config: dict[str, Any], arch: str) -> dict[str, Any]:
 
 
 def converted(
-    file: Path, arch: str, dtype: torch.dtype, written: Callable[[int], None]
+    file: Path, arch: str, dtype: torch.dtype, written: Callable[[int], object]
 ) -> Iterator[tuple[str, Tensor]]:
     """Return all tensors by their names in checkpoints."""
     found = {each.name: each for each in tensors(file)}
