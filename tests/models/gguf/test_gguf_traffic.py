@@ -68,3 +68,15 @@ def test_states_on_disk_are_found_after_a_restart_by_engines_that_round_alike(tm
     wide, cached = answer(file, prompt, int8_activations=False, **tier)
     assert cached == 0
     assert wide == answer(file, prompt, int8_activations=False)[0]
+
+
+def test_ten_turns_compute_what_is_new_and_at_most_a_cell_more(tmp_path):
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    text, computed = random_tokens(130, seed=1), []
+    with LLM(str(file_of("qwen3_5", tmp_path)), **SETTINGS) as llm:
+        for turn in range(10):
+            [found] = llm.generate(text, params, use_tqdm=False)
+            computed.append(len(text) - found.cached_tokens)
+            text = [*text, *found.token_ids, *random_tokens(20, seed=2 + turn)]
+    assert computed[0] == 130
+    assert max(computed[1:]) <= 12 + 20 + 64

@@ -89,7 +89,7 @@ def logits(file: Path, tokens: list[int], operations: Any) -> torch.Tensor:
     model, _ = load_model(file, torch.float32, progress=False, operations=operations)
     runner = DirectRunner(model, operations=operations)
     [found] = runner.step([(runner.open(tokens), len(tokens))])
-    return found[:, : llama_cpp.VOCABULARY]
+    return found[:, : llama_cpp.TOKENS]
 
 
 def check_greedy(file: Path, tokens: list[int], tolerance: float) -> None:
@@ -105,7 +105,7 @@ def check_greedy(file: Path, tokens: list[int], tolerance: float) -> None:
 def test_numbers_of_a_float32_file_are_those_of_transformers(case):
     _, oracle, file = case
     tokens = random_tokens(70, seed=2)
-    expected = oracle.logits(tokens)[:, : llama_cpp.VOCABULARY]
+    expected = oracle.logits(tokens)[:, : llama_cpp.TOKENS]
     torch.testing.assert_close(logits(file, tokens, CPU), expected, rtol=1e-3, atol=1e-3)
     check_greedy(file, tokens, 1e-3)
 
@@ -128,4 +128,4 @@ def test_numbers_of_quantised_files_are_those_of_their_blocks(case, types, tmp_p
         )
         with torch.no_grad():
             theirs = twin.eval()(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
-        torch.testing.assert_close(expected, theirs[:, : llama_cpp.VOCABULARY], rtol=1e-3, atol=2e-3)
+        torch.testing.assert_close(expected, theirs[:, : llama_cpp.TOKENS], rtol=1e-3, atol=2e-3)

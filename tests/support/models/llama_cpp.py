@@ -18,7 +18,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-VOCABULARY = 320
+# Entries of the embedding, and how many of them are tokens: the converter of Gemma cuts the others off.
+VOCABULARY, TOKENS = 320, 260
 SECONDS = 300
 # Tokens whose probabilities are asked for.
 MOST = 500
