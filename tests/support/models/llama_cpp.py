@@ -127,7 +127,7 @@ def convert_here(folder: Path, target: Path, kind: str, head: bool) -> None:
     if config["model_type"] == "nemotron_h":
         base.ModelBase.load_hparams = staticmethod(lambda *_, **__: json.loads((linked / "config.json").read_text()))
     sys.argv = ["convert_hf_to_gguf.py", str(linked), "--outfile", str(target), "--outtype", kind]
-    if config["model_type"].startswith("qwen3_") and not head:
+    if config["model_type"].startswith(("qwen3_next", "qwen3_5")) and not head:
         sys.argv.append("--no-mtp")
     runpy.run_path(str(tree() / "convert_hf_to_gguf.py"), run_name="__main__")
 

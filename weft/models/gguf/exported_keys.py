@@ -91,7 +91,7 @@ def keys_of(config: Fields, arch: str, heads_to_come: int) -> Keys:
 
 def rotation_of(config: Fields) -> tuple[float, Keys]:
     """Return the base of rotation, and how it is stretched."""
-    stated = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    stated: Fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
     stated = stated.get("full_attention", stated)
     theta = float(stated.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = stated.get("rope_type") or stated.get("type") or "default"
