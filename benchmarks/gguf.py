@@ -135,16 +135,11 @@ class Worker:
 
 def compare(file: Path, threads: int, rounds: int) -> None:
     workers = {name: Worker(name, file, threads) for name in ("weft", "llama.cpp")}
-    rates: dict[str, list[tuple[float, float]]] = {}
-    for number in range(rounds + 1):
-        for name in PIECES:
-            ours, theirs = (worker.run(Piece(name, number)) for worker in workers.values())
-            # The first round is a warm-up.
-            if number:
-                rates.setdefault(name, []).append((ours, theirs))
     held = workers["weft"].facts["anonymous"] / 1e6
     print(f"{file.name}: {file.stat().st_size / 1e6:.0f} MB; Weft holds {held:.0f} MB before the first request")
-    for name, pairs in rates.items():
+    for name in PIECES:
+        # The first round is a warm-up.
+        pairs = [[worker.run(Piece(name, number)) for worker in workers.values()] for number in range(rounds + 1)][1:]
         ours, theirs = (median(column) for column in zip(*pairs))
         ratio = median(own / other for own, other in pairs)
         print(f"  {name:14} {ours:8.1f} {theirs:8.1f} tokens/s   {ratio:.2f}", flush=True)
