@@ -105,7 +105,7 @@ def test_a_quantised_file_has_types_by_matrix_and_is_near(kind, tmp_path):
     types = {each.type for each in read_header(file).tensors.values()}
     assert types == ({"F32", "Q8_0"} if kind == "q8_0" else {"F32", "Q4_K", "Q6_K"})
     found, expected = logits(file), logits(folder)
-    assert (found - expected).norm() / expected.norm() < (0.03 if kind == "q8_0" else 0.3)
+    assert (found - expected).norm() / expected.norm() < (0.06 if kind == "q8_0" else 0.5)
 
 
 def test_a_file_of_blocks_becomes_a_folder_of_their_numbers(tmp_path):
