@@ -1,4 +1,5 @@
-"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium, Playwright.
+"""The page in a real browser, against the built-in model: `pytest -m slow tests/server/page`. Needs Chromium,
+Playwright.
 
 pip install playwright    and a Chromium, such as Debian's package
 """
