@@ -73,7 +73,7 @@ class Exporter:
         self.keys, self.config, self.arch = keys, config, keys.arch
         self.table = TABLES[self.arch]
         # Later stems are those of heads that predict further tokens.
-        self.stems = {own: stem for stem, own in reversed(self.table.names.items())}
+        self.stems = {own: stem for stem, own in reversed(list(self.table.names.items()))}
         self.root = {own: stem for stem, own in {**ROOT, **self.table.whole}.items()}
 
     def tensors(self, entries: Mapping[str, Entry], files: Files, kind: str) -> Iterator[NewTensor]:
@@ -255,4 +255,4 @@ def content(read: Callable[[], Made], number: int, kind: str) -> memoryview:
     else:
         dtype = next(dtype for dtype, name in DTYPES.items() if name == kind)
         found = tensor.to(dtype).contiguous().view(-1).view(torch.uint8)
-    return memoryview(found.contiguous().view(-1).numpy())
+    return found.contiguous().view(-1).numpy().data
