@@ -133,7 +133,11 @@ def test_a_head_of_its_own_is_used_even_if_the_configuration_ties_it(tmp_path, f
     config = json.loads((folder / "config.json").read_text())
     tied = dict.fromkeys([name for name in ("tie_embedding", "tie_word_embeddings") if name in config], True)
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True} | tied))
-    theirs = getattr(transformers, tiny.model_class).from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = (
+        getattr(transformers, tiny.model_class)
+        .from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     tokens = random_tokens(40, seed=1)
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].float()

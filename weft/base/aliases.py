@@ -74,6 +74,7 @@ SERVER = (
             "qwen": "hermes",
             "qwen25": "hermes",
             "llama3": "llama3_json",
+            "phi4_mini_json": "phi4",
             "openai": "harmony",
             "gpt-oss": "harmony",
             ANY: ANY,

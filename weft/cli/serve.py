@@ -28,7 +28,7 @@ ABOUT = "serve a model over HTTP, with OpenAI's API and SGLang's native API"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Listed here as well, so that `--help` need not import the parsers; a test compares.
 TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral")
-TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
+TOOL_PARSERS += ("granite", "phi4", "olmo3", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")

@@ -36,6 +36,7 @@ from weft.offline.interrupts import InterruptLater
 from weft.offline.keywords import options_of
 from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
 from weft.offline.sampling import BeamSearchParams, GenerationParams
+from weft.offline.scoring import INSTRUCTION, ScoringOutput, score
 from weft.offline.text import TextTokenizer
 from weft.start.loading import load
 from weft.text.prompts import NO_TOKENIZER
@@ -218,6 +219,23 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """Return the likeliest answers to each prompt that beam search finds, best first."""
         return search(self, prompts, params, use_tqdm)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        instruction: str = INSTRUCTION,
+        answers: tuple[str, str] = ("yes", "no"),
+        cache_salt: str | None = None,
+    ) -> list[ScoringOutput]:
+        """Return how well documents answer a query, from 0 to 1, by a model that says so in a word (Qwen3-Reranker).
+
+        The score is the probability of the first of the `answers` against the second. Several queries are paired with
+        as many documents.
+        """
+        return score(self, queries, documents, use_tqdm, instruction, answers, cache_salt)
 
     def get_tokenizer(self) -> TextTokenizer:
         """Return the tokenizer, with the methods of transformers' tokenizers that scripts use."""

@@ -19,7 +19,8 @@ from weft.models.weights import load_model
 
 FAMILIES = [
     "llama", "mistral", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3",
-    "gpt_oss", "granite_moe_hybrid", "nemotron_h", "kimi_linear",
+    "qwen2", "phi3", "smollm3", "olmo2", "olmo3", "gemma2", "gpt_oss", "granite_moe_hybrid", "nemotron_h",
+    "kimi_linear",
 ]  # fmt: skip
 # What changes in a tiny model so that blocks of 256 fit.
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
@@ -36,7 +37,7 @@ SMALL_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16")
 
 
 # What files leave to the program: the scale of queries is that of the size of a head.
-STATED = {"gemma3": {"query_pre_attn_scalar": 32}}
+STATED = {"gemma2": {"query_pre_attn_scalar": 32}, "gemma3": {"query_pre_attn_scalar": 32}}
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)

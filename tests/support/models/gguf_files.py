@@ -29,6 +29,7 @@ RENAMES = (
     (r"^(blk\.\d+)\.(input_layernorm|operator_norm|norm)\.weight$", r"\1.attn_norm.weight"),
     (r"\.(self_attn|mixer)\.(q|k|v)_proj\.", r".attn_\2."),
     (r"\.(self_attn\.o|self_attn\.out|mixer\.o)_proj\.", ".attn_output."),
+    (r"\.self_attn\.qkv_proj\.", ".attn_qkv."), (r"\.mlp\.gate_up_proj\.", ".ffn_up."),
     (r"\.self_attn\.(q|k)_(norm|layernorm)\.", r".attn_\1_norm."), (r"\.self_attn\.sinks$", ".attn_sinks.weight"),
     (r"\.conv\.(conv|in_proj|out_proj)\.", r".shortconv.\1."),
     (r"\.feed_forward\.w1\.", ".ffn_gate."), (r"\.feed_forward\.w3\.", ".ffn_up."),
@@ -162,8 +163,8 @@ def converted(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for pattern, replacement in RENAMES:
             own = re.sub(pattern, replacement, own)
         found |= changed(own, tensor, config, arch)
-    if arch in ("gemma3", "gpt-oss", "qwen3next") or arch.startswith("qwen35"):
-        place = {"gemma3": "pre_feedforward_layernorm"}.get(arch)
+    if arch in ("gemma2", "gemma3", "gpt-oss", "olmo2", "qwen3next") or arch.startswith("qwen35"):
+        place = "pre_feedforward_layernorm" if arch in ("gemma2", "gemma3") else None
         found = {
             name.replace(".post_attention_layernorm.", ".post_attention_norm."): each for name, each in found.items()
         }
@@ -179,12 +180,14 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Lfm2ForCausalLM": "lfm2",
     "Qwen3MoeForCausalLM": "qwen3moe", "Lfm2MoeForCausalLM": "lfm2moe", "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5ForCausalLM": "qwen35", "Qwen3_5MoeForCausalLM": "qwen35moe", "Gemma3ForCausalLM": "gemma3",
+    "Qwen2ForCausalLM": "qwen2", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
+    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "Gemma2ForCausalLM": "gemma2",
     "GptOssForCausalLM": "gpt-oss", "GraniteMoeHybridForCausalLM": "granitehybrid",
     "NemotronHForCausalLM": "nemotron_h_moe", "FalconH1ForCausalLM": "falcon-h1",
     "KimiLinearForCausalLM": "kimi-linear",
 }  # fmt: skip
-INTERLEAVED = ("llama", "granitehybrid", "nemotron_h_moe")
-PLUS_ONE = ("qwen3next", "qwen35", "qwen35moe", "gemma3")
+INTERLEAVED = ("llama", "smollm3", "granitehybrid", "nemotron_h_moe")
+PLUS_ONE = ("qwen3next", "qwen35", "qwen35moe", "gemma2", "gemma3")
 
 
 def stacked(tensors: Mapping[str, Tensor], config: Mapping[str, Any], arch: str) -> dict[str, Tensor]:
@@ -358,6 +361,10 @@ OWN_KEYS = {
         "expert_group_count": "n_group",
         "expert_group_used_count": "topk_group",
     },
+    "gemma2": {
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
     "falcon-h1": {
         "ssm.conv_kernel": "mamba_d_conv",
@@ -397,6 +404,11 @@ def computed_keys(
             "rope.scaling.factor": float(rotation["factor"]),
             "rope.scaling.original_context_length": rotation["original_max_position_embeddings"],
         }
+    if arch == "phi3":
+        size = config["hidden_size"] // config["num_attention_heads"]
+        return {"rope.dimension_count": int(size * rotation.get("partial_rotary_factor", 1.0))}
+    if arch == "olmo2" and "sliding_attention" in kinds:
+        return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds]}
     if arch == "gemma3":
         local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta", 10000.0)
         pattern = [kind == "sliding_attention" for kind in kinds]
