@@ -340,6 +340,7 @@ def test_a_server_with_json_logs_writes_nothing_else_and_its_first_line_as_ever(
     assert served.first_line.startswith("weft serves")
 
 
+@pytest.mark.thorough
 def test_disable_log_requests_as_other_servers_spell_it_works():
     with serving("--disable-log-requests", "--in-process") as served:
         assert served.call("/health")[0] == 200

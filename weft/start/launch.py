@@ -46,6 +46,8 @@ from weft.server.http.connections import Connections, bounded_connections, raise
 from weft.server.http.listener import Listener, bind, unix_listener
 from weft.server.http.protocol import ServerContext
 from weft.server.settings import ServerSettings
+from weft.server.stored.answers import FILE_SHARE, StoredAnswers
+from weft.server.stored.file import RecordFile
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 from weft.start.watchdog import Watchdog, notify
@@ -145,6 +147,9 @@ async def serve(
         return 0
     companions = AsyncExitStack()
     try:
+        stored = open_stored(settings)
+        if stored is not None:
+            companions.callback(stored.close)
         texts = served.texts(backend.info)
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
@@ -159,6 +164,7 @@ async def serve(
             pool=pool,
             keys=keys,
             connections=connections,
+            stored=stored,
         )
         await pool.start()
         for companion in served.companions:
@@ -182,6 +188,14 @@ async def serve(
         watchdog.stop()
         await companions.aclose()
         pool.stop()
+
+
+def open_stored(settings: ServerSettings) -> StoredAnswers | None:
+    """Return what keeps responses, if the settings ask for it."""
+    most, path = settings.responses_bytes, settings.responses_file
+    if not most:
+        return None
+    return StoredAnswers(most, None if path is None else RecordFile(Path(path), FILE_SHARE * most))
 
 
 async def started(backend: Running, orders: Orders) -> bool:
