@@ -105,13 +105,17 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft simulate --workload tools --replicas 4 --router state --router round-robin",
     ),
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
+    "convert": (
+        "weft convert LiquidAI/LFM2-1.2B lfm2-q4_k.gguf --quantize q4_k",
+        "weft convert model-Q8_0.gguf folder",
+    ),
     "cache": (
         "weft cache tier",
         "weft cache tier --list 20",
         "weft cache tier --verify",
         "weft cache tier --drop all",
     ),
-    "models": ("weft models", "weft models --json"),
+    "models": ("weft models", "weft models --json", "weft models model-Q4_K_M.gguf"),
     "pull": ("weft pull lfm2:1.2b", "weft pull owner/name:Q4_K_M"),
     "completion": (
         "source <(weft completion bash)",

@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft import builtin
+from weft.base.errors import ModelError
 from weft.base.hub.short_names import short_name_of
 from weft.base.options import QUANTISED, option
+from weft.cli.options import argument
 
 ABOUT = "list supported architectures and published checkpoints, with the memory to expect and the command for each"
 HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "hub id", "command")
@@ -29,6 +31,7 @@ Every family is compared with its public implementation on random weights; weft 
 class ModelsOptions:
     """Options of `weft models`."""
 
+    file: str | None = argument("GGUF file to describe instead: its family, types, bytes, and whether it fits")
     quantize: str = option("off", "sizes of 16-bit checkpoints that are quantised while they load", QUANTISED)
     json: bool = option(False, "print JSON for programs, with all sizes in bytes")
 
@@ -53,6 +56,9 @@ class ModelSize:
 def run(options: ModelsOptions) -> None:
     from weft.models.catalogue import CATALOGUE
 
+    if options.file is not None:
+        describe(Path(options.file).expanduser(), options.json)
+        return
     if options.json:
         found = [
             {
@@ -74,6 +80,23 @@ def run(options: ModelsOptions) -> None:
         rows += [(title if number == 0 else "", row) for number, row in enumerate(models)]
     print("\n".join(aligned_rows(rows)))
     print(f"\n{NOTES}")
+
+
+def describe(path: Path, as_json: bool) -> None:
+    """Print what a GGUF file holds, from its header alone."""
+    from weft.base.gguf.header import read_header
+    from weft.base.gguf.places import local_file
+    from weft.base.gguf.report import about
+    from weft.device.devices import free_bytes
+
+    file = local_file(path)
+    if file is None:
+        raise ModelError(f"{path} is neither a GGUF file nor a folder with one; weft models alone lists models")
+    facts = about(read_header(file), free_bytes())
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    print("\n".join(f"{name + ':':<14}{fact}" for name, fact in facts.items()))
 
 
 def built_in(quantize: str) -> ModelSize:
