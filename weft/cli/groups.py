@@ -105,6 +105,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft simulate --workload tools --replicas 4 --router state --router round-robin",
     ),
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
+    "convert": ("weft convert LiquidAI/LFM2-1.2B lfm2-int4 --quantize int4",),
     "cache": (
         "weft cache tier",
         "weft cache tier --list 20",
