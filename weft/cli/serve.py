@@ -75,6 +75,7 @@ class FrontOptions:
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
     open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
+    page: bool = option(True, "serve a page at /, to talk to the model and look at the cache (docs/page.md)")
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
     max_answers: int = option(32, "maximum answers to one prompt (n)")
@@ -351,6 +352,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
         open_health=options.open_health,
+        page=options.page,
         cors_origins=options.cors_origin,
         trusted_hosts=trusted_hosts(options, bool(keys)),
         trusted_proxies=options.trusted_proxy,

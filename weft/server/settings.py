@@ -107,6 +107,7 @@ class ServerSettings:
     model_name: str | None = None  # the name that clients use; None: the model's own
     aliases: tuple[str, ...] = ()  # further names of the model
     open_health: bool = True
+    page: bool = True  # serve the page at /
     log_requests: bool = True
     vllm_metrics: bool = False  # also export metrics under vLLM's names
     keep_alive_seconds: float = 15.0  # without output before a stream sends a comment; 0: never
