@@ -14,13 +14,14 @@ from tests.support.models.engines import FAMILIES
 from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
 from tests.support.models.quantised import FP8, quantise
 from weft.base.errors import ModelError
+from weft.cli.convert import OF_FOLDERS
 from weft.cli.main import main
-from weft.kernels.formats.quantising import AS_STORED, KINDS, Quantising
+from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.models.compressing import compress
 from weft.models.model import MatrixLayer
 from weft.models.weights import load_model
 
-TO = KINDS[1:]
+TO = OF_FOLDERS
 PROMPT = 70
 WIDER = {"intermediate_size": 384, "hidden_size": 256}
 
@@ -113,9 +114,9 @@ def test_the_command_writes_a_copy_and_says_what_is_wrong(saved, tmp_path, capsy
     assert "matrices in int4" in capsys.readouterr().out
     assert load(out)
     assert main(["convert", str(saved("lfm2")), str(tmp_path / "other")]) == 2
-    assert "quantize must be one of fp8, int8, int4, mxfp4" in capsys.readouterr().err
-    assert main(["convert"]) == 2
-    assert "a model and a new folder must be given" in capsys.readouterr().err
+    assert "or pass --quantize int4 or int8 or fp8 or mxfp4" in capsys.readouterr().err
+    assert main(["convert", str(saved("lfm2")), str(tmp_path / "a.gguf"), "--quantize", "int4"]) == 2
+    assert "--quantize int4 is for folders" in capsys.readouterr().err
 
 
 @pytest.mark.slow
