@@ -288,5 +288,6 @@ def launch() -> None:
     case.together(case.view())
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch, in_registers=True)

@@ -298,7 +298,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True, database=None)
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
 @given(
     form=st.sampled_from(sorted(FORMATS)),
     pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14),
@@ -313,7 +313,7 @@ def test_whatever_comes_the_parts_do_not_depend_on_the_cuts(form, pieces, cuts):
         f"{shown}{name}".encode()
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(pieces=st.lists(st.sampled_from(FRAGMENTS), max_size=14), cuts=st.lists(st.integers(0, 500), max_size=12))
 def test_thoughts_and_calls_together_do_not_depend_on_the_cuts(pieces, cuts):
     text = "".join(pieces)

@@ -86,6 +86,7 @@ class LLM:
         self.placement = loaded.placement
         self.measure_rate = loaded.measure_rate
         self.chosen = loaded.chosen
+        self.reasons = loaded.reasons
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
@@ -213,6 +214,24 @@ class LLM:
         """
         params = SamplingParams(max_tokens=0)
         return self.generate(prompts, params, use_tqdm=False, cache_salt=cache_salt, retain=seconds)
+
+    def fork(
+        self,
+        result: Result,
+        at: int | None = None,
+        n: int | None = None,
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
+        *,
+        choice: int = 0,
+        retain: float | None = None,
+    ) -> list[Result]:
+        """Go on with an answer after its first `at` tokens, or all: `n` times, or once for each of the parameters.
+
+        Nothing is computed again that is still cached. `choice` is the answer to go on with, if there are several.
+        """
+        self._check_open()
+        return self._run(self._asking.forks(result, at, n, sampling_params, choice, retain), use_tqdm)
 
     def beam_search(
         self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False
