@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.fleet.routers import start_route
-from tests.support.servers.serving import SECONDS, Served, serving
+from tests.support.servers.serving import SECONDS, Served, first_lines, serving
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def routing(urls: list[str], secret: str, folder) -> Iterator[Served]:
     log = folder / "log"
     process = start_route([*urls, "--fleet-secret", secret], log)
     try:
-        router = Served(process, process.stdout.readline().strip(), log, {})
+        router = Served(process, first_lines(process), log, {})
         for url in urls:
             router.wait_for(f"replica {url} is ready")
         yield router
@@ -81,6 +81,7 @@ def secret(tmp_path):
     return str(file)
 
 
+@pytest.mark.thorough
 def test_a_chat_through_a_router_is_prefilled_by_one_engine_and_answered_by_another(secret, tmp_path):
     with serving_role("prefill", secret) as (prefill, first), serving_role("decode", secret) as (decode, second):
         with routing([first, second], secret, tmp_path) as router:

@@ -10,7 +10,8 @@ from weft.base.errors import ModelError
 from weft.memory.spec import MemorySpec
 from weft.models import configurations
 from weft.models.config import read_config, text_part
-from weft.models.weights import build, find_checkpoint
+from weft.models.finding import find_checkpoint
+from weft.models.weights import build
 
 # Parameters of the language models, as their publishers count them (without image encoders and draft heads).
 PARAMETERS = {

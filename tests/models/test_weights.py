@@ -256,14 +256,16 @@ def test_a_broken_file_is_named(saved, tmp_path):
 
 
 def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="neither a folder"):
+    with pytest.raises(ModelError, match="there is no folder"):
         load(tmp_path / "nothing" / "here")
 
 
 def test_a_hub_id_that_cannot_be_had_is_an_error_that_names_it(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelError, match=r"nobody/nothing is not a local folder, and the download from the hub failed"):
+    with pytest.raises(
+        ModelError, match=r"nobody/nothing is neither a local folder nor in the cache, .*: HF_HUB_OFFLINE is set"
+    ):
         load("nobody/nothing")
 
 

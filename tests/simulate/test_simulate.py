@@ -21,8 +21,8 @@ from weft.memory.captures import CaptureReasons
 from weft.memory.eviction import POLICIES
 from weft.memory.keys import PrefixIdentity
 from weft.models import configurations
+from weft.models.finding import find_checkpoint
 from weft.models.shapes import shape_of
-from weft.models.weights import find_checkpoint
 from weft.simulate import routing
 from weft.simulate.costs import DeviceRates, Work, calibrated, cost_model
 from weft.simulate.found import Found, Refusals
@@ -170,7 +170,7 @@ def predicted(spec, config: EngineConfig, plan: list[list[SimulatedRequest]], st
 # Ample memory is quick to check with two kinds of layers, and slow with the others.
 SLOW = [("qwen3_next", 64 << 20), ("nemotron_h", 64 << 20)]
 PREDICTED = [(family, 1 << 20) for family in ("qwen3_next", "lfm2", "nemotron_h", "gemma3")]
-PREDICTED += [("lfm2", 64 << 20), ("gemma3", 64 << 20)]
+PREDICTED += [pytest.param(family, 64 << 20, marks=pytest.mark.thorough) for family in ("lfm2", "gemma3")]
 
 
 @pytest.mark.parametrize(

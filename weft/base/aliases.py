@@ -156,6 +156,7 @@ SERVER = (
 BENCHMARK = (
     value("--base-url", "--url"),
     value("--num-prompts", "--prompts"),
+    refused("--requests --num-requests", "did you mean --num-prompts?", takes_value=True),
     value("--max-concurrency", "--concurrency"),
     value("--request-rate", "--request-rate", {"inf": "0", ANY: ANY}),
     value("--random-input-len --random-input --gsp-question-len", "--input-length"),

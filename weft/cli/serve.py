@@ -258,6 +258,9 @@ def set_up_logs(options: FrontOptions) -> None:
 
 
 def run(options: ServeOptions) -> int:
+    from weft.cli.early import check_model
+
+    check_model(options)
     from weft.start.launch import launch, serving_engines
 
     place = replace(

@@ -86,6 +86,7 @@ class LLM:
         self.placement = loaded.placement
         self.measure_rate = loaded.measure_rate
         self.chosen = loaded.chosen
+        self.reasons = loaded.reasons
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)

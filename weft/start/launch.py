@@ -1,4 +1,4 @@
-"""Builds and runs a whole server from options: engine, texts, application, socket, first line, signals, exit code.
+"""Builds and runs a whole server from options: engine, texts, application, socket, first lines, signals, exit code.
 
 The socket is bound before the model is loaded, so that an address in use is reported at once, and listens only when
 requests can be answered (a Unix socket listens from the start). SIGTERM and SIGINT drain: new requests are refused,
@@ -48,6 +48,7 @@ from weft.server.http.protocol import ServerContext
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import FILE_SHARE, StoredAnswers
 from weft.server.stored.file import RecordFile
+from weft.start.first_lines import first_lines
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 from weft.start.watchdog import Watchdog, notify
@@ -153,7 +154,7 @@ async def serve(
         texts = served.texts(backend.info)
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
-        log.info("accepting up to %d connections", connections.bound)
+        log.debug("accepting up to %d connections", connections.bound)
         app = create_app(
             backend,
             texts.tokenizer,
@@ -176,7 +177,10 @@ async def serve(
     freeze_heap()
 
     def ready(address: Address) -> None:
-        print(first_line(backend.info, settings, texts, address), flush=True)
+        name = settings.model_name or backend.info.name
+        log.debug("try: %s", curl(address, name, bool(settings.api_keys), texts))
+        # One write, so that whoever waits for the address reads all lines.
+        print("\n".join(first_lines(backend.info, name, str(address))), flush=True)
         watchdog.start()
         notify("READY=1")
 
@@ -424,15 +428,8 @@ def load_texts(options: TextOptions, settings: dict[str, Any]) -> Texts:
     return Texts(found, template, ends | found.end_tokens, suggested)
 
 
-def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, address: Address) -> str:
-    """Return address, model, memory, and a command to paste."""
-    name = settings.model_name or info.name
-    memory = f"memory for {info.memory_tokens} tokens in {info.memory_bytes / 2**30:.2f} GiB"
-    about = f"weft serves {name} ({info.architecture}, {info.dtype}) at {address}, {memory}. Try:"
-    return f"{about} {curl(address, name, bool(settings.api_keys), texts)}"
-
-
 def curl(address: Address, name: str, has_keys: bool, texts: Texts) -> str:
+    """Return a request to paste."""
     body: dict[str, Any] = {"model": name, "max_tokens": 32}
     path = "/v1/completions"
     if texts.template is not None:

@@ -20,6 +20,7 @@ from weft.models.weights import load_model
 FAMILIES = [
     "llama", "mistral", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3",
     "qwen2", "phi3", "smollm3", "olmo2", "olmo3", "gemma2", "gpt_oss", "granite_moe_hybrid", "nemotron_h",
+    "kimi_linear",
 ]  # fmt: skip
 # What changes in a tiny model so that blocks of 256 fit.
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
@@ -61,6 +62,15 @@ def test_a_file_in_float32_is_the_checkpoint_that_it_was_made_from(family, tmp_p
     tokens = random_tokens(70, seed=2)
     for own, other in zip(logits(found, tokens), logits(expected, tokens)):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_whose_factors_are_folded_computes_what_the_checkpoint_does(tmp_path):
+    folder = saved("falcon_h1", tmp_path)
+    found, _ = load_model(convert(folder, tmp_path / "model.gguf"), torch.float32, progress=False)
+    expected, _ = load_model(folder, torch.float32, progress=False)
+    tokens = random_tokens(70, seed=2)
+    for own, other in zip(logits(found, tokens), logits(expected, tokens)):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
 
 
 def logits(model, tokens, operations=CPU):

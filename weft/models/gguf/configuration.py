@@ -353,19 +353,19 @@ def falcon_h1(keys: FileKeys) -> Fields:
     }
 
 
+def nemotron_kind(keys: FileKeys, number: int, heads: int, size: int) -> str:
+    """Return the kind of a block, each of which is one layer."""
+    if heads:
+        return "attention"
+    if keys.has(f"blk.{number}.ffn_gate_inp.weight"):
+        return "moe"
+    return "mlp" if size else "mamba"
+
+
 def nemotron_h(keys: FileKeys) -> Fields:
     heads, sizes = keys.each("attention.head_count_kv"), keys.each("feed_forward_length")
     experts = keys.get("expert_count") or 0
-    kinds = [
-        "attention"
-        if kv
-        else "mamba"
-        if not size
-        else "moe"
-        if experts and keys.has(f"blk.{n}.ffn_gate_inp.weight")
-        else "mlp"
-        for n, (kv, size) in enumerate(zip(heads, sizes))
-    ]
+    kinds = [nemotron_kind(keys, number, *sizes) for number, sizes in enumerate(zip(heads, sizes))]
     inner, count = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
     fields: Fields = {
         "architectures": ["NemotronHForCausalLM"],
