@@ -75,6 +75,9 @@ class FrontOptions:
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
     open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
+    batch_folder: str | None = option(
+        None, "folder for /v1/files and /v1/batches, which continue after a restart", metavar="FOLDER"
+    )
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
     max_answers: int = option(32, "maximum answers to one prompt (n)")
@@ -350,6 +353,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         admin_key=read_admin_key(options),
         key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
+        batch_folder=options.batch_folder,
         open_health=options.open_health,
         cors_origins=options.cors_origin,
         trusted_hosts=trusted_hosts(options, bool(keys)),

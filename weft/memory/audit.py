@@ -82,7 +82,9 @@ def _check_retained(ledger: Ledger) -> None:
     assert not ledger.cache.point_bytes or len(marked) == len(retained), "a retained resume point is gone"
     cells = {each.key for node in retained for each in path(node)}
     held = len(cells) * ledger.spec.page_bytes + len(marked) * ledger.cache.point_bytes
-    assert ledger.retentions.held_bytes == held, f"{ledger.retentions.held_bytes} bytes count as retained, expected {held}"
+    assert ledger.retentions.held_bytes == held, (
+        f"{ledger.retentions.held_bytes} bytes count as retained, expected {held}"
+    )
 
 
 def _count_node(ledger: Ledger, node: Node, counted: Owners) -> None:

@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -39,7 +40,8 @@ from weft.fleet.local import divide
 from weft.fleet.routing import RoutedChoice
 from weft.server.access.auth import Keys, reread
 from weft.server.access_log import AccessLog
-from weft.server.app import create_app
+from weft.server.app import Background, create_app
+from weft.server.batches.store import BatchStore
 from weft.server.front import pool_for
 from weft.server.http.addresses import TrustedProxies
 from weft.server.http.connections import Connections, bounded_connections, raise_descriptor_limit
@@ -140,6 +142,8 @@ async def serve(
         orders.on_hangup(partial(reread, keys, read_again))
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
+    folder = settings.batch_folder
+    store = None if folder is None else BatchStore(folder, settings.limits, time.time)
     backend = served.backend()
     if not await started(backend, orders):
         return 0
@@ -149,6 +153,7 @@ async def serve(
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
         log.info("accepting up to %d connections", connections.bound)
+        background: list[Background] = []
         app = create_app(
             backend,
             texts.tokenizer,
@@ -159,8 +164,12 @@ async def serve(
             pool=pool,
             keys=keys,
             connections=connections,
+            batch_store=store,
+            background=background,
         )
         await pool.start()
+        for run in background:
+            await companions.enter_async_context(run())
         for companion in served.companions:
             await companions.enter_async_context(companion(backend))
     except BaseException:

@@ -58,6 +58,11 @@ class Keys:
         return Tenant(salt, key.admin, key.name, account)
 
     @property
+    def all_tenants(self) -> list[Tenant]:
+        """Return the tenants of all keys, or the only one of a server without keys."""
+        return self.tenants or [self._open]
+
+    @property
     def tenants(self) -> list[Tenant]:
         return [tenant for _, tenant in self._known]
 
