@@ -9,6 +9,7 @@ import torch
 
 from tests.support.models.engines import TINY, dummy_model
 from tests.support.models.exact_traffic import check_traffic
+from tests.support.models.packed import ALL
 from tests.support.models.quantised import FP8
 from weft.models.model import MatrixLayer
 
@@ -18,6 +19,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts in blocks": ("qwen3_next", FP8["blocks"].config),
     "a scale for each output": ("nemotron_h", FP8["compressed-tensors, channels"].config),
     "four-bit experts": ("gpt_oss", MXFP4),
+    "integers with zeros": ("qwen3_5", ALL["GPTQ, zeros"][0].config),
+    "integers, experts too": ("qwen3_5_moe", ALL["compressed-tensors, zeros"][0].config),
+    "bytes": ("qwen3_next", ALL["compressed-tensors, bytes"][0].config),
+    "a factor for each output": ("nemotron_h", ALL["NVFP4, compressed-tensors"][0].config),
+    "powers of two": ("lfm2", ALL["MXFP8, ModelOpt"][0].config),
+    "integers beside plain experts": ("gpt_oss", ALL["GPTQ"][0].config),
 }
 
 

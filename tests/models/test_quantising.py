@@ -92,6 +92,58 @@ def test_a_model_computes_what_a_quantised_checkpoint_of_it_says(kind, tmp_path)
     assert all("Fp8" not in own for path, own in kinds.items() if path.endswith((".gate", "lm_head")))
 
 
+def grouped(bits: int, group: int | None):
+    """Return how public tools round to symmetric integers, each group cut off where its error is least."""
+
+    def write(matrix: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        half, size = 2 ** (bits - 1), group or matrix.shape[1]
+        decoded = torch.empty(matrix.shape)
+        for first in range(0, matrix.shape[1], size):
+            own, best = matrix[:, first : first + size], torch.full(matrix.shape[:1], torch.inf)
+            for step in range(8):
+                range_of = 2 * own.abs().amax(1) * ((1 - 0.05 * step) / (2 * half - 1))
+                scale = range_of.bfloat16().float()[:, None]
+                numbers = (own / scale).round().clamp(-half, half - 1) * scale
+                error = (numbers - own).square().sum(1)
+                better = error < best
+                decoded[better, first : first + size], best = numbers[better], torch.minimum(best, error)
+        return {}, decoded
+
+    return write
+
+
+def mxfp4(matrix: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    if matrix.shape[1] % 32:
+        return {}, matrix
+    blocks = matrix.unflatten(-1, (-1, 32))
+    decoded, best = torch.empty(blocks.shape), torch.full(blocks.shape[:-1], torch.inf)
+    for less in (0, 1):
+        power = ((blocks.abs().amax(-1) / 6).log2().ceil() - less).exp2()[..., None]
+        numbers = NUMBERS[((blocks / power)[..., None] - NUMBERS).abs().argmin(-1)] * power
+        error = (numbers - blocks).square().sum(-1)
+        better = error < best
+        decoded[better], best = numbers[better], torch.minimum(best, error)
+    return {}, decoded.flatten(-2)
+
+
+NUMBERS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.5, -1, -1.5, -2, -3, -4, -6])
+ROUNDED = {"int8": grouped(8, None), "int4": grouped(4, 128), "mxfp4": mxfp4}
+
+
+@pytest.mark.parametrize("kind", ["dense, with blocks", "experts", "mamba", "a short convolution"])
+@pytest.mark.parametrize("to", ROUNDED)
+def test_few_bits_are_what_rounding_with_a_search_for_the_range_gives(to, kind, tmp_path):
+    folder = Oracle(MODELS[kind]).save(tmp_path / "given")
+    _, wide = quantise(folder, tmp_path, Written({}, ROUNDED[to]))
+    wanted, plain = answer(load(wide)), answer(load(folder))
+    for operations in (PLAIN, CPU):
+        torch.testing.assert_close(
+            answer(load(folder, Quantising(to), operations=operations), operations), wanted, rtol=1e-3, atol=1e-3
+        )
+    # Four bits are further from the given numbers than eight, and all are near them.
+    assert (1e-4 if to == "int8" else 1e-2) < float((wanted - plain).norm() / plain.norm()) < 0.7
+
+
 def test_fused_experts_are_quantised_one_by_one(tmp_path):
     """gpt-oss stores all experts as one tensor [experts, inputs, outputs], gates and gated values in turns."""
     folder = Oracle(FAMILIES["gpt_oss"]).save(tmp_path / "given")
@@ -204,7 +256,7 @@ def test_the_option_reaches_the_model(tmp_path):
             assert ("StoredPanels" in set().union(*formats_of(llm.model).values())) == (name == "fp8")
             answers[name] = llm.generate([random_tokens(70, seed=2)], use_tqdm=False)[0].token_ids
     assert all(answers.values())
-    with pytest.raises(InvalidOption, match="quantize_head needs --quantize fp8"):
+    with pytest.raises(InvalidOption, match="quantize_head needs --quantize fp8 or int8 or int4 or mxfp4"):
         LLM(str(tmp_path), quantize_head=True)
-    with pytest.raises(InvalidOption, match="quantize must be one of off, fp8, got 'int4'"):
-        LLM(str(tmp_path), quantize="int4")
+    with pytest.raises(InvalidOption, match="quantize must be one of off, fp8, int8, int4, mxfp4, got 'int3'"):
+        LLM(str(tmp_path), quantize="int3")

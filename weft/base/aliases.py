@@ -51,7 +51,10 @@ def refused(names: str, why: str, takes_value: bool = False) -> Alias:
 
 
 # Methods of other engines whose checkpoints say themselves how they are stored.
-READ = ("mxfp4", "gpt_oss_mxfp4", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_fp8", "none")
+READ = (
+    "mxfp4", "gpt_oss_mxfp4", "mxfp8", "compressed-tensors", "modelopt", "modelopt_fp8", "modelopt_fp4",
+    "modelopt_mixed", "w8a8_fp8", "gptq", "gptq_marlin", "awq", "awq_marlin", "auto-round", "none",
+)  # fmt: skip
 
 SERVER = (
     value("--model-path", "--model"),
@@ -113,14 +116,14 @@ SERVER = (
     Alias(
         ("--quantization", "-q"),
         ("--quantize", "{}"),
-        values={"fp8": "fp8", "fp8_per_block": "fp8"} | dict.fromkeys(READ, "off"),
+        values={"fp8": "fp8", "fp8_per_block": "fp8", "int8": "int8"} | dict.fromkeys(READ, "off"),
         note="activations keep 16 bits, and formats of quantised checkpoints are read from them",
-        refused="weights are quantised to fp8, or read as they are stored (docs/formats.md)",
+        refused="--quantize fp8, int8, int4 or mxfp4 quantises, and other weights are read as stored (docs/formats.md)",
     ),
     ignored("--fp8-gemm-backend --moe-runner-backend --moe-backend", "kernels are chosen by Weft", takes_value=True),
     refused("--quantization-param-path --kv-cache-scales", "the KV cache has no scales", takes_value=True),
     refused("--calculate-kv-scales", "the KV cache has no scales"),
-    refused("--torchao-config --modelopt-quant --quantization-config", "use --quantize fp8", takes_value=True),
+    refused("--torchao-config --modelopt-quant --quantization-config", "use --quantize", takes_value=True),
     refused("--enable-lora", "LoRA adapters are not supported"),
     refused("--lora-modules --lora-paths", "LoRA adapters are not supported", takes_value=True),
     refused("--speculative-algorithm --speculative-config", "use --draft", takes_value=True),

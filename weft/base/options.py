@@ -34,7 +34,7 @@ AUTO_COUNTS = {
     "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
-QUANTISED = ("off", "fp8")
+QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -64,14 +64,14 @@ class Options:
     dtype: str = option("auto", "data type of the weights; auto: as stored in the checkpoint", DTYPES)
     quantize: str = option(
         "off",
-        "fp8: quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head "
-        "(docs/formats.md)",
+        "quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head: fp8, "
+        "int8 with a scale for each output, int4 in groups of 128, mxfp4 (docs/formats.md)",
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
     int8_activations: bool = option(
         True,
-        "on CPUs, multiply weights in GGUF's block types and MXFP4 with activations rounded to 8-bit integers, a scale "
+        "on CPUs, multiply weights of up to 8 bits, but not FP8, with activations rounded to 8-bit integers, a scale "
         "for each 32 (docs/formats.md)",
     )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
@@ -191,7 +191,7 @@ class Options:
             if not isinstance(getattr(self, name), str | None):
                 raise InvalidOption(name, f"must be a {what}, got {getattr(self, name)!r}")
         if self.quantize_head and self.quantize == "off":
-            raise InvalidOption("quantize_head", "needs --quantize fp8")
+            raise InvalidOption("quantize_head", f"needs --quantize {' or '.join(QUANTISED[1:])}")
         for name in ("threads", "draft_vocabulary"):
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")

@@ -78,6 +78,7 @@ class FrontOptions:
     batch_folder: str | None = option(
         None, "folder for /v1/files and /v1/batches, which continue after a restart", metavar="FOLDER"
     )
+    page: bool = option(True, "serve a page at /, to talk to the model and look at the cache (docs/page.md)")
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
     max_answers: int = option(32, "maximum answers to one prompt (n)")
@@ -355,6 +356,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         model_name=options.served_model_name,
         batch_folder=options.batch_folder,
         open_health=options.open_health,
+        page=options.page,
         cors_origins=options.cors_origin,
         trusted_hosts=trusted_hosts(options, bool(keys)),
         trusted_proxies=options.trusted_proxy,

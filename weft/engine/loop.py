@@ -51,6 +51,7 @@ from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger, MakeTiers
+from weft.memory.outline import outline
 from weft.memory.report import cache_report, memory_stats
 from weft.memory.spec import MemorySpec
 from weft.wire.messages import MAX_WORDS
@@ -312,7 +313,7 @@ class Engine:
         return replace(found, send_bytes_per_second=self.exchange.transport.send_bytes_per_second)
 
     def cache_report(self, limit: int) -> dict[str, Any]:
-        return cache_report(self.ledger, limit)
+        return cache_report(self.ledger, limit) if limit else outline(self.ledger)
 
     # steps ----------------------------------------------------------------------------------------------------------
 

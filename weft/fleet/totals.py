@@ -68,12 +68,14 @@ def merged_reports(reports: Mapping[str, Mapping[str, Any]], limit: int) -> dict
             held["saved_tokens"] = held.get("saved_tokens", 0) + prefix["saved_tokens"]
             held.setdefault("replicas", {})[member] = prefix
     largest = sorted(prefixes.values(), key=lambda prefix: -prefix["saved_tokens"])[:limit]
-    listed = ("prefixes", "misses", "tenants")
+    listed = ("prefixes", "misses", "tenants", "branches")
     rest = [{name: report[name] for name in report if name not in listed} for report in reports.values()]
     replicas = {member: {"cached_tokens": report.get("cached_tokens", 0)} for member, report in reports.items()}
     misses = sorted(_merged(reports, "misses", "reason"), key=lambda miss: -miss.get("lost_tokens", 0))
     tenants = sorted(_merged(reports, "tenants", "digest"), key=lambda tenant: -tenant.get("tokens", 0))
-    return summed(rest) | {"misses": misses, "tenants": tenants, "replicas": replicas, "prefixes": largest}
+    found = summed(rest) | {"misses": misses, "tenants": tenants, "replicas": replicas, "prefixes": largest}
+    branches = [each | {"replica": name} for name, report in reports.items() for each in report.get("branches", ())]
+    return found | {"branches": branches} if branches else found
 
 
 def _merged(reports: Mapping[str, Mapping[str, Any]], table: str, name: str) -> list[dict[str, Any]]:

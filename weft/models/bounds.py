@@ -9,7 +9,8 @@ from __future__ import annotations
 # One entry of a message or a list: long enough to recognise.
 MOST_SHOWN = 80
 MOST_ENTRIES = 4096
-CONFIG_BYTES = 4 << 20
+# Configurations of mixed precision list every matrix of every expert.
+CONFIG_BYTES = 16 << 20
 INDEX_BYTES = 64 << 20
 
 LAYERS = 1024

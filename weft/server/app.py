@@ -48,6 +48,7 @@ from weft.server.metrics import registry as metrics
 from weft.server.metrics.connections import ConnectionCollector
 from weft.server.metrics.keys import KeyCollector
 from weft.server.metrics.vllm import VllmCollector
+from weft.server.page import routes as page_routes
 from weft.server.settings import ServerSettings
 from weft.server.texts.pool import TextPool
 from weft.text.template import ChatTemplate
@@ -131,8 +132,10 @@ def create_app(
         return json_response(document(front.model_name))
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    routes += observing(front, keys)
     routes += no_batches() if batch_store is None else batching(front, keys, batch_store, background)
+    routes += observing(front, keys) + cache_report.outline_routes(front.backend)
+    if settings.page:
+        routes += page_routes()
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)

@@ -114,6 +114,7 @@ class ServerSettings:
     batch_folder: str | None = None  # where files and batches are kept; None: there are none
     aliases: tuple[str, ...] = ()  # further names of the model
     open_health: bool = True
+    page: bool = True  # serve the page at /
     log_requests: bool = True
     vllm_metrics: bool = False  # also export metrics under vLLM's names
     keep_alive_seconds: float = 15.0  # without output before a stream sends a comment; 0: never

@@ -19,7 +19,7 @@ from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.experts import ExpertWeights, gated
 from weft.kernels.formats.fp8 import Fp8
-from weft.kernels.formats.recipe import paths, targets_of
+from weft.kernels.formats.matching import paths, targets_of
 from weft.kernels.formats.stored import Stored, as_dense
 from weft.kernels.weight import Weight
 from weft.models.model import CausalModel, MatrixLayer
@@ -225,7 +225,7 @@ def test_a_file_that_contradicts_itself_is_refused_by_name(edit, message, saved,
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"quant_method": "awq"}, 'quant_method "awq" is not supported'),
+        ({"quant_method": "quip"}, 'quant_method "quip" is not supported'),
         ({"quant_method": ["fp8"]}, "quant_method .* is not supported"),
         ({"modules_to_not_convert": [*LISTED, "q_proj"]}, "states it as 16 bits"),
         ({"weight_block_size": [64, 64]}, "misshapen"),
@@ -237,7 +237,7 @@ def test_a_file_that_contradicts_itself_is_refused_by_name(edit, message, saved,
                 "num_bits": 4, "type": "int", "strategy": "group"}}}},
             "q_proj is quantised as compressed-tensors int 4 bits group, which is not supported",
         ),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "q_proj is quantised as modelopt NVFP4"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"}, "q_proj is quantised as modelopt W4A16_AWQ"),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["re:(a+)+b"], "weights": {}}}},
          "not a regular expression to use"),
     ],

@@ -15,7 +15,9 @@ from weft.kernels.experts import ExpertWeights, clamped, gated
 from weft.kernels.formats import block_types
 from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.rounded import rounded
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library
@@ -26,6 +28,12 @@ from weft.kernels.weight import Weight
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
+# Group of all inputs: longer than any.
+ALL_INPUTS = 1 << 20
+GROUPED = [
+    *(Grouped(bits, group, zeros) for bits in (4, 8) for group in (128, ALL_INPUTS) for zeros in (False, True)),
+    Grouped(4, 32, True), Grouped(4, 96), Nvfp4(),
+]  # fmt: skip
 BLOCK_FORMATS = [format for format in NAMES if format != Mxfp4()]
 MANY = 70
 # Where the scales of a block lie, which must be numbers: the places of 16-bit floats.
@@ -42,7 +50,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 def stored(format, outputs: int, inputs: int, seed: int = 0, experts: int | None = None) -> Stored:
     """Return a matrix of random bytes, whose scales are random numbers."""
-    if isinstance(format, (Fp8, Mxfp4)):
+    if isinstance(format, (Fp8, Mxfp4, Grouped, Nvfp4)):
         shape = (outputs, inputs) if experts is None else (experts, outputs, inputs)
         return format.encode(random(*shape, seed=seed) / inputs**0.5)
     shape = (experts or 1, outputs, inputs // format.numbers)
@@ -89,12 +97,13 @@ def threads(count: int):
 
 
 def label(format) -> str:
-    return format.name.replace(" ", "-")
+    more = f"-{format.group}-{format.has_zeros}" if isinstance(format, Grouped) else ""
+    return format.name.replace(" ", "-") + more
 
 
 @pytest.mark.parametrize(
     ("format", "rounds"),
-    [*((format, rounds) for format in NAMES for rounds in (True, False)),
+    [*((format, rounds) for format in [*NAMES, *GROUPED] for rounds in (True, False)),
      (Fp8(128, 128), False), (Fp8(1, 512), False), (Fp8(128, 64), False)],
     ids=lambda value: value if isinstance(value, bool) else label(value),
 )  # fmt: skip
@@ -139,6 +148,20 @@ def test_the_least_exponents_of_mxfp4_are_exact_and_the_one_that_is_no_number_is
     for rounds in (True, False):
         assert_close(linear.multiplied(x, in_panels(matrix, rounds), None), wanted(x, matrix, rounds))
     assert pack(replace(matrix, tensors=(codes, torch.full_like(exponents, 255))), True) is None
+
+
+def test_groups_may_have_any_sizes_and_those_that_kernels_cannot_read_are_decoded():
+    """The last group is shorter than the others, or groups end inside a block."""
+    x = random(5, 352, seed=1)
+    for format, has_kernel in ((Grouped(4, 128, True), True), (Grouped(4, 96), True), (Grouped(4, 16), False)):
+        matrix = stored(format, 40, 352)
+        assert (pack(matrix, True) is not None) == has_kernel
+        [part] = linear.prepare(Weight((matrix,)), False, rounds=True).parts
+        assert_close(linear.multiplied(x, part, None), wanted(x, matrix, has_kernel))
+    odd = stored(Grouped(4, 128), 40, 75)
+    [part] = linear.prepare(Weight((odd,)), False, rounds=True).parts
+    assert part is odd
+    assert_close(linear.multiplied(x[:, :75], part, None), wanted(x[:, :75], odd, False))
 
 
 @pytest.mark.parametrize("rounds", [True, False])
@@ -230,8 +253,15 @@ def test_without_a_compiler_rows_are_rounded_all_the_same(monkeypatch):
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(block_types.Q4_K, block_types.Q6_K), (Mxfp4(), Mxfp4()), (Fp8(128, 128), Fp8(128, 128)), (Mxfp4(), None)],
-    ids=["k", "mxfp4", "fp8", "mixed"],
+    [
+        (block_types.Q4_K, block_types.Q6_K),
+        (Mxfp4(), Mxfp4()),
+        (Fp8(128, 128), Fp8(128, 128)),
+        (Mxfp4(), None),
+        (Grouped(4, 128), Grouped(8, 64, True)),
+        (Nvfp4(), Nvfp4()),
+    ],
+    ids=["k", "mxfp4", "fp8", "mixed", "integers", "nvfp4"],
 )
 def test_experts_in_stored_formats_are_those_that_their_decode_gives(first, second, rows, rounds):
     hidden, inner, experts, k = 256, 256, 6, 2

@@ -122,8 +122,9 @@ def quantise(folder: Path, target: Path, written: Written, group: int = 1) -> tu
             continue
         count += 1
         stored, wide[name] = written.write(tensor.float())
-        small |= {name + suffix: each for suffix, each in stored.items()}
-        small |= {name.removesuffix(".weight") + suffix: each.clone() for suffix, each in written.extra.items()}
+        parent = name.removesuffix(".weight")
+        small |= {(parent if suffix[:1] == "." else name) + suffix: each for suffix, each in stored.items()}
+        small |= {parent + suffix: each.clone() for suffix, each in written.extra.items()}
     assert count, "nothing was quantised"
     for path, content, more in (
         (target / "small", small, {"quantization_config": written.config}),

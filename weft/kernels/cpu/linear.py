@@ -18,6 +18,7 @@ from weft.base import processor
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.formats.blocks import OtherInputs
+from weft.kernels.formats.rounded import BLOCK as ROUNDED_BLOCK
 from weft.kernels.formats.rounded import rounded
 from weft.kernels.formats.stored import DENSE, Stored
 from weft.kernels.native import library as native
@@ -259,7 +260,7 @@ def prepared_as_stored(part: Stored, rounds: bool) -> Stored:
     packed = pack_stored(part, rounds) if native.available() else None
     if packed is not None:
         return packed
-    has_integers = rounds and name_of(part.format) is not None
+    has_integers = rounds and name_of(part.format) is not None and part.inputs % ROUNDED_BLOCK == 0
     return replace(part, format=RoundedRows(f"{part.format.name}, rounded", part.format)) if has_integers else part
 
 

@@ -99,7 +99,9 @@ class OtherInputs(Format):
         return replace(stored, format=self.inner, tensors=stored.tensors[:-1])
 
     def decode(self, stored: Stored) -> Float[Tensor, "*experts outputs inputs"]:
-        return self.as_stored(stored).decode().index_select(-1, stored.tensors[-1].argsort())
+        # Every expert has an order of its own.
+        numbers, place = self.as_stored(stored).decode(), stored.tensors[-1].argsort(-1)
+        return numbers.gather(-1, place.unsqueeze(-2).expand_as(numbers))
 
     def rows(self, stored: Stored, index: Int[Tensor, " rows"]) -> Stored:
         return OtherInputs.of(self.inner.rows(self.as_stored(stored), index), stored.tensors[-1])

@@ -81,7 +81,8 @@ class Fp8(Format):
         formats = [_format_of(part) for part in parts]
         columns = formats[0].block_columns
         rows = math.gcd(*(each.block_rows for each in formats), *(part.outputs for part in parts[:-1]))
-        if any(each.block_columns != columns for each in formats) or rows * columns < LEAST_BLOCK:
+        least = min(LEAST_BLOCK, *(each.block_rows * each.block_columns for each in formats))
+        if any(each.block_columns != columns for each in formats) or rows * columns < least:
             return None
         pieces = [own._refined(part, rows, columns).tensors for own, part in zip(formats, parts)]
         tensors = tuple(joined([piece[k] for piece in pieces], -2) for k in (0, 1))
@@ -91,7 +92,7 @@ class Fp8(Format):
         formats = [_format_of(part) for part in parts]
         rows = math.gcd(*(each.block_rows for each in formats))
         columns = math.gcd(*(each.block_columns for each in formats), *(part.inputs for part in parts[:-1]))
-        if columns < LEAST_BLOCK:
+        if columns < min(LEAST_BLOCK, *(each.block_columns for each in formats)):
             return None
         pieces = [own._refined(part, rows, columns).tensors for own, part in zip(formats, parts)]
         tensors = tuple(joined([piece[k] for piece in pieces], -1) for k in (0, 1))

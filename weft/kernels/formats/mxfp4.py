@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from weft.kernels.formats.groups import paired
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 from weft.kernels.formats.stored import Format, Stored
 
@@ -18,6 +19,8 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 EXPONENT_BIAS = 127
 # Inputs of a block.
 BLOCK = 32
+# Numbers that are quantised at a time.
+ENCODED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +34,7 @@ class Mxfp4(Format):
 
     def decode(self, stored: Stored) -> Float[Tensor, "*experts outputs inputs"]:
         codes, scales = stored.tensors
-        pairs = torch.stack((codes & 0x0F, codes >> 4), -1).flatten(-2).int()
-        exponent, last = (pairs >> 1) & 3, (pairs & 1).float()
-        # Without a table, which would have to be copied to a device.
-        magnitudes = torch.where(exponent == 0, 0.5 * last, torch.ldexp(1 + 0.5 * last, exponent - 1))
-        blocks = torch.where(pairs >= 8, -magnitudes, magnitudes).unflatten(-1, (-1, BLOCK))
+        blocks = numbers_of(codes).unflatten(-1, (-1, BLOCK))
         found: Tensor = torch.ldexp(blocks, (scales.int() - EXPONENT_BIAS).unsqueeze(-1)).flatten(-2)
         return found
 
@@ -66,19 +65,46 @@ class Mxfp4(Format):
         return stored if not isinstance(factor, Tensor) and factor == 1.0 else None
 
     def encode(self, matrix: Float[Tensor, "*experts outputs inputs"]) -> Stored:
-        """Return numbers as MXFP4 whose largest of each block is not cut off."""
-        blocks = matrix.float().unflatten(-1, (-1, BLOCK))
-        exponents = (blocks.abs().amax(-1).clamp(min=2.0**-100) / MAGNITUDES[-1]).log2().ceil()
-        scaled = blocks / exponents.exp2().unsqueeze(-1)
-        # Half-way between neighbours.
-        borders = torch.tensor([(a + b) / 2 for a, b in pairwise(MAGNITUDES)], device=matrix.device)
-        codes = torch.bucketize(scaled.abs(), borders) + 8 * (scaled < 0)
-        pairs = codes.to(torch.uint8).flatten(-2).unflatten(-1, (-1, 2))
-        tensors = (pairs[..., 0] | (pairs[..., 1] << 4), (exponents + EXPONENT_BIAS).to(torch.uint8))
-        return Stored(self, tensors, matrix.shape[-2], matrix.shape[-1])
+        """Return numbers as MXFP4. The largest of a block is cut off where that makes its squared error smaller."""
+        *experts, outputs, inputs = matrix.shape
+        rows = matrix.reshape(-1, inputs)
+        step = max(1, ENCODED_AT_ONCE // inputs)
+        pieces = [self._encoded(rows[first : first + step].float()) for first in range(0, len(rows), step)]
+        tensors = tuple(torch.cat(each).view(*experts, outputs, -1) for each in zip(*pieces))
+        return Stored(self, tensors, outputs, inputs)
+
+    def _encoded(self, rows: Float[Tensor, "rows inputs"]) -> tuple[Tensor, Tensor]:
+        blocks = rows.unflatten(-1, (-1, BLOCK))
+        whole = (blocks.abs().amax(-1).clamp(min=2.0**-100) / MAGNITUDES[-1]).log2().ceil()
+        tried = []
+        for exponents in (whole, whole - 1):
+            powers = exponents.exp2().unsqueeze(-1)
+            codes = paired(nearest_codes(blocks / powers))
+            error = (numbers_of(codes) * powers - blocks).square().sum(-1)
+            tried.append((error, codes, (exponents + EXPONENT_BIAS).to(torch.uint8)))
+        (error, codes, scales), (cut_error, cut_codes, cut_scales) = tried
+        is_cut = cut_error < error
+        found = torch.where(is_cut.unsqueeze(-1), cut_codes, codes)
+        return found.flatten(-2), torch.where(is_cut, cut_scales, scales)
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
         return outputs * (inputs // 2 + inputs // BLOCK)
+
+
+def numbers_of(codes: UInt8[Tensor, "*any bytes"]) -> Float[Tensor, "*any numbers"]:
+    """Return what four-bit floats mean, two of which are in each byte."""
+    pairs = torch.stack((codes & 0x0F, codes >> 4), -1).flatten(-2).int()
+    exponent, last = (pairs >> 1) & 3, (pairs & 1).float()
+    # Without a table, which would have to be copied to a device.
+    magnitudes = torch.where(exponent == 0, 0.5 * last, torch.ldexp(1 + 0.5 * last, exponent - 1))
+    return torch.where(pairs >= 8, -magnitudes, magnitudes)
+
+
+def nearest_codes(numbers: Float[Tensor, "*any"]) -> UInt8[Tensor, "*any"]:
+    """Return the nearest four-bit floats; larger numbers are cut off."""
+    # Half-way between neighbours.
+    borders = torch.tensor([(a + b) / 2 for a, b in pairwise(MAGNITUDES)], device=numbers.device)
+    return (torch.bucketize(numbers.abs(), borders) + 8 * (numbers < 0)).to(torch.uint8)
 
 
 # How checkpoints spell it ---------------------------------------------------------------------------------------------

@@ -6,9 +6,12 @@ import re
 from dataclasses import dataclass
 
 from weft.kernels.formats.fp8 import BLOCK, Fp8
+from weft.kernels.formats.groups import GROUP, Grouped
+from weft.kernels.formats.mxfp4 import BLOCK as FOUR_BIT_BLOCK
+from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.stored import DENSE, Format
 
-KINDS = ("off", "fp8")
+KINDS = ("off", "fp8", "int8", "int4", "mxfp4")
 # What public recipes leave in 16 bits, by the model's own names: routers and gates, decays and step sizes of recurrent
 # layers, low-rank and latent projections, and the matrix that joins the inputs of an MTP head.
 KEPT = re.compile(
@@ -39,6 +42,15 @@ class Quantising:
         is_head = HEADS.search(name) is not None or (tied and EMBEDDINGS.search(name) is not None)
         if (is_head and not self.head) or (not is_head and (EMBEDDINGS.search(name) or KEPT.search(name))):
             return DENSE
+        return self._format_of(outputs, inputs)
+
+    def _format_of(self, outputs: int, inputs: int) -> Format:
+        if self.kind == "int8":
+            return Grouped(8, inputs)
+        if self.kind == "int4":
+            return Grouped(4, min(GROUP, inputs))
+        if self.kind == "mxfp4":
+            return DENSE if inputs % FOUR_BIT_BLOCK else Mxfp4()
         # A block with the last few outputs alone would cost kernels more than scales for each output.
         return Fp8(1, inputs) if outputs % BLOCK else Fp8(BLOCK, min(BLOCK, inputs))
 

@@ -22,6 +22,7 @@ class Statement:
     strategy: str | None = None  # which numbers share a scale
     block: tuple[int, int] | None = None
     group: int | None = None
+    symmetric: bool = True  # no zeros
 
     def __str__(self) -> str:
         words = [self.method, self.algorithm, self.format, self.kind, self.bits and f"{self.bits} bits", self.strategy]
@@ -30,10 +31,15 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How matrices are quantised, as a format understood it: the kind of its spellings, and the size of a block."""
+    """How matrices are quantised, as a format understood it: the kind of its spellings, sizes, and how it is packed."""
 
     kind: str
     block: tuple[int, int] | None = None
+    # Of integers. Without a group, all inputs of an output are one.
+    bits: int | None = None
+    group: int | None = None
+    packing: str | None = None
+    symmetric: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +47,7 @@ class Spelling:
     """Names, dtypes and shapes of the tensors that a checkpoint keeps for one matrix.
 
     A name is appended to that of the matrix (`...q_proj.weight`, `...experts.gate_up_proj`); with a leading dot it
-    replaces the last part.
+    replaces `.weight`.
     """
 
     kind: str
@@ -58,5 +64,5 @@ class Spelling:
         >>> Spelling("fp8", ("", "_scale", ".act"), (), len, len).names_of("a.q_proj.weight")
         ('a.q_proj.weight', 'a.q_proj.weight_scale', 'a.q_proj.act')
         """
-        parent = matrix.rpartition(".")[0]
+        parent = matrix.removesuffix(".weight")
         return tuple(f"{parent}{name}" if name.startswith(".") else f"{matrix}{name}" for name in self.names)

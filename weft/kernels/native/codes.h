@@ -145,6 +145,32 @@ struct Levels {
     Floats least(const Place&) const { return Floats{}; }
 };
 
+// One for each output and group of blocks, in float32.
+struct OfGroup {
+    static constexpr long HEADER = 4 * PANEL, OWN = 0;
+    static constexpr int RUNS = 1;
+    static constexpr bool HAS_LEAST = false;
+    Floats factor(const Place& at, int) const { return load_as<Floats>(at.in_header<4>(0)); }
+    Floats least(const Place&) const { return Floats{}; }
+};
+
+struct OfGroupAndLeast : OfGroup {
+    static constexpr long HEADER = 8 * PANEL;
+    static constexpr bool HAS_LEAST = true;
+    Floats least(const Place& at) const { return load_as<Floats>(at.in_header<4>(1)); }
+};
+
+// A factor of each output, times a float of eight bits for each run.
+struct OfRuns {
+    static constexpr long HEADER = 4 * PANEL, OWN = 2 * PANEL;
+    static constexpr int RUNS = 2;
+    static constexpr bool HAS_LEAST = false;
+    Floats factor(const Place& at, int run) const {
+        return load_as<Floats>(at.in_header<4>(0)) * from_eights(at.in_block(run));
+    }
+    Floats least(const Place&) const { return Floats{}; }
+};
+
 // Formats ---------------------------------------------------------------------------------------------------------------
 
 template <class OwnCodes, class OwnScales>
@@ -163,10 +189,30 @@ struct Loader {
     static const char* strip(const Place& at, int number) { return at.block + Scales::OWN + number * Code::BYTES; }
 };
 
-// body(loader) for a kind of integers.
+// Units of any power of two of blocks, the last of which may be shorter.
+template <class OwnCodes, class OwnScales>
+struct GroupLoader {
+    using Code = OwnCodes;
+    using Scales = OwnScales;
+    static constexpr long BLOCK_BYTES = Scales::OWN + 2 * Code::BYTES;
+    // Of a unit's blocks, the logarithm.
+    int shift;
+    Code code;
+    Scales scales;
+
+    explicit GroupLoader(long inputs) : shift(__builtin_ctzl(inputs / BLOCK)) {}
+    Place place(const char* panel, long block) const {
+        long unit = block >> shift;
+        const char* header = panel + unit * Scales::HEADER + (unit << shift) * BLOCK_BYTES;
+        return {header, panel + (unit + 1) * Scales::HEADER + block * BLOCK_BYTES, 0};
+    }
+    static const char* strip(const Place& at, int number) { return at.block + Scales::OWN + number * Code::BYTES; }
+};
+
+// body(loader) for the kind of some weights, which are integers.
 template <class Body>
-inline void with_loader(long kind, const Body& body) {
-    switch (kind) {
+inline void with_loader(const StoredPanels& weights, const Body& body) {
+    switch (weights.kind) {
         case Q8_0: return body(Loader<Eights<128>, Scale>{});
         case Q4_0: return body(Loader<Fours<8>, Scale>{});
         case Q4_1: return body(Loader<Fours<0>, ScaleAndLeast>{});
@@ -178,6 +224,11 @@ inline void with_loader(long kind, const Body& body) {
         case IQ4_NL: return body(Loader<Places<Uneven>, Scale>{});
         case IQ4_XS: return body(Loader<Places<Uneven>, Levels<1>>{});
         case MXFP4: return body(Loader<Places<Doubled>, Power>{});
+        case INT4: return body(GroupLoader<Fours<8>, OfGroup>(weights.columns));
+        case INT4_ZEROS: return body(GroupLoader<Fours<8>, OfGroupAndLeast>(weights.columns));
+        case INT8: return body(GroupLoader<Eights<128>, OfGroup>(weights.columns));
+        case INT8_ZEROS: return body(GroupLoader<Eights<128>, OfGroupAndLeast>(weights.columns));
+        case NVFP4: return body(GroupLoader<Places<Doubled>, OfRuns>(weights.columns));
     }
 }
 

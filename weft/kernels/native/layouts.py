@@ -21,7 +21,7 @@ class StoredPanels(Layout):
     """Panels of 32 outputs of a format, as stored.h reads them: bytes [panels, bytes of a panel].
 
     `are_rounded`: rows are rounded to integers (`formats/rounded.py`), and sums of products are integers. `columns`:
-    inputs with one scale, of FP8.
+    inputs with one scale, of FP8 and of groups.
     """
 
     kind: int

@@ -193,7 +193,7 @@ void round_row(const float* x, long inputs, RowBlock* to) { round_to_blocks(x, i
 void round_row(const Brain* x, long inputs, RowBlock* to) { round_to_blocks(x, inputs, to); }
 
 void multiply_integers(const StoredPanels& weights, long panel, const RowBlock* x, long rows, long blocks, float* sums) {
-    with_loader(weights.kind, [&](const auto& format) {
+    with_loader(weights, [&](const auto& format) {
         add_rows<MOST_TOGETHER>(format, weights.panel(panel), x, rows, blocks, sums);
     });
 }
@@ -201,7 +201,7 @@ void multiply_integers(const StoredPanels& weights, long panel, const RowBlock* 
 void widen(const StoredPanels& weights, long panel, long first, long count, float* to) {
     const char* bytes = weights.panel(panel);
     if (weights.kind == FP8) return widen_eights(bytes, weights.columns, first, count, to);
-    with_loader(weights.kind, [&](const auto& format) {
+    with_loader(weights, [&](const auto& format) {
         for (long block = 0; block < count / BLOCK; block++)
             widen_block(format, bytes, first / BLOCK + block, to + block * BLOCK * PANEL);
     });

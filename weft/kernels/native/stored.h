@@ -35,13 +35,19 @@ enum Kind : long {
     IQ4_XS,
     MXFP4,
     FP8,
+    INT4,
+    INT4_ZEROS,
+    INT8,
+    INT8_ZEROS,
+    NVFP4,
 };
 
 // Matrices in one format: that of all outputs, or of one expert after another.
 struct StoredPanels {
     const char* bytes;
     int64_t kind, panel_bytes;
-    int64_t columns;  // FP8: inputs with one scale
+    // FP8: inputs with one scale. Groups: the same, 32 times a power of two.
+    int64_t columns;
 
     const char* panel(long number) const { return bytes + number * panel_bytes; }
 };

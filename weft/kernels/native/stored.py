@@ -18,7 +18,9 @@ from torch import Tensor
 from weft.kernels.formats import block_types
 from weft.kernels.formats.blocks import BlockFormat
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.groups import Grouped, halves
 from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import Format, Stored
 from weft.kernels.native.layouts import StoredPanels
 
@@ -26,7 +28,7 @@ from weft.kernels.native.layouts import StoredPanels
 PANEL, STRIP, BLOCK = 32, 16, 32
 # In the order of stored.h.
 KINDS = ("floats", "brains", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
-         "mxfp4", "fp8")  # fmt: skip
+         "mxfp4", "fp8", "int4", "int4_zeros", "int8", "int8_zeros", "nvfp4")  # fmt: skip
 # Codes that are no number.
 FP8_NONE, MXFP4_NONE = 0x7F, 0xFF
 
@@ -147,8 +149,36 @@ NAMES: dict[Format, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class GroupLayout:
+    """The bits of codes whose scales belong to groups of blocks; bytes of each group and of each block of an output."""
+
+    bits: int
+    header_bytes: int
+    own_bytes: int = 0
+
+
+GROUPS = {
+    "int4": GroupLayout(4, 4),
+    "int4_zeros": GroupLayout(4, 8),
+    "int8": GroupLayout(8, 4),
+    "int8_zeros": GroupLayout(8, 8),
+    "nvfp4": GroupLayout(4, 4, 2),
+}
+
+
+def grouped_kind(format: Grouped | Nvfp4) -> str | None:
+    """Return the kind of groups; None if their blocks would have several scales."""
+    if isinstance(format, Nvfp4):
+        return "nvfp4"
+    name = f"int{format.bits}_zeros" if format.has_zeros else f"int{format.bits}"
+    return name if format.group % BLOCK == 0 else None
+
+
 def name_of(format: Format) -> str | None:
     """Return the kind of a format whose codes are multiplied as integers; None if there is none."""
+    if isinstance(format, (Grouped, Nvfp4)):
+        return grouped_kind(format)
     return NAMES.get(format) if isinstance(format, (BlockFormat, Mxfp4)) else None
 
 
@@ -156,6 +186,8 @@ def pack(stored: Stored, are_rounded: bool) -> Stored | None:
     """Return a matrix, or all experts', in panels; None if there is no kernel for it."""
     if isinstance(stored.format, Fp8):
         return _pack_fp8(stored, stored.format)
+    if isinstance(stored.format, (Grouped, Nvfp4)):
+        return _pack_groups(stored, stored.format, are_rounded)
     name = name_of(stored.format)
     if name is None or not stored.tensors[0].numel():
         return None
@@ -180,6 +212,10 @@ def pack(stored: Stored, are_rounded: bool) -> Stored | None:
 
 def panel_bytes(layout: StoredPanels, inputs: int) -> int:
     """Return the size of a panel."""
+    group = GROUPS.get(KINDS[layout.kind])
+    if group is not None:
+        blocks = inputs // BLOCK * (BLOCK * group.bits // 8 + group.own_bytes)
+        return PANEL * (blocks + group.header_bytes * -(-inputs // layout.columns))
     if layout.columns:
         return PANEL * (4 * -(-inputs // layout.columns) + inputs)
     own = FORMATS[KINDS[layout.kind]]
@@ -236,3 +272,53 @@ def _pack_fp8(stored: Stored, format: Fp8) -> Stored | None:
         pieces += [by_block[..., block, :], by_input[..., block * columns : (block + 1) * columns, :].flatten(-2)]
     layout = StoredPanels(f"panels of {format.name}", KINDS.index("fp8"), False, columns)
     return Stored(layout, (torch.cat(pieces, -1).contiguous(),), stored.outputs, stored.inputs)
+
+
+def _pack_groups(stored: Stored, format: Grouped | Nvfp4, are_rounded: bool) -> Stored | None:
+    name = grouped_kind(format)
+    if name is None or stored.inputs % BLOCK or not stored.tensors[0].numel():
+        return None
+    own = GROUPS[name]
+    codes, header, scales, group = _of_groups(stored, format) if isinstance(format, Grouped) else _of_runs(stored)
+    if bool(((scales & FP8_NONE) == FP8_NONE).any()):
+        return None
+    # [panels, blocks, strips, quads, outputs of a strip, inputs of a quad]
+    quads = _by_panel(codes, 2).unflatten(-1, (-1, 8, 4)).unflatten(-4, (2, STRIP)).movedim(-3, -5).movedim(-2, -3)
+    blocks = _planes(quads.contiguous(), own.bits).flatten(-2)
+    if own.own_bytes:
+        # [panels, blocks, scales, outputs]
+        blocks = torch.cat((_by_panel(scales, 3).movedim(-3, -1).flatten(-2), blocks), -1)
+    # [panels, groups, scales, outputs, bytes of a float]
+    headers = _by_panel(header.contiguous().view(torch.uint8).unflatten(-1, (-1, 4)), 4).movedim(-4, -2).flatten(-3)
+    each = group // BLOCK
+    pieces = []
+    for number in range(headers.shape[-2]):
+        pieces += [headers[..., number, :], blocks[..., number * each : (number + 1) * each, :].flatten(-2)]
+    layout = StoredPanels(f"panels of {format.name}", KINDS.index(name), are_rounded, group)
+    return Stored(layout, (torch.cat(pieces, -1).contiguous(),), stored.outputs, stored.inputs)
+
+
+Groups = tuple[Tensor, Tensor, Tensor, int]
+
+
+def _of_groups(stored: Stored, format: Grouped) -> Groups:
+    """Return codes, float32 of groups [outputs, groups, scales], no scales of blocks, and the inputs of a group."""
+    # The greatest power of two in a group; a group of all inputs is longer than they are.
+    group = format.group & -format.group
+    if format.group == stored.inputs:
+        group = 1 << (stored.inputs - 1).bit_length()
+    factors = stored.tensors[1].float()
+    values = [factors]
+    if format.has_zeros:
+        values.append((format.middle - stored.tensors[2].float()) * factors)
+    header = torch.stack(values, -1)
+    if group < format.group:
+        header = header.repeat_interleave(format.group // group, -2)[..., : -(-stored.inputs // group), :]
+    return format.codes_of(stored), header, factors.new_zeros(0, dtype=torch.uint8), group
+
+
+def _of_runs(stored: Stored) -> Groups:
+    """Return the same of NVFP4, whose blocks have two scales. Kernels double its codes."""
+    codes, scales, factors = stored.tensors
+    group = max(BLOCK, 1 << (stored.inputs - 1).bit_length())
+    return halves(codes), (factors / 2).unsqueeze(-1), scales.unflatten(-1, (-1, 2)), group

@@ -11,9 +11,11 @@ from weft.server.access.auth import Keys
 from weft.server.access_log import Record
 from weft.server.http.errors import response
 from weft.server.http.hosts import host_of
+from weft.server.page import PAGE_ROUTES
 from weft.server.settings import ServerSettings
 
-# All routes that answer without a key, unless `open_health` is off. docs/security.md quotes this list.
+# Routes that answer without a key, unless `open_health` is off. Those of the page do too, unless `page` is off.
+# docs/security.md quotes both lists.
 OPEN_ROUTES = (
     ("GET", "/health"),
     ("HEAD", "/health"),
@@ -30,7 +32,8 @@ class Guard:
         self._app = app
         self._settings = settings
         self._keys = keys
-        self._open_routes = OPEN_ROUTES if settings.open_health else ()
+        health, page = OPEN_ROUTES if settings.open_health else (), PAGE_ROUTES if settings.page else ()
+        self._open_routes = frozenset(health + page)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

@@ -1,8 +1,14 @@
-"""`/cache`: the contents of the prefix cache as JSON, and dropping parts of it from all tiers."""
+"""`/cache`: the contents of the prefix cache as JSON, and dropping parts of it from all tiers.
+
+`/cache/outline` has the branches of the cache for a picture: of all tenants for the admin, else of the caller's own.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,6 +23,8 @@ from weft.server.access.auth import Keys
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
+# Age in seconds up to which an outline is shown again.
+OUTLINE_SECONDS = 1.0
 # A prefix is named by at least this many hexadecimal letters of its key, as the report shows it.
 NAME_LETTERS, KEY_LETTERS = 16, 64
 CHOICES = ("tenant", "digest", "prefix", "all")
@@ -26,7 +34,9 @@ def routes(backend: Backend, keys: Keys) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
-        report = await backend.cache_report(limit_of(request.query_params.get("limit")))
+        limit = limit_of(request.query_params.get("limit"))
+        report = await backend.cache_report(max(1, limit))
+        report["prefixes"] = report["prefixes"][:limit]
         names = {tenant_digest(tenant.salt).hex(): tenant.name for tenant in keys.tenants}
         for each in report.get("tenants", ()):
             each["name"] = names.get(each["digest"])
@@ -38,6 +48,46 @@ def routes(backend: Backend, keys: Keys) -> list[Route]:
         return answer(found, 200 if found.get("erased", True) else 500)
 
     return [Route("/cache", show, methods=["GET"]), Route("/cache", drop, methods=["DELETE"])]
+
+
+def outline_routes(backend: Backend) -> list[Route]:
+    """Return the route of the outline, to be mounted behind the keys. Every key may ask."""
+    outlines = Outlines(backend)
+
+    async def show(request: Request) -> Response:
+        tenant = request.state.tenant
+        return answer(visible(await outlines.latest(), tenant.admin, tenant_digest(tenant.salt).hex()))
+
+    return [Route("/cache/outline", show, methods=["GET"])]
+
+
+class Outlines:
+    """The last outline, which is asked for again when it is old. So no number of clients costs the engine more."""
+
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._asking = asyncio.Lock()
+        self._found: tuple[float, dict[str, Any]] | None = None
+
+    async def latest(self) -> dict[str, Any]:
+        async with self._asking:
+            if self._found is None or self._clock() - self._found[0] >= OUTLINE_SECONDS:
+                self._found = self._clock(), await self._backend.cache_report(0)
+            return self._found[1]
+
+
+def visible(outline: dict[str, Any], admin: bool, digest: str) -> dict[str, Any]:
+    """Return the part of an outline that a tenant may see.
+
+    >>> both = {"cells": 2, "cell_tokens": 64, "clock": 7, "branches": [{"tenant": "a"}, {"tenant": "b"}]}
+    >>> visible(both, admin=False, digest="b")
+    {'cell_tokens': 64, 'branches': [{'tenant': 'b'}]}
+    """
+    if admin:
+        return outline
+    own = [branch for branch in outline["branches"] if branch["tenant"] == digest]
+    return {"cell_tokens": outline["cell_tokens"], "branches": own}
 
 
 def answer(value: dict[str, Any], status: int = 200) -> Response:

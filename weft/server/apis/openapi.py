@@ -74,9 +74,10 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
     ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
+    ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+STREAMED: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
 STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
 
 

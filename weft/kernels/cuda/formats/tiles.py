@@ -13,10 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.kernels.cuda.formats.fp8 import fp8_form, fp8_tile
+from weft.kernels.cuda.formats.groups import grouped_tile, step_of
 from weft.kernels.cuda.formats.mxfp4 import mxfp4_tile
+from weft.kernels.cuda.formats.nvfp4 import nvfp4_tile
 from weft.kernels.cuda.launch.launching import Arguments, named
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import BLOCK, Mxfp4
+from weft.kernels.formats.nvfp4 import BLOCK as SHORT_BLOCK
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import DENSE, Stored
 
 # Inputs of a tile where a format does not need fewer, and the fewest that tensor cores multiply.
@@ -46,6 +51,11 @@ def form_of(stored: Stored) -> TileForm | None:
         found = TileForm("fp8", *fp8_form(stored.format, stored.inputs, STEP))
     elif isinstance(stored.format, Mxfp4):
         found = TileForm("mxfp4", step=BLOCK)
+    elif isinstance(stored.format, Grouped):
+        step = step_of(stored.format, stored.inputs, STEP)
+        found = TileForm(f"int{stored.format.bits}", 1, stored.format.group, step)
+    elif isinstance(stored.format, Nvfp4):
+        found = TileForm("nvfp4", step=SHORT_BLOCK)
     return found if found is not None and found.step >= LEAST_STEP else None
 
 
@@ -53,21 +63,31 @@ def pointers(stored: Stored) -> Arguments:
     """Return the tensors of a matrix as arguments of a kernel."""
     codes, *others = stored.tensors
     scales: Tensor | None = others[0] if others else None
+    more: Tensor | None = others[1] if len(others) > 1 else None
     assert all(each.is_contiguous() for each in stored.tensors)
-    return named(codes=codes, scales=scales)
+    return named(codes=codes, scales=scales, more=more)
 
 
 @triton.jit
 def load_tile(
-    codes, scales, expert, output, column, outputs, inputs,
+    codes, scales, more, expert, output, column, outputs, inputs,
     FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Return a tile [outputs, inputs] of an expert's codes, and the scales of its outputs; zeros beyond the matrix."""
+    """Return a tile [outputs, inputs] of an expert's codes, and the scales of its outputs; zeros beyond the matrix.
+
+    `more`: the third tensor of a format that has one.
+    """
     real = (output < outputs)[:, None] & (column < inputs)[None, :]
     if FORMAT == "fp8":
         tile, scale = fp8_tile(codes, scales, expert, output, column, outputs, inputs, real, BLOCK_ROWS, BLOCK_COLUMNS)
     elif FORMAT == "mxfp4":
         tile, scale = mxfp4_tile(codes, scales, expert, output, column, outputs, inputs)
+    elif FORMAT == "int4":
+        tile, scale = grouped_tile(codes, scales, more, expert, output, column, outputs, inputs, 4, BLOCK_COLUMNS)
+    elif FORMAT == "int8":
+        tile, scale = grouped_tile(codes, scales, more, expert, output, column, outputs, inputs, 8, BLOCK_COLUMNS)
+    elif FORMAT == "nvfp4":
+        tile, scale = nvfp4_tile(codes, scales, more, expert, output, column, outputs, inputs)
     else:
         tl.static_assert(FORMAT == "dense")
         place = (expert * outputs + output).to(tl.int64)[:, None] * inputs + column[None, :]

@@ -7,6 +7,8 @@ them let the next kernel start before they end.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -14,12 +16,13 @@ from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
+from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.linear.few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear.many import MANY_ROWS, are_many, many_rows
 from weft.kernels.cuda.linear.one import one_row
 from weft.kernels.cuda.linear.some import are_parted, are_some, rows_in_parts, some_rows
-from weft.kernels.cuda.linear.stored import multiply_stored
+from weft.kernels.cuda.linear.stored import activated_stored, multiply_stored, stored_into_stream
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.cuda.norm import LazyNorm, rows_of
 from weft.kernels.stream import Addend, Normed
@@ -37,8 +40,8 @@ NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
 def prepare(weight: Weight, twice: bool) -> Weight:
-    """Return weights unchanged: every kernel here reads the formats of checkpoints."""
-    return weight
+    """Return weights with their codes in the order in which kernels read them."""
+    return replace(weight, parts=tuple(pack(part) for part in weight.parts))
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:
@@ -61,9 +64,11 @@ def is_uneven(x: Float[Tensor, "*n inputs"], weight: Float[Tensor, "outputs inpu
 
 def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     matrix = weight.matrix
-    if matrix is not None and suits(x, matrix):
+    if matrix is None:
+        return stored_into_stream(x, weight)
+    if suits(x, matrix):
         return matmul(x, matrix, weight.bias, summed=False)
-    if matrix is not None and are_parted(x, matrix):
+    if are_parted(x, matrix):
         return rows_in_parts(x, matrix, weight.bias)
     return linear(x, weight)
 
@@ -73,6 +78,11 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
     rows = rows_of(x) if matrix is None else for_matmul(x, matrix)
     if matrix is not None and activation in NAMES and suits(rows, matrix, activated=True):
         return matmul(rows, matrix, weight.bias, NAMES[activation], parts)
+    if matrix is None:
+        assert isinstance(rows, Tensor)
+        found = activated_stored(rows, weight, activation, parts)
+        if found is not None:
+            return found
     projected = linear(rows, weight)
     if parts == 2:
         gate, gated = projected.chunk(2, -1)

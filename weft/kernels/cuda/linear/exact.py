@@ -25,7 +25,7 @@ from weft.kernels.cuda.linear import prepare
 from weft.kernels.cuda.linear.few import INPUTS, MOST_ROWS, OUTPUTS, Cut, are_few, few_rows, rows_compiled
 from weft.kernels.cuda.linear.few import cut as usual_cut
 from weft.kernels.cuda.linear.some import are_some, can_describe, some_rows
-from weft.kernels.cuda.linear.stored import multiply_stored
+from weft.kernels.cuda.linear.stored import activated_stored, multiply_stored
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.cuda.norm.exact import rows_of
 from weft.kernels.stream import Addend, Normed
@@ -79,6 +79,10 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
         return few_rows(rows, matrix, bias, NAMES[activation], parts, by=by)
     if matrix is not None and activation in NAMES and are_some(rows, matrix):
         return some_rows(rows, matrix, bias, NAMES[activation], parts)
+    if matrix is None:
+        found = activated_stored(rows, weight, activation, parts, exact=True)
+        if found is not None:
+            return found
     projected = product(rows, weight)
     if parts == 2:
         gate, gated = projected.chunk(2, -1)
@@ -92,7 +96,7 @@ def product(x: Float[Tensor, "rows inputs"], weight: Weight) -> Float[Tensor, "r
     if x.stride(1) != 1:
         x = x.contiguous()
     if matrix is None:
-        return multiply_stored(x, weight)
+        return multiply_stored(x, weight, exact=True)
     way = way_of(len(x), len(matrix), matrix.shape[1], gpu)
     if way == "few" and are_few(x, matrix):
         return few_rows(x, matrix, bias, by=cut(len(x), len(matrix), matrix.shape[1], gpu))

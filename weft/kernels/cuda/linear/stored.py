@@ -1,6 +1,6 @@
 """Matmuls with weights that are not one matrix of plain numbers: each part has a kernel of its format.
 
-The sum of an output adds the blocks of its inputs in order, so a row has the same bits in any batch.
+Formats that are not packed have a simple kernel here, which adds the blocks of an output's inputs in order.
 """
 
 from __future__ import annotations
@@ -10,19 +10,27 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.activations import NAMES, Function
+from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
+from weft.kernels.cuda.linear.decoded import multiply_decoded
+from weft.kernels.cuda.linear.packed import multiply_packed
+from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
 
-# Rows and outputs of a program.
+# Rows from which decoding a matrix first, and torch's library, are faster.
+LIBRARY_ROWS = 1024
+# Rows and outputs of a program of the simple kernel.
 ROWS, OUTPUTS = 16, 64
 MANY_ROWS = 64
 
 
-def multiply_stored(x: Float[Tensor, "*n inputs"], weight: Weight) -> Float[Tensor, "*n outputs"]:
+def multiply_stored(x: Float[Tensor, "*n inputs"], weight: Weight, exact: bool = False) -> Float[Tensor, "*n outputs"]:
+    """Return the matmul. `exact`: a row has the same bits in any batch."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1:
         rows = rows.contiguous()
@@ -30,16 +38,28 @@ def multiply_stored(x: Float[Tensor, "*n inputs"], weight: Weight) -> Float[Tens
     first = 0
     for part in weight.parts:
         place = slice(first, first + part.outputs)
-        multiply_part(rows, part, None if weight.bias is None else weight.bias[place], y[:, place])
+        multiply_part(rows, part, None if weight.bias is None else weight.bias[place], y[:, place], exact)
         first += part.outputs
     return y.view(*x.shape[:-1], weight.outputs)
 
 
 def multiply_part(
-    x: Float[Tensor, "rows inputs"], part: Stored, bias: Float[Tensor, " outputs"] | None, y: Float[Tensor, "rows part"]
+    x: Float[Tensor, "rows inputs"],
+    part: Stored,
+    bias: Float[Tensor, " outputs"] | None,
+    y: Float[Tensor, "rows part"],
+    exact: bool,
 ) -> None:
     """Fill the columns of an output that one part computes."""
     if not len(x):
+        return
+    if isinstance(part.format, OtherInputs):
+        x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
+    if is_packed(part) or (part.dense is not None and part.dense.dtype == x.dtype and part.dense.is_contiguous()):
+        if len(x) >= LIBRARY_ROWS and not exact:
+            multiply_decoded(x, part, bias, y)
+        else:
+            multiply_packed(x, part, bias, fold=exact, out=y)
         return
     form = form_of(part)
     if form is None:
@@ -54,9 +74,38 @@ def multiply_part(
     )  # fmt: skip
 
 
+def is_packed(part: Stored) -> bool:
+    return isinstance(part.format, CodeTiles)
+
+
+def whole(weight: Weight) -> Stored | None:
+    """Return the only part of a weight, if it is packed."""
+    return weight.parts[0] if len(weight.parts) == 1 and is_packed(weight.parts[0]) else None
+
+
+def activated_stored(
+    x: Float[Tensor, "rows inputs"], weight: Weight, activation: Function, parts: int, exact: bool = False
+) -> Float[Tensor, "rows results"] | None:
+    """Return the activation of a matmul if one kernel computes both."""
+    part = whole(weight)
+    if part is None or activation not in NAMES or part.outputs % (LINES * parts) or x.ndim != 2 or x.stride(1) != 1:
+        return None
+    if not 0 < len(x) < LIBRARY_ROWS:
+        return None
+    return multiply_packed(x, part, weight.bias, NAMES[activation], parts, fold=exact)
+
+
+def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tensor:
+    """Return the matmul, possibly in parts that are still to be added up."""
+    part = whole(weight)
+    if part is None or x.ndim != 2 or x.stride(1) != 1 or not 0 < len(x) < LIBRARY_ROWS:
+        return multiply_stored(x, weight)
+    return multiply_packed(x, part, weight.bias, summed=False)
+
+
 @jit(do_not_specialize=["rows"])
 def stored_kernel(
-    x, x_stride, rows, codes, scales, bias, y, y_stride, outputs, inputs,
+    x, x_stride, rows, codes, scales, more, bias, y, y_stride, outputs, inputs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +118,9 @@ def stored_kernel(
         column = begin + tl.arange(0, STEP)
         values = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
         value = tl.load(values, mask=is_row & (column < inputs)[None, :], other=0.0)
-        tile, scale = load_tile(codes, scales, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS)
+        tile, scale = load_tile(
+            codes, scales, more, 0, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
+        )
         total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
     if bias is not None:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[None, :]

@@ -5,12 +5,16 @@ The choice of experts decides which memory is read, never the shape of a launch,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.moe.choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe.few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
+from weft.kernels.cuda.moe.packed import can_pack
 from weft.kernels.cuda.moe.routing import route
 from weft.kernels.cuda.moe.some import some_experts
 from weft.kernels.cuda.moe.stored import stored_experts
@@ -22,7 +26,9 @@ from weft.kernels.weight import Weight
 
 
 def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    return layer
+    """Return experts with their codes in the order in which kernels read them, if both matrices allow that."""
+    found = replace(layer, first=pack(layer.first), second=pack(layer.second))
+    return found if can_pack(found) else layer
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:

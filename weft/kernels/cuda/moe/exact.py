@@ -90,7 +90,7 @@ def experts(
         return x.new_empty(x.shape)
     first, second = layer.first.dense, layer.second.dense
     if first is None or second is None or (shared is not None and shared.second.matrix is None):
-        return stored_experts(x, (weights, chosen), layer, shared)
+        return stored_experts(x, (weights, chosen), layer, shared, exact=True)
     if tokens > TILED_TOKENS and is_grouped_in_order(first, second):
         return many_experts(
             x, weights, chosen, first, second, layer.activation, layer.first_bias, layer.second_bias,

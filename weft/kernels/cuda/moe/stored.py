@@ -1,10 +1,13 @@
 """Experts whose weights, or whose shared expert's, are not plain numbers.
 
-A program computes some outputs of one expert for all its pairs. Matmuls are rounded before biases and activations, and
+Packed ones have the kernels of `packed.py`. Here, a
+program computes some outputs of one expert for all its pairs. Matmuls are rounded before biases and activations, and
 a pair has the same bits whatever the other pairs are.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import triton.language as tl
@@ -15,6 +18,7 @@ from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.stored import multiply_stored
+from weft.kernels.cuda.moe.packed import can_pack, pair_results
 from weft.kernels.cuda.moe.routing import Lists, list_pairs
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
@@ -26,16 +30,26 @@ PAIRS, OUTPUTS = 16, 64
 
 
 def stored_experts(
-    x: Float[Tensor, "tokens hidden"], routing: Routing, layer: ExpertWeights, shared: SharedExpert | None
+    x: Float[Tensor, "tokens hidden"],
+    routing: Routing,
+    layer: ExpertWeights,
+    shared: SharedExpert | None,
+    exact: bool = False,
 ) -> Float[Tensor, "tokens hidden"]:
+    """Return the mixture. `exact`: a token has the same bits in any batch."""
+    weights, chosen = routing
+    linear = partial(multiply_stored, exact=exact)
+    if not len(x):
+        return x.new_empty(x.shape)
+    if can_pack(layer):
+        return weighted_sum(pair_results(x, chosen, layer, exact), weights, shared, linear=linear)
     if form_of(layer.first) is None or form_of(layer.second) is None:
         return plain.experts(x, routing, layer, shared)
-    weights, chosen = routing
     lists = list_pairs(chosen, layer.first.experts)
     outer = multiply_experts(x, chosen.shape[1], chosen, lists, layer.first, layer.first_bias)
     inner = layer.activation(outer)
     results = multiply_experts(inner, 1, chosen, lists, layer.second, layer.second_bias)
-    return weighted_sum(results, weights, shared, linear=multiply_stored)
+    return weighted_sum(results, weights, shared, linear=linear)
 
 
 def multiply_experts(
@@ -61,7 +75,7 @@ def multiply_experts(
 
 @jit(do_not_specialize=["tokens"])
 def stored_experts_kernel(
-    x, listed, sizes, tokens, codes, scales, bias, out, outputs, inputs,
+    x, listed, sizes, tokens, codes, scales, more, bias, out, outputs, inputs,
     ROW_PAIRS: tl.constexpr, PAIRS: tl.constexpr, OUTPUTS: tl.constexpr, FORMAT: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +95,7 @@ def stored_experts_kernel(
             column = begin + tl.arange(0, STEP)
             value = tl.load(rows + column[None, :], mask=is_pair & (column < inputs)[None, :], other=0.0)
             tile, scale = load_tile(
-                codes, scales, expert, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
+                codes, scales, more, expert, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS
             )
             total += tl.dot(value, tl.trans(tile.to(value.dtype)), input_precision="ieee") * scale[None, :]
         if bias is not None:

@@ -1,0 +1,408 @@
+"""Compare weights in formats with weights in bfloat16: single matmuls, and whole decode steps.
+
+    python -m benchmarks.formats matmuls                           tries divisions of every matmul and prints the best
+    python -m benchmarks.formats matmuls --groups mxfp4 --rows 1 128
+    python -m benchmarks.formats models nemotron-nano-9b-v2 qwen3.5-9b:quantize=fp8,quantize_head=true
+    python -m benchmarks.formats matmuls models --limit 150 --models-limit 120
+
+Every group of matmuls has a process, which first compiles its kernels in parallel. A kernel whose result is not that of
+the decoded matrix is reported and not timed. Times are those of recorded graphs over several layers, with the caches
+flushed before each run; the floor is the bytes of codes and scales over the bandwidth of a copy. Models have random
+weights; with `quantize=fp8`, or of a configuration that states a format, they are compared with bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.columns import options_of
+from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
+from weft.kernels.cuda.formats.packed import pack
+from weft.kernels.cuda.launch.ahead import compiling_ahead
+from weft.kernels.cuda.linear.decoded import multiply_decoded
+from weft.kernels.cuda.linear.packed import Division, cut, multiply_packed
+from weft.kernels.cuda.moe import experts, prepare_experts
+from weft.kernels.cuda.moe.packed import PairTiles, pair_results, tiles_of
+from weft.kernels.cuda.moe.sums import weighted_sum
+from weft.kernels.experts import ExpertWeights, clamped, gated
+from weft.kernels.formats.fp8 import CODES, Fp8
+from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.stored import Format, Stored, as_dense
+
+DEVICE, DTYPE = "cuda", torch.bfloat16
+ROWS = (1, 8, 32, 128, 512)
+MODELS = ("nemotron-nano-9b-v2:quantize=fp8", "gpt-oss-20b", "nemotron-nano-9b-v2")
+STEP_ROWS = (1, 32)
+REPEATS, SHOWN = 5, 3
+# Bytes of the layers of a graph, several times the cache.
+LAYERS_BYTES = 400 << 20
+# Relative error, as lengths of vectors, beyond which a kernel is wrong.
+MOST_ERROR = 1e-2
+
+
+# matmuls -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    name: str
+    outputs: int
+    inputs: int
+    format: Format
+
+
+BLOCKS = Fp8(128, 128)
+LINEARS = {
+    "fp8": (
+        Layer("Nemotron in", 22656, 4480, BLOCKS), Layer("Nemotron out", 4480, 10240, BLOCKS),
+        Layer("Nemotron down", 4480, 15680, BLOCKS), Layer("Qwen3.5 gates", 24576, 4096, BLOCKS),
+        Layer("Qwen3.5 out", 4096, 4096, BLOCKS), Layer("35B in", 12288, 2048, BLOCKS),
+    ),
+    "channels": (Layer("Nemotron up", 15680, 4480, Fp8(1, 4480)),),
+    "mxfp4": (Layer("gpt-oss o", 2880, 4096, Mxfp4()),),
+}  # fmt: skip
+# Experts: number, chosen ones, hidden, inner.
+EXPERTS = {
+    "experts-mxfp4": ("gpt-oss-20b", 32, 4, 2880, 2880, Mxfp4()),
+    "experts-fp8": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, BLOCKS),
+}
+# Groups, and their shares of the time; those that are measured unless others are asked for.
+SHARES = {"fp8": 2.0, "experts-mxfp4": 1.0, "experts-fp8": 1.0, "channels": 1.0, "mxfp4": 1.0}
+USUAL = ("fp8", "experts-mxfp4", "experts-fp8")
+
+
+def cuts(rows: int) -> Iterator[tuple[Division, bool]]:
+    """Yield divisions to try, and whether weights are rounded to bfloat16 before they are multiplied.
+
+    >>> any(by.rows == 8 for by, _ in cuts(4)), len(list(cuts(8))) < 60
+    (True, True)
+    """
+    if rows <= 8:
+        kinds = [(8, 32, 2, False), (8, 64, 2, False), (8, 64, 4, False), (8, 128, 4, False), (8, 128, 8, False)]
+        choices = product(kinds, (3, 5, 7), (1, 2, 4))
+    elif rows <= 16:
+        choices = product([(16, 64, 2, False), (16, 64, 4, True), (16, 128, 4, False)], (3, 5), (1, 2, 4))
+    elif rows <= 32:
+        kinds = [(32, 64, 2, False), (32, 64, 4, True), (32, 128, 4, True), (32, 128, 8, True), (64, 64, 4, True)]
+        choices = product(kinds, (3, 4), (1, 2, 4))
+    elif rows <= 64:
+        choices = product([(64, 64, 4, True), (64, 128, 4, True), (64, 128, 8, True)], (3, 4), (1, 2, 4))
+    elif rows <= 128:
+        kinds = [(64, 64, 4, True), (128, 64, 4, True), (128, 64, 8, True), (128, 128, 8, True)]
+        choices = product(kinds, (3, 4), (1, 2))
+    else:
+        kinds = [
+            (128, 128, 8, True),
+            (128, 128, 4, False),
+            (128, 256, 8, True),
+            (256, 128, 8, True),
+            (64, 128, 4, True),
+        ]
+        choices = product(kinds, (3, 4), (1,))
+    for (height, width, warps, rows_first), stages, shares in choices:
+        yield Division(height, width, shares, warps, stages, rows_first), False
+        if rows > 64:
+            yield Division(height, width, shares, warps, stages, rows_first), True
+
+
+def random_matrix(form: Format, outputs: int, inputs: int, *experts: int) -> Stored:
+    """Return random codes and scales, so that the matrix times a unit vector has about unit size."""
+    if isinstance(form, Mxfp4):
+        codes = torch.randint(0, 256, (*experts, outputs, inputs // 2), dtype=torch.uint8, device=DEVICE)
+        scales = torch.randint(118, 122, (*experts, outputs, inputs // 32), dtype=torch.uint8, device=DEVICE)
+        return Stored(form, (codes, scales), outputs, inputs)
+    assert isinstance(form, Fp8)
+    codes = torch.randint(0, 127, (*experts, outputs, inputs), dtype=torch.uint8, device=DEVICE)
+    codes |= torch.randint(0, 2, codes.shape, dtype=torch.uint8, device=DEVICE) << 7
+    shape = (*experts, -(-outputs // form.block_rows), -(-inputs // form.block_columns))
+    scales = torch.rand(shape, device=DEVICE).add_(0.5).mul_(inputs**-0.5 / 100)
+    return Stored(form, (codes.view(CODES), scales), outputs, inputs)
+
+
+def error_of(found: Tensor, wanted: Tensor) -> float:
+    """Return the relative error, as lengths of vectors; NaN counts as infinite."""
+    error = float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    return error if error == error else float("inf")
+
+
+def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: float) -> None:
+    print(f"compiling for {len(layers)} layers", flush=True)
+    weights = {layer: [pack(random_matrix(layer.format, layer.outputs, layer.inputs))] for layer in layers}
+    with compiling_ahead():
+        for layer, rows in product(layers, rows_of):
+            x = torch.zeros(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
+            for by, fold in {**dict.fromkeys(cuts(rows)), (own_cut(layer, rows), False): None}:
+                multiply_packed(x, weights[layer][0], by=by, fold=fold)
+            multiply_decoded(x, weights[layer][0], None, torch.empty(rows, layer.outputs, dtype=DTYPE, device=DEVICE))
+    print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
+    for layer in layers:
+        measure_linear(layer, weights.pop(layer)[0], rows_of, deadline)
+
+
+def own_cut(layer: Layer, rows: int) -> Division:
+    return cut(rows, layer.outputs, layer.inputs)
+
+
+def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: float) -> None:
+    count = max(2, LAYERS_BYTES // first.bytes)
+    matrices = [first, *(pack(random_matrix(layer.format, layer.outputs, layer.inputs)) for _ in range(count - 1))]
+    plain = [torch.randn(layer.outputs, layer.inputs, dtype=DTYPE, device=DEVICE) for _ in range(count)]
+    for rows in rows_of:
+        if time.monotonic() > deadline:
+            print("no time is left", flush=True)
+            return
+        x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
+        wanted = F.linear(x.float(), first.decode())
+        bf16 = timed([partial(F.linear, x, each) for each in plain])
+        ways: dict[str, Callable[[Stored], Tensor]] = {}
+        for by, fold in {(own_cut(layer, rows), False): None, **dict.fromkeys(cuts(rows))}:
+            ways[f"{tuple(by)}{' fold' if fold else ''}"] = partial(by_cut, x, by, fold)
+        ways["library"] = partial(by_library, x)
+        found = compare(ways, matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f))
+        floor = first.bytes / copy_bandwidth()
+        show(f"{layer.name} {layer.outputs}x{layer.inputs} {rows:>3} rows", floor, bf16, found)
+
+
+def by_cut(x: Tensor, by: Division, fold: bool, matrix: Stored) -> Tensor:
+    return multiply_packed(x, matrix, by=by, fold=fold)
+
+
+def by_library(x: Tensor, matrix: Stored) -> Tensor:
+    return multiply_decoded(x, matrix, None, torch.empty(len(x), matrix.outputs, dtype=x.dtype, device=x.device))
+
+
+def way_error(way: Callable[[Stored], Tensor], x: Tensor, matrix: Stored) -> float:
+    """Return the error with tiny rows, whose products are subnormal numbers before they are scaled."""
+    kept = x.clone()
+    x *= 2.0**-20
+    try:
+        return error_of(way(matrix), F.linear(x.float(), matrix.decode()))
+    finally:
+        x.copy_(kept)
+
+
+def compare(
+    ways: dict[str, Callable[[Stored], Tensor]],
+    matrices: list[Any],
+    wanted: Tensor,
+    deadline: float,
+    tiny: Callable[[Callable[[Stored], Tensor]], float] | None = None,
+) -> dict[str, float]:
+    """Return the seconds of every way that is right, per layer. The first is the one in use."""
+    found: dict[str, float] = {}
+    for number, (name, way) in enumerate(ways.items()):
+        if time.monotonic() > deadline:
+            break
+        try:
+            error = error_of(way(matrices[0]), wanted)
+            small = tiny(way) if tiny is not None and number == 0 else 0.0
+            if max(error, small) > MOST_ERROR:
+                print(f"  WRONG {name}: relative error {error:.2e}, with tiny rows {small:.2e}", flush=True)
+                continue
+            found[name] = timed([partial(way, matrix) for matrix in matrices])
+        except Exception as error:  # a tile may need too much shared memory
+            print(f"  {name}: {str(error).strip().splitlines()[-1][-90:]}", flush=True)
+            torch.cuda.synchronize()
+    return found
+
+
+def timed(calls: list[Callable[[], Any]]) -> float:
+    return seconds_of(recorded(one_after_another(calls)), repeats=REPEATS) / len(calls)
+
+
+def show(name: str, floor: float, bf16: float, found: dict[str, float]) -> None:
+    """Print one line: the floor, bfloat16, the way in use, and the best; in microseconds."""
+    used = next(iter(found.items()), None)
+    best = sorted(found.items(), key=lambda item: item[1])[:SHOWN]
+    own = "none in use" if used is None else f"in use {used[1] * 1e6:.1f} {used[0]}"
+    listed = ", ".join(f"{seconds * 1e6:.1f} {way}" for way, seconds in best)
+    ratio = f"{bf16 / best[0][1]:.2f}x bf16" if best else ""
+    library = f" | library {found['library'] * 1e6:.1f}" if "library" in found else ""
+    print(
+        f"{name}: floor {floor * 1e6:.1f} | bf16 {bf16 * 1e6:.1f} | {own} | best {ratio} {listed}{library}", flush=True
+    )
+
+
+# experts -------------------------------------------------------------------------------------------------------------
+
+
+def tiles_to_try(tokens: int) -> Iterator[tuple[PairTiles, PairTiles]]:
+    """Yield tiles of both matmuls to try.
+
+    >>> {own.pairs for own, _ in tiles_to_try(1)}
+    {8}
+    """
+    if tokens <= 8:
+        kinds = [(32, 2), (32, 4), (64, 2), (64, 4), (128, 4)]
+        for (outputs, warps), stages in product(kinds, (3, 5)):
+            yield (PairTiles(8, outputs, warps, stages, False),) * 2
+        for (outputs, warps), stages in product([(64, 4), (64, 2)], (4,)):
+            yield PairTiles(8, 32, 2, stages, False), PairTiles(8, outputs, warps, stages, False)
+    if tokens >= 8:
+        for (pairs, outputs, warps, rows_first), stages in product(
+            [
+                (16, 64, 2, False), (16, 64, 4, False), (32, 64, 4, True), (64, 64, 4, True), (64, 128, 8, True),
+                (128, 64, 4, True), (128, 128, 8, True), (128, 128, 4, False),
+            ],
+            (3, 4),
+        ):  # fmt: skip
+            if pairs <= 32 or tokens > 32:
+                yield (PairTiles(pairs, outputs, warps, stages, rows_first),) * 2
+
+
+def measure_experts(group: str, tokens_of: list[int], deadline: float) -> None:
+    name, count, k, hidden, inner, form = EXPERTS[group]
+    is_clamped = isinstance(form, Mxfp4)
+
+    def layer(by: Callable[[Stored], Stored] = lambda each: each) -> ExpertWeights:
+        first, second = random_matrix(form, 2 * inner, hidden, count), random_matrix(form, hidden, inner, count)
+        biases = (torch.randn(count, 2 * inner).to(x), torch.randn(count, hidden).to(x)) if is_clamped else (None, None)
+        return ExpertWeights(by(first), by(second), clamped() if is_clamped else gated(F.silu), *biases)
+
+    x = torch.zeros(1, dtype=DTYPE, device=DEVICE)
+    stored = layer()
+    dense = ExpertWeights(
+        as_dense(stored.first, DTYPE), as_dense(stored.second, DTYPE), stored.activation, stored.first_bias,
+        stored.second_bias,
+    )  # fmt: skip
+    packed = prepare_experts(stored, False)
+    assert packed is not stored
+    others = [packed, *(prepare_experts(layer(), False) for _ in range(2))]
+    torch.cuda.empty_cache()
+    with compiling_ahead():
+        for tokens in tokens_of:
+            rows, routing = inputs_of(tokens, hidden, count, k)
+            for by in dict.fromkeys([tiles_of(tokens, k, packed), *tiles_to_try(tokens)]):
+                mixture(rows, routing, by, packed)
+            experts(rows, routing, dense)
+    print(f"{name}: compiled, {deadline - time.monotonic():.0f} s left", flush=True)
+    for tokens in tokens_of:
+        if time.monotonic() > deadline:
+            print("no time is left", flush=True)
+            return
+        rows, routing = inputs_of(tokens, hidden, count, k)
+        wanted = experts(rows, routing, dense)
+        ways = {
+            str([tuple(each) for each in by]): partial(mixture, rows, routing, by)
+            for by in dict.fromkeys([tiles_of(tokens, k, packed), *tiles_to_try(tokens)])
+        }
+        bf16 = timed([partial(experts, rows, routing, dense)] * 3)
+        found = compare(ways, others, wanted, deadline)
+        chosen = len(routing[1].unique())
+        floor = chosen * (packed.first.bytes + packed.second.bytes) / count / copy_bandwidth()
+        show(f"{name} {tokens:>3} tokens, {chosen} experts", floor, bf16, found)
+
+
+def inputs_of(tokens: int, hidden: int, count: int, k: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    chosen = torch.rand(tokens, count, device=DEVICE).topk(k, -1).indices.int()
+    return torch.randn(tokens, hidden, dtype=DTYPE, device=DEVICE), (torch.rand(tokens, k, device=DEVICE), chosen)
+
+
+def mixture(x: Tensor, routing: tuple[Tensor, Tensor], by: tuple[PairTiles, PairTiles], layer: ExpertWeights) -> Tensor:
+    return weighted_sum(pair_results(x, routing[1], layer, by=by), routing[0])
+
+
+# models --------------------------------------------------------------------------------------------------------------
+
+
+def measure_model(model: str, options: dict[str, Any], rows_of: list[int]) -> None:
+    """Print the time of decode steps of a model with random weights."""
+    from benchmarks.gpu import start, warm_up, without_flashinfer
+    from benchmarks.trees import time_per_token
+
+    begun = time.monotonic()
+    with without_flashinfer():
+        given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory="8GiB")
+        llm = start(model, given, draft="off", max_sequences=max(rows_of), max_length=1024, **options)
+        loaded, held = time.monotonic() - begun, llm.engine._device.placed.model.held
+        floor = held.decode_bytes / copy_bandwidth()
+        sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.bytes.items())
+        print(f"{model} {options}: {sizes}, floor of weights {floor * 1e3:.3f} ms, {loaded:.0f} s to start", flush=True)
+        warm_up(llm, rows_of, (100,))
+        for rows in rows_of:
+            seconds = time_per_token(llm, rows, 96, 0.0)
+            print(f"  {rows} rows: {seconds * 1e3:.3f} ms a step, {rows / seconds:.0f} tokens/s", flush=True)
+
+
+# the program ---------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.formats", description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="+", help="matmuls, or models and then their names, with options after a colon")
+    parser.add_argument("--groups", nargs="+", default=list(USUAL), choices=list(SHARES))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--step-rows", type=int, nargs="+", default=list(STEP_ROWS), help="rows of decode steps")
+    parser.add_argument("--limit", type=int, default=150, help="seconds for all matmuls")
+    parser.add_argument("--models-limit", type=int, default=120, help="seconds for all models")
+    parser.add_argument("--here", choices=("group", "model"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.here == "group":
+        return measure_group(arguments.what[0], arguments)
+    if arguments.here == "model":
+        name, _, column = arguments.what[0].partition(":")
+        measure_model(name, options_of(column or "default"), arguments.step_rows)
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    failed = 0
+    if "matmuls" in arguments.what:
+        end = time.monotonic() + arguments.limit
+        for place, group in enumerate(arguments.groups):
+            # What is left is shared by the groups that are left.
+            share = SHARES[group] / sum(SHARES[each] for each in arguments.groups[place:])
+            failed += separately("group", group, share * (end - time.monotonic()), arguments)
+    if "models" in arguments.what:
+        end = time.monotonic() + arguments.models_limit
+        given = [each for each in arguments.what if each not in ("matmuls", "models")] or list(MODELS)
+        for name in given:
+            failed += separately("model", name, end - time.monotonic(), arguments)
+    return failed
+
+
+def measure_group(group: str, arguments: argparse.Namespace) -> int:
+    # A few seconds before the process would be killed.
+    deadline = time.monotonic() + arguments.limit - 12
+    if group in EXPERTS:
+        measure_experts(group, arguments.rows, deadline)
+    else:
+        measure_linears(LINEARS[group], arguments.rows, deadline)
+    return 0
+
+
+def separately(kind: str, name: str, seconds: float, arguments: argparse.Namespace) -> int:
+    """Measure a group or a model in a process of its own, which prints what it finds; return 1 if it failed."""
+    print(f"\n== {name} ({seconds:.0f} s)", flush=True)
+    if seconds < 10:
+        print("no time is left", flush=True)
+        return 1
+    command = [sys.executable, "-m", "benchmarks.formats", name, "--here", kind, "--limit", str(int(seconds))]
+    command += ["--rows", *map(str, arguments.rows), "--step-rows", *map(str, arguments.step_rows)]
+    process = subprocess.Popen(command)
+    try:
+        code = process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        print(f"stopped after {seconds:.0f} s", flush=True)
+        return 1
+    finally:
+        process.kill()
+        process.wait()
+    if code:
+        print(f"ended with code {code}", flush=True)
+    return int(code != 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+// The page: signs in if the server wants a key, and shows one of four views.
+
+import { html, render, useEffect, useState } from "./vendor/preact.js";
+import { get, signIn } from "./client.js";
+import { Cache } from "./cache.js";
+import { Chat } from "./chat.js";
+import { Requests } from "./requests.js";
+import { Server } from "./server.js";
+
+const VIEWS = ["Chat", "Cache", "Requests", "Server"];
+
+function App() {
+  const [model, setModel] = useState(null);
+  const [state, setState] = useState("loading");
+  const [problem, setProblem] = useState(null);
+  const [view, setView] = useState(VIEWS.find((each) => `#${each.toLowerCase()}` === location.hash) ?? "Chat");
+
+  const connect = async (key) => {
+    if (key !== undefined) signIn(key);
+    try {
+      const found = await get("/v1/models");
+      setModel(found.data[0]?.id ?? null);
+      setState("ready");
+    } catch (error) {
+      setState(error.status === 401 ? "key" : "failed");
+      setProblem(error.status === 401 ? (key === undefined ? null : "The server does not know this key.") : error.message);
+    }
+  };
+  useEffect(() => { connect(); }, []);
+  useEffect(() => {
+    const move = () => setView(VIEWS.find((each) => `#${each.toLowerCase()}` === location.hash) ?? "Chat");
+    addEventListener("hashchange", move);
+    return () => removeEventListener("hashchange", move);
+  }, []);
+
+  if (state === "loading") return html`<main class="notice"><p>Connecting…</p></main>`;
+  if (state === "key") return html`<${SignIn} problem=${problem} connect=${connect} />`;
+  if (state === "failed") {
+    return html`<main class="notice"><h1>Weft</h1><p class="problem" role="alert">The server does not answer: ${problem}</p>
+      <button type="button" onClick=${() => connect()}>Try again</button></main>`;
+  }
+  return html`<div class="page">
+    <header class="top">
+      <h1><img src="/page/icon.svg" alt="" width="22" height="22" /> Weft</h1>
+      <span class="model" title=${model}>${model}</span>
+      <nav aria-label="Views">
+        ${VIEWS.map((each) => html`<a href=${`#${each.toLowerCase()}`} aria-current=${view === each ? "page" : null}>${each}</a>`)}
+      </nav>
+    </header>
+    <main>
+      <div hidden=${view !== "Chat"} class="fill"><${Chat} model=${model} /></div>
+      ${view === "Cache" ? html`<${Cache} />` : null}
+      ${view === "Requests" ? html`<${Requests} />` : null}
+      ${view === "Server" ? html`<${Server} />` : null}
+    </main>
+  </div>`;
+}
+
+function SignIn({ problem, connect }) {
+  const [key, setKey] = useState("");
+  return html`<main class="notice">
+    <h1>Weft</h1>
+    <form onSubmit=${(event) => { event.preventDefault(); connect(key.trim()); }}>
+      <label>API key
+        <input type="password" autocomplete="off" autofocus value=${key} onInput=${(event) => setKey(event.target.value)} />
+      </label>
+      <button type="submit" disabled=${!key.trim()}>Sign in</button>
+    </form>
+    ${problem ? html`<p class="problem" role="alert">${problem}</p>` : null}
+    <p class="hint">The key stays in this tab's memory and is forgotten when you close or reload it.</p>
+  </main>`;
+}
+
+render(html`<${App} />`, document.getElementById("app"));
