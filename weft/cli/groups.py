@@ -21,7 +21,8 @@ ENGINE: Groups = {
 FRONT: Groups = {
     "address": "host port uds uds_mode ssl_certfile ssl_keyfile ssl_keyfile_password_file allowed_host "
     "trusted_proxy cors_origin",
-    "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health page",
+    "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health page "
+    "usage_file",
     "limits": "max_open_requests max_body max_answers batch_folder limit",
     "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
     "log": "log_level log_format log_requests",

@@ -25,12 +25,14 @@ from weft.server.apis import (
     anthropic_route,
     cache_report,
     control,
+    docs_page,
     lm_studio,
     native,
     openai_chat,
     openai_completions,
     openai_responses,
     tokens,
+    usage,
 )
 from weft.server.apis.llama_cpp import about as llama_about
 from weft.server.apis.llama_cpp import completion as llama_completion
@@ -97,6 +99,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/ping", "GET", control.health),
     ("/ping", "POST", control.health),
     ("/version", "GET", control.version),
+    ("/docs", "GET", docs_page.docs),
     ("/load", "GET", control.load),
 )
 
@@ -194,6 +197,7 @@ def observing(front: Front, keys: Keys) -> list[Route]:
         return show
 
     found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys)
+    found += usage.routes(keys.usage)
     return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
 
 

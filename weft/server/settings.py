@@ -111,6 +111,7 @@ class ServerSettings:
     admin_key: str | Key | None = field(default=None, repr=False)
     key_rates: RateLimits = field(default_factory=RateLimits)
     model_name: str | None = None  # the name that clients use; None: the model's own
+    usage_file: str | None = None  # where usage by key and day is kept; None: only in memory
     batch_folder: str | None = None  # where files and batches are kept; None: there are none
     aliases: tuple[str, ...] = ()  # further names of the model
     open_health: bool = True

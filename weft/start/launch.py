@@ -39,6 +39,7 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide
 from weft.fleet.routing import RoutedChoice
 from weft.server.access.auth import Keys, reread
+from weft.server.access.usage import UsageBook
 from weft.server.access_log import AccessLog
 from weft.server.app import Background, create_app
 from weft.server.batches.store import BatchStore
@@ -136,14 +137,12 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     read_again: Reread | None = None,
 ) -> int:
-    keys = Keys(settings)
+    keys, batch_store = keys_and_batches(settings)
     orders = Orders()
     if read_again is not None:
         orders.on_hangup(partial(reread, keys, read_again))
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
-    folder = settings.batch_folder
-    store = None if folder is None else BatchStore(folder, settings.limits, time.time)
     backend = served.backend()
     if not await started(backend, orders):
         return 0
@@ -164,14 +163,12 @@ async def serve(
             pool=pool,
             keys=keys,
             connections=connections,
-            batch_store=store,
+            batch_store=batch_store,
             background=background,
         )
         await pool.start()
-        for run in background:
+        for run in (keys.usage.kept, *background, *(partial(each, backend) for each in served.companions)):
             await companions.enter_async_context(run())
-        for companion in served.companions:
-            await companions.enter_async_context(companion(backend))
     except BaseException:
         await companions.aclose()
         await backend.stop(0)
@@ -191,6 +188,13 @@ async def serve(
         watchdog.stop()
         await companions.aclose()
         pool.stop()
+
+
+def keys_and_batches(settings: ServerSettings) -> tuple[Keys, BatchStore | None]:
+    """Return the keys with their usage so far, and the folder of batches if there is one."""
+    keys = Keys(settings, usage=UsageBook(settings.usage_file, time.time))
+    folder = settings.batch_folder
+    return keys, None if folder is None else BatchStore(folder, settings.limits, time.time)
 
 
 async def started(backend: Running, orders: Orders) -> bool:

@@ -70,6 +70,8 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
     ("/ping", "get", "Report whether the engine runs", None, Object),
     ("/ping", "post", "Report whether the engine runs", None, Object),
+    ("/docs", "get", "This document as a page", None, str),
+    ("/v1/usage", "get", "What each key used, by day", None, Object),
     ("/version", "get", "The server's version", None, Object),
     ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),

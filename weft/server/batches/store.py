@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from weft.base.errors import OptionError, RequestError
+from weft.base.whole_files import write_whole
 from weft.server.access.auth import Tenant
 from weft.server.settings import Limits
 
@@ -188,17 +189,3 @@ def name_of(tenant: Tenant) -> str:
 
 def new_id(prefix: str) -> str:
     return prefix + secrets.token_hex(12)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one."""
-    other = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
-    file = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
-        os.fsync(file)
-    finally:
-        os.close(file)
-    other.replace(path)
