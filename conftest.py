@@ -62,9 +62,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of a model on a GPU side by side: a process holds one model at a time."""
+    """Mark the cases that do not run by default, and put the tests of a model on a GPU side by side: a process holds
+    one model at a time."""
+    from tests.support import cases
     from tests.support.kernels.gpu_memory import group_of
 
+    cases.mark(items)
     first: dict[str, int] = {}
     places = {item: first.setdefault(group_of(item.nodeid) or item.nodeid, n) for n, item in enumerate(items)}
     items.sort(key=places.__getitem__)

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -49,18 +48,18 @@ def body(number: int, tokens: int) -> dict[str, Any]:
 
 @contextmanager
 def server(threads: int) -> Iterator[tuple[str, float]]:
-    """Start a server; yield its address and the seconds until its first line of output."""
+    """Start a server; yield its address and the seconds until its address is printed."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", str(threads), "--draft", "off"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        # The address stands alone in the last line.
+        address = next((line.strip() for line in process.stdout if line.startswith("http://")), None)
         seconds = time.perf_counter() - began
-        address = re.search(r"at (http://\S+),", line)
         try:
             if address is None:
                 raise SystemExit("weft serve did not start; run it by hand to see why")
-            yield address[1], seconds
+            yield address, seconds
         finally:
             process.terminate()
 

@@ -29,8 +29,9 @@ from weft.kernels.interface import Operations
 from weft.memory.kinds import Kind, unit_bytes
 from weft.memory.spec import MemorySpec
 from weft.models.config import read_config, text_part
+from weft.models.finding import find_checkpoint
 from weft.models.model import CausalModel
-from weft.models.weights import find_checkpoint, load_model
+from weft.models.weights import load_model
 from weft.runner.cuda.inputs import DecodeInputs
 from weft.runner.cuda.padding import trial
 from weft.runner.cuda.recorded import Boards, RecordedSteps, warm_mixers

@@ -20,9 +20,10 @@ from torch import nn
 from weft.kernels.choosing import everywhere
 from weft.memory.spec import AttentionMemory, MemorySpec, RecurrentMemory
 from weft.models.config import read_config, text_part
+from weft.models.finding import find_checkpoint
 from weft.models.layers.embedding import Embedding
 from weft.models.model import CausalModel
-from weft.models.weights import build, find_checkpoint
+from weft.models.weights import build
 
 # Larger than any cache.
 FLUSH_BYTES = 256 << 20

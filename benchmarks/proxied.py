@@ -75,7 +75,7 @@ def started(name: str, arguments: list[str], log: Path) -> Iterator[Front]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     try:
         assert process.stdout is not None
-        found = re.search(r":(\d+)", process.stdout.readline())
+        found = next(filter(None, (re.fullmatch(r"http://.*:(\d+)\n", line) for line in process.stdout)), None)
         assert found is not None, f"`{' '.join(command)}` did not start:\n{log.read_text()}"
         yield Front(name, process.pid, int(found[1]))
     finally:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO
 
 MODEL = "lfm2-1.2b"
-READY = re.compile(r"^weft serves .* at (http://\S+),")
+READY = re.compile(r"^(http://\S+)$")
 # A logged line: its time, level and logger are replaced by the seconds since the start.
 PREFIX = re.compile(r"^\d{4}-\d\d-\d\dT\S+ \w+ [\w.]+: ")
 # Counts and speeds of a progress bar: only its last state is a phase.

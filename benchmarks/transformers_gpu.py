@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.gpu import Ask, Attempts, arguments_of, fresh, keep, machine, play, random_prompt, run, start, warm_up
 from weft.models.config import read_config, text_part
-from weft.models.weights import find_checkpoint
+from weft.models.finding import find_checkpoint
 
 ROWS, PROMPT, ANSWER = 32, 512, 256
 MOST_SECONDS = 120.0

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from weft.offline.sampling import StructuredOutputsParams as GuidedDecodingParams
     from weft.offline.sglang_engine import SglangEngine as Engine
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LLM",
     "AsyncEngineArgs",

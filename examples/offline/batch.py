@@ -7,9 +7,9 @@ import sys
 from weft import LLM, RequestOutput, SamplingParams
 
 
-def main(model: str | None = None) -> list[RequestOutput]:
+def main(model: str | None = None, count: int = 1000) -> list[RequestOutput]:
     llm = LLM(model=model, max_model_len=256, max_num_seqs=64)
-    prompts = [f"Story {number}:" for number in range(1000)]
+    prompts = [f"Story {number}:" for number in range(count)]
     outputs = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=True)
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     cached = sum(output.num_cached_tokens or 0 for output in outputs)

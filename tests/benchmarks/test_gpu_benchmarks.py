@@ -147,6 +147,7 @@ def test_rates_in_turns_are_relative_to_the_same_places_and_have_an_error() -> N
     assert draft_prose.relative(base, other, "processor") == ((0.5, 0.0), (0.5, 0.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("benchmark", [drafts, mtp])
 def test_verification_is_measured_with_scripted_acceptance(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch

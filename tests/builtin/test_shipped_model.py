@@ -67,8 +67,8 @@ def twin():
 
 @pytest.fixture(scope="module")
 def served():
-    """As a newcomer starts it; only the port is any that is free."""
-    with serving(options=("--port", "0", "--threads", "1")) as found:
+    """As a newcomer starts it; only the port is any that is free, and the request to paste is logged."""
+    with serving(options=("--port", "0", "--threads", "1", "--log-level", "debug")) as found:
         yield found
 
 
@@ -238,9 +238,8 @@ def test_it_goes_by_its_name_unless_a_folder_does(tmp_path, monkeypatch):
 
 
 def test_it_is_what_a_server_serves_and_its_curl_works(served):
-    assert served.first_line.startswith(f"weft serves {builtin.NAME} (Qwen3_5ForCausalLM, bfloat16)")
-    command = served.first_line[served.first_line.index("curl ") :]
-    answer = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout)
+    assert served.lines[0].startswith(f"model    {builtin.NAME}: Qwen3_5ForCausalLM in bfloat16, ")
+    answer = json.loads(subprocess.run(["bash", "-c", served.curl], capture_output=True, text=True, check=True).stdout)
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["message"]["content"].strip()
 

@@ -363,3 +363,9 @@ def test_a_wrong_address_is_refused():
         Client("ftp://somewhere")
     with pytest.raises(ServerError, match="cannot connect"):
         asyncio.run(Client("127.0.0.1:1").get("/"))
+
+
+def test_the_server_may_stand_first_and_a_wrong_name_of_an_option_is_corrected(served, capsys):
+    assert main(["bench", served.url, "--api-key", "secret", *TINY]) == 0
+    assert main(["bench", "--requests", "5"]) == 2
+    assert "--requests 5: did you mean --num-prompts?" in capsys.readouterr().err

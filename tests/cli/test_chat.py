@@ -28,7 +28,7 @@ from weft.cli.chat.command import banner, complain, converse, note, obey, take_t
 from weft.cli.chat.conversation import ALIASES, COMMANDS, Conversation, command_of, run_command
 from weft.cli.chat.options import ChatOptions
 from weft.cli.chat.partners import Local, Message, Remote, Show, Spent, interruptible
-from weft.cli.chat.terminal import LEAVE, Colours, Editor, LineReader
+from weft.cli.chat.terminal import LEAVE, Colours, Editor, LineReader, Wrapper
 from weft.cli.client import Client
 from weft.cli.main import main
 from weft.engine.loop import Engine
@@ -495,3 +495,31 @@ def test_on_a_terminal_an_answer_is_interrupted_and_the_next_question_is_answere
         program.until(r"unknown command /foo")
         program.send("exit\r")
         assert program.ended() == 0
+
+
+# wrapping -------------------------------------------------------------------------------------------------------------
+
+
+def wrapped(width: int | None, *pieces: str) -> str:
+    lines = Wrapper(width)
+    return "".join([*map(lines.feed, pieces), lines.rest()])
+
+
+def test_words_are_wrapped_wherever_the_pieces_of_a_text_end():
+    text = "The loom stands by the window, and  nobody\nweaves.\n    indented words stay indented\n\nend"
+    whole = wrapped(16, text)
+    assert wrapped(16, *text) == wrapped(16, text[:7], text[7:]) == whole
+    lines = ["The loom stands", "by the window,", "and  nobody", "weaves.", "    indented", "words stay", "indented"]
+    assert whole.split("\n") == [*lines, "", "end"]
+    assert wrapped(None, *text) == text
+
+
+def test_long_words_and_wide_characters_keep_to_the_terminal():
+    assert wrapped(5, "a verylongword b") == "a\nverylongword\nb"
+    assert wrapped(6, "織機 織機") == "織機\n織機"
+
+
+def test_a_chat_says_its_pace_unless_it_is_told_not_to(capsys):
+    for options, shown in ((ChatOptions(), 1), (ChatOptions(stats=False), 0)):
+        converse(options, Echo(), Script("hello", None))
+        assert capsys.readouterr().err.count("tokens/s") == shown

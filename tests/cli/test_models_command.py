@@ -7,17 +7,22 @@ import shlex
 
 import pytest
 
+from tests.support.models.gguf_files import write
 from weft import builtin
 from weft.base.errors import ModelError
+from weft.base.gguf.header import TYPES
+from weft.base.gguf.report import DECODED, REFUSED
 from weft.cli.main import build_parser, main
+from weft.kernels.formats.block_types import BLOCK_TYPES
+from weft.kernels.native.stored import name_of
 from weft.memory.spec import MemorySpec
 from weft.models import configurations
 from weft.models.catalogue import BUILT_IN, CATALOGUE, hub_ids
 from weft.models.config import read_config
+from weft.models.finding import find_checkpoint
 from weft.models.hints import similar_id
 from weft.models.registry import FAMILIES
 from weft.models.shapes import shape_of
-from weft.models.weights import find_checkpoint
 
 
 def test_the_catalogue_lists_the_registered_architectures_and_the_packaged_configurations():
@@ -98,3 +103,32 @@ def test_a_misspelt_model_gets_a_hint(name, hint):
 def test_a_misspelt_hub_id_gets_a_hint_and_a_right_one_none():
     assert similar_id("LiquidAi/LFM2-1.2") == "; did you mean LiquidAI/LFM2-1.2B?"
     assert {similar_id(each) for each in (*hub_ids(), "xyzzy/plugh")} == {""}
+
+
+def test_a_file_is_described_by_its_header(tmp_path, capsys):
+    file = write(
+        tmp_path / "model.gguf",
+        {"general.architecture": "lfm2", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "lfm2"},
+        {"a.weight": ("Q8_0", (4, 64), bytes(272)), "b.weight": ("Q2_K", (1, 256), bytes(84))},
+    )
+    assert main(["models", str(file)]) == 0
+    lines = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
+    found = {name: text.strip() for name, text in lines.items()}
+    assert found["family"] == "lfm2"
+    assert found["types"] == "Q8_0 76.4%, Q2_K 23.6% of the bytes"
+    assert found["slow"].startswith("Q2_K (23.6%) is decoded for each step")
+    assert found["tokenizer"] == "gpt2 lfm2"
+    assert found["fit"].startswith("fits: 0.68 GiB for weights and program")
+    assert main(["models", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["family"] == "lfm2"
+
+
+def test_what_is_no_file_is_refused_in_one_line(tmp_path, capsys):
+    assert main(["models", str(tmp_path)]) == 2
+    assert "is neither a GGUF file nor a folder with one" in capsys.readouterr().err
+
+
+def test_types_that_are_called_slow_are_those_without_kernels():
+    fast = {kind for kind, format in BLOCK_TYPES.items() if name_of(format) is not None}
+    assert set(DECODED) == set(BLOCK_TYPES) - fast
+    assert all(kind in BLOCK_TYPES or kind.startswith(REFUSED) for kind, size, _ in TYPES.values() if size > 1)

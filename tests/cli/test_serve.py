@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,6 @@ import pytest
 from tests.support.models import tiny_model
 from tests.support.servers.held_steps import wait_until
 from tests.support.servers.serving import SECONDS, SMALL, Served, serving, wait_for_log
-from weft.backends.backend import ModelInfo
 from weft.base.errors import OptionError
 from weft.base.logs import LogFormat
 from weft.base.options import Options
@@ -36,8 +36,7 @@ from weft.cli.serve import (
 )
 from weft.server.access.keys import Key, RateLimits
 from weft.server.http.listener import bind, listen
-from weft.server.settings import ServerSettings
-from weft.start.launch import LOOPBACK, Address, first_line, load_texts, warn_of_strangers
+from weft.start.launch import LOOPBACK, Address, curl, load_texts, warn_of_strangers
 from weft.text.reasoning import REASONING
 from weft.text.tools import FORMATS
 
@@ -52,16 +51,32 @@ def served():
         yield found
 
 
-def test_the_first_line_names_address_model_and_memory(served):
-    line = served.first_line
-    assert line.startswith("weft serves tiny (")
-    assert f"at {served.url}, memory for " in line
-    assert "tokens in 0.06 GiB" in line
+def test_five_lines_name_model_device_memory_what_auto_chose_and_the_address_alone(served):
+    assert [line.split()[0] for line in served.lines[:4]] == ["model", "device", "memory", "auto"]
+    assert served.lines[0].startswith("model    tiny: ")
+    assert re.fullmatch(r"device   cpu, 1 threads, (C\+\+ kernels|PyTorch kernels, no C\+\+: .*)", served.lines[1])
+    assert re.fullmatch(r"memory   0\.06 GiB, for \d+ tokens of context", served.lines[2])
+    assert "exact off" in served.lines[3]
+    assert served.lines[4] == served.url
+    # The reasons, and what else is known at the start, are on request.
+    assert served.call("/server_info")[1]["auto"]["exact"].startswith("off: ")
 
 
-def test_the_first_line_has_a_curl_that_works(served):
-    command = served.first_line[served.first_line.index("curl ") :]
-    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+def test_by_default_a_server_says_nothing_else_until_it_is_asked():
+    with serving() as served:
+        assert len(served.lines) == 5
+        # A first start also says that kernels are compiled.
+        logged = [line for line in served.errors.read_text().splitlines() if "compiling" not in line]
+    assert logged == []
+
+
+def test_what_is_not_in_the_five_lines_is_logged_for_those_who_ask():
+    with serving("--log-level", "debug") as served:
+        text = served.wait_for("try: curl ")
+        assert all(
+            f"DEBUG weft: {words}" in text for words in ("accepting up to", "operations: ", "exact: ", "dtype: ")
+        )
+        found = subprocess.run(["bash", "-c", served.curl], capture_output=True, text=True, check=True)
     answer = json.loads(found.stdout)
     assert answer["choices"][0]["message"]["role"] == "assistant"
     assert answer["usage"]["completion_tokens"] <= 32
@@ -158,12 +173,11 @@ def test_what_is_not_finished_in_time_is_answered_with_an_error():
 
 
 def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_ends_the_server():
-    with serving("--served-model-name", "loom", WEFT_API_KEY="secret") as served:
-        assert "secret" not in served.first_line
+    with serving("--served-model-name", "loom", "--log-level", "debug", WEFT_API_KEY="secret") as served:
+        assert "secret" not in served.curl
         assert served.call("/v1/models")[0] == 401
         assert served.call("/v1/models", key="secret")[1]["data"][0]["id"] == "loom"
-        command = served.first_line[served.first_line.index("curl ") :]
-        found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=served.environment)
+        found = subprocess.run(["bash", "-c", served.curl], capture_output=True, text=True, env=served.environment)
         assert json.loads(found.stdout)["model"] == "loom"
 
         [engine] = served.children
@@ -206,7 +220,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line():
     found = subprocess.run(command, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (2, "")
     [line] = found.stderr.splitlines()
-    assert " ERROR weft: /no/such/model is neither a folder with a checkpoint nor a hub id such as 'owner/name'" in line
+    assert " ERROR weft: there is no folder /no/such/model" in line
 
 
 def test_more_memory_than_the_machine_has_is_one_line():
@@ -355,10 +369,7 @@ def test_a_model_without_a_tokenizer_is_told_of_and_pasted_with_token_ids(tmp_pa
     texts = load_texts(Options(model=str(tmp_path)), {"folder": str(tmp_path), "end_tokens": [5]})
     assert (texts.tokenizer, texts.template, texts.end_tokens) == (None, None, frozenset([5]))
     assert "no tokenizer.json" in caplog.text
-    info = ModelInfo("it's", "Some", "float32", 100, 4096, 3 << 29, 12345, 8)
-    line = first_line(info, ServerSettings(), texts, Address("http://[::1]:80"))
-    assert "memory for 12345 tokens in 1.50 GiB" in line
-    echo = line[line.index("curl ") :].replace("curl", "printf '%s\\n'", 1)
+    echo = curl(Address("http://[::1]:80"), "it's", False, texts).replace("curl", "printf '%s\\n'", 1)
     words = subprocess.run(["bash", "-c", echo], capture_output=True, text=True).stdout.splitlines()
     assert words[1] == "http://[::1]:80/v1/completions"
     assert json.loads(words[-1]) == {"model": "it's", "max_tokens": 32, "prompt": [1, 2, 3]}

@@ -134,6 +134,7 @@ def interpreted_engine(family: str, operations: Operations = GPU_ROWS, **setting
     return Engine(spec, runner, config, drafting=drafting, draft_model=drafter)
 
 
+@pytest.mark.kernels
 def test_recorded_steps_of_a_head_draft_as_a_plain_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", (32,))
     monkeypatch.setattr(recorded, "DRAFTING", (2,))

@@ -26,7 +26,7 @@ from weft.drafting.rows import MOST_HISTORY
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 
-EXAMPLES = 240
+EXAMPLES = 120
 
 
 @pytest.mark.parametrize("part", parts(1, 8))

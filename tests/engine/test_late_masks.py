@@ -67,7 +67,7 @@ def compare(seed: int, count: int = 6) -> int:
 def test_every_answer_is_the_one_at_depth_0(part: int) -> None:
     late = []
 
-    @thorough(60)
+    @thorough(30)
     @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 8))
     def check(seed: int, count: int) -> None:
         late.append(compare(seed * 4 + part, count))

@@ -16,6 +16,8 @@ from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
 SEEDS = 300
+# Workloads that notice at once, to save time. If they no longer do, others will.
+SOONEST = {"cells_of_prompt_and_answer_are_named_like_prompts": 291}
 Patch = pytest.MonkeyPatch
 BUGS: list[Callable[[Patch], None]] = []
 
@@ -71,9 +73,9 @@ def cells_of_prompt_and_answer_are_named_like_prompts(patch: Patch) -> None:
     patch.setattr(PrefixIdentity, "keys", unmarked)
 
 
-def harvest() -> str:
+def harvest(soonest: int) -> str:
     """Run random workloads until one of them notices; what it said."""
-    for seed in range(SEEDS):
+    for seed in (soonest, *range(SEEDS)):
         try:
             run_and_check(random_workload(seed, exact=True))
         except AssertionError as caught:
@@ -84,7 +86,7 @@ def harvest() -> str:
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_against_exact_mode_is_caught(bug, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    noticed = harvest()
+    noticed = harvest(SOONEST.get(bug.__name__, 0))
     print(noticed)
     assert "answered" in noticed or "astray" in noticed, noticed
 

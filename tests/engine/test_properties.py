@@ -29,7 +29,7 @@ from weft.memory.ledger import Ledger
 
 PARTS = 16
 # As many as may pass before a planted bug is noticed.
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400"))
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "200"))
 
 
 @pytest.mark.parametrize("part", parts(1, PARTS))

@@ -13,7 +13,7 @@ from tests.support.models import tiny_model
 from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import fake_info
 from tests.support.servers.fake_members import FakeMember
-from tests.support.servers.serving import Served, serving, wait_for_log
+from tests.support.servers.serving import Served, first_lines, serving, wait_for_log
 from weft.base.errors import ModelError, OptionError
 from weft.cli.main import main
 from weft.cli.route import RouteOptions, texts_of
@@ -40,7 +40,7 @@ def test_a_router_answers_as_its_replica_and_never_loads_torch(secret, tmp_path)
         log = tmp_path / "log"
         process = start_route([f"tcp://127.0.0.1:{port}", "--fleet-secret", secret], log)
         try:
-            router = Served(process, process.stdout.readline().strip(), log, {})
+            router = Served(process, first_lines(process), log, {})
             expected = served.call("/v1/completions", PROMPT)[1]
             found = router.call("/v1/completions", PROMPT)[1]
             assert found["choices"] == expected["choices"]

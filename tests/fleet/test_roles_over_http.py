@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.fleet.routers import start_route
-from tests.support.servers.serving import SECONDS, Served, serving
+from tests.support.servers.serving import SECONDS, Served, first_lines, serving
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def routing(urls: list[str], secret: str, folder) -> Iterator[Served]:
     log = folder / "log"
     process = start_route([*urls, "--fleet-secret", secret], log)
     try:
-        router = Served(process, process.stdout.readline().strip(), log, {})
+        router = Served(process, first_lines(process), log, {})
         for url in urls:
             router.wait_for(f"replica {url} is ready")
         yield router

@@ -16,6 +16,7 @@ from tests.support.servers.fake_engines import answer
 from tests.support.servers.held_steps import SECONDS
 from weft.backends.backend import Backend
 from weft.backends.codec import FLEET, EngineWriter, EventReader, decode_command
+from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
 from weft.engine.events import Output, Report
 from weft.engine.load import ReplicaLoad
@@ -29,7 +30,8 @@ from weft.wire.handshake import HandshakeError, Hello, Proof, ReplicaSide, Route
 from weft.wire.messages import Message, Writer, fields_of, parts_of
 from weft.wire.versions import RANKS, TRANSFER, Protocol, VersionError
 
-ADDED = {Request: frozenset({"prediction", "send_to"}), Output: frozenset({"digest"})}
+FORKS = frozenset({"answered", "keeps_answer", "retain"})
+ADDED = {Request: frozenset({"prediction", "send_to"}) | FORKS, Output: frozenset({"digest"})}
 OLD = Protocol("fleet", 7, oldest=6)
 NEW = Protocol("fleet", 8, oldest=7, added={8: ADDED})
 NEXT = Protocol("fleet", 9, oldest=8, added={8: ADDED, 9: {ReplicaLoad: frozenset({"send_bytes_per_second"})}})
@@ -89,6 +91,14 @@ def test_a_proof_for_one_protocol_is_of_no_use_in_another():
         agree(FLEET, other)
     assert TRANSFER.strict
     assert RANKS.strict
+
+
+def test_a_fork_is_refused_for_a_replica_that_knows_none() -> None:
+    """Without the tokens of its answer, it would be another request."""
+    fork = Request(np.array([1, 2], np.int32), SamplingParams(max_tokens=9), answered=np.array([3], np.int32))
+    assert decode_command(*bodies_of(EngineWriter().command(Submit(5, fork)))).request.answered.tolist() == [3]
+    with pytest.raises(RequestError, match="knows no forks"):
+        EngineWriter(FLEET, 4).command(Submit(5, fork))
 
 
 # messages -------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from weft.runner.runner import Runner
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EPS = 1e-5
 # Families whose changes are normed before they are added.
-OWN_NORMS = ("gemma3",)
+OWN_NORMS = ("gemma3", "lfm3", "olmo2", "olmo3")
 
 
 def some(*shape: int, seed: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -288,5 +288,6 @@ def launch() -> None:
     case.together(case.view())
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch, in_registers=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.fences import ROOT
 
 PACKAGES = ("weft.kernels", "weft.models", "weft.runner")
@@ -38,6 +40,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_every_call_keeps_to_the_shapes_of_its_signature():
     found = run("-m", "pytest", "-q", f"--jaxtyping-packages={','.join((*PACKAGES, CHECKER))}", *TESTS)
     assert found.returncode == 0, found.stdout[-3000:]

@@ -19,7 +19,7 @@ from weft.memory.journal import CacheChanges, Journal, Tier
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "30"))
 
 
 def thorough(examples: int) -> settings:

@@ -49,7 +49,7 @@ LARGEST_NUMBERS = {
     r"theta|base_freq": (2.0, 1e12),
     r"^factor$": (1e-3, 1e6),
     r"mscale": (0.0, 1e6),
-    r"embedding|soft|scaling$|pre_attn|limit|attention_factor|freq_factor|beta": (1e-6, 1e6),
+    r"embedding|soft|scaling$|pre_attn|limit|attention_factor|(freq|long|short)_factor|beta": (1e-6, 1e6),
     r"multiplier|scaling_factor|alpha": (-1e6, 1e6),
 }
 

@@ -256,7 +256,11 @@ def test_the_option_reaches_the_model(tmp_path):
             assert ("StoredPanels" in set().union(*formats_of(llm.model).values())) == (name == "fp8")
             answers[name] = llm.generate([random_tokens(70, seed=2)], use_tqdm=False)[0].token_ids
     assert all(answers.values())
-    with pytest.raises(InvalidOption, match="quantize_head needs --quantize fp8 or int8 or int4 or mxfp4"):
+    with pytest.raises(
+        InvalidOption, match="quantize_head needs --quantize fp8 or int8 or int4 or mxfp4 or q8_0 or q4_k"
+    ):
         LLM(str(tmp_path), quantize_head=True)
-    with pytest.raises(InvalidOption, match="quantize must be one of off, fp8, int8, int4, mxfp4, got 'int3'"):
+    with pytest.raises(
+        InvalidOption, match="quantize must be one of off, fp8, int8, int4, mxfp4, q8_0, q4_k, got 'int3'"
+    ):
         LLM(str(tmp_path), quantize="int3")

@@ -341,7 +341,7 @@ def test_a_folder_with_a_tokenizer_takes_text(tmp_path):
     with make(model=str(tmp_path), weights="dummy", dtype="bfloat16") as llm:
         assert llm.end_tokens == {257, 258}
         assert llm.generate("Hello", greedy())[0].prompt_token_ids == list(b"Hello")
-        with pytest.raises(RequestError, match="no chat template"):
+        with pytest.raises(RequestError, match="no chat template; send a plain prompt: /v1/completions over HTTP"):
             llm.chat([{"role": "user", "content": "hi"}])
 
 

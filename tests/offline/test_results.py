@@ -77,7 +77,7 @@ def test_scores_are_mappings_with_the_sampled_token_first(llm):
 
 def test_beam_search_finds_the_best_answers_that_an_exhaustive_search_of_its_beams_finds(llm):
     """The oracle scores whole answers as prompts: another path through the engine."""
-    width, length = 3, 3
+    width, length = 2, 2
     (found,) = llm.beam_search([LONG], BeamSearchParams(beam_width=width, max_tokens=length, ignore_eos=True))
     prompt = list(LONG.encode())
     beams: list[tuple[float, list[int]]] = [(0.0, [])]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.dependents import dependent_tests
 from tests.support.fences import ROOT
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
@@ -24,6 +25,8 @@ RECORDER = """#!{python}
 import os, pathlib, sys
 with open({log!r}, "a") as log:
     log.write(" ".join(sys.argv[2:]) + "\\n")
+if sys.argv[2:] == ["tests.support.dependents", "weft/memory"]:
+    print("tests/one.py\\ntests/two.py")
 raise SystemExit({status})
 """
 
@@ -58,6 +61,24 @@ def test_without_a_word_all_tests_run_and_options_reach_pytest(tmp_path):
     assert checks_run(tmp_path, "-k", "attention") == ([*STATIC, *SITE, "pytest -n 2 -k attention"], 0)
 
 
+def test_of_a_folder_the_tests_that_depend_on_it_run(tmp_path):
+    commands, status = checks_run(tmp_path, "weft/memory", "-x")
+    asked = ["tests.support.dependents weft/memory", "pytest -n 2 tests/one.py tests/two.py -x"]
+    assert (commands, status) == ([*STATIC, *SITE, *asked], 0)
+    # Not the whole suite.
+    commands, status = checks_run(tmp_path, "weft/none")
+    assert (commands[-1], status) == ("tests.support.dependents weft/none", 1)
+
+
+def test_a_test_depends_on_what_it_imports_and_what_that_imports_or_starts():
+    modules = {
+        "weft.a.x": "", "weft.b": "from weft.a import x", "weft.c.__main__": "import weft.b", "weft.d": "",
+        "tests.test_near": "from weft.a.x import f", "tests.test_far": "import tests.helper",
+        "tests.helper": 'run("-m", "weft.c")', "tests.test_other": "import weft.d",
+    }  # fmt: skip
+    assert dependent_tests(ROOT / "weft" / "a", modules) == ["tests/test_near.py", "tests/test_far.py"]
+
+
 def test_a_check_that_fails_is_reported_after_all_have_run(tmp_path):
     # A MkDocs that does not even say its version is not installed.
     commands, status = checks_run(tmp_path, status=1)
@@ -65,7 +86,7 @@ def test_a_check_that_fails_is_reported_after_all_have_run(tmp_path):
 
 
 def words_for_check(text: str) -> set[str]:
-    return set(re.findall(r"\./check ([a-z]+)", text))
+    return set(re.findall(r"\./check ([a-z]+)\b(?!/)", text))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

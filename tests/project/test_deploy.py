@@ -66,7 +66,8 @@ def test_what_an_image_copies_exists_and_is_sent_to_the_builder(name):
     ignored = (DEPLOY / f"{name}.dockerignore").read_text()
     steps = instructions((DEPLOY / name).read_text())
     copied = [w for s in steps if s.name == "COPY" and "--from" not in s.text for w in s.words[:-1]]
-    assert {"pyproject.toml", "README.md", "LICENSE", "weft"} == set(copied)
+    for_kernels = {"MANIFEST.in", "release"} if name == "Dockerfile" else set()
+    assert {"pyproject.toml", "README.md", "LICENSE", "weft"} | for_kernels == set(copied)
     for path in copied:
         assert (ROOT / path).exists()
         assert is_sent(path, ignored), path
@@ -100,6 +101,11 @@ def test_images_install_what_the_project_asks_for():
     cpu, cuda = ((DEPLOY / name).read_text() for name in DOCKERFILES)
     [torch] = [each for each in PROJECT["dependencies"] if each.startswith("torch")]
     assert f'"{torch}"' in cpu
+    assert re.search(r'ARG TORCH_INDEX="https://\S+/cpu"', cpu)
+    # A compiler is needed to build, and not to run.
+    build, image = cpu.split("FROM ")[1:]
+    assert "g++" in build
+    assert "g++" not in image
     assert '".[${EXTRAS}]"' in cuda
     offered = re.findall(r"EXTRAS=([\w,]+)", cuda + (DEPLOY / "kubernetes/weft-ray.yaml").read_text())
     assert {"cuda", "ray"} == {extra for each in offered for extra in each.split(",")}
@@ -111,17 +117,16 @@ def test_the_first_stage_builds_a_wheel_with_all_that_the_project_needs(tmp_path
     """The image's own command, on the files that the builder gets."""
     source, wheels = tmp_path / "source", tmp_path / "wheels"
     source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "weft", source / "weft", ignore=shutil.ignore_patterns("__pycache__"))
-    runs = [s.text for s in instructions((DEPLOY / "Dockerfile").read_text()) if s.text.startswith("pip wheel")]
-    command = shlex.split(runs[0].replace("/wheels", str(wheels)))
-    subprocess.run(
-        [sys.executable, "-m", *command, "--no-build-isolation", "--no-index"], cwd=source, check=True,
-        capture_output=True,
-    )  # fmt: skip
+    for name in ("weft", "release"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    runs = [s.text for s in instructions((DEPLOY / "Dockerfile").read_text()) if "release/wheel.py" in s.text]
+    command = shlex.split(runs[0].removeprefix("python ").replace("/wheels", str(wheels)))
+    subprocess.run([sys.executable, *command, "--no-isolation", "--here"], cwd=source, check=True, capture_output=True)
     [wheel] = wheels.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
+    assert any(re.fullmatch(r"weft/kernels/native/prebuilt/kernels-\w+-\w+-\w+\.so", name) for name in names)
     for path in ("weft/kernels/native/pool.h", "weft/builtin/model/config.json", "weft/cli/main.py"):
         assert path in names
 

@@ -76,9 +76,12 @@ def work_of(collection: list[str]) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [("gpu", "gpu and not slow"), ("slow", "slow and not gpu"), ("gpu and slow", "gpu and slow"), ("", "")],
-)
-def test_a_mark_alone_leaves_out_the_tests_that_have_the_other_one_too(given, meant):
+    [
+        ("gpu", "gpu and not slow"), ("slow", "slow and not gpu"), ("gpu and slow", "gpu and slow"), ("", ""),
+        ("families", "families and not slow and not gpu"), ("kernels", "kernels and not slow and not gpu"),
+    ],
+)  # fmt: skip
+def test_a_mark_alone_leaves_out_the_tests_that_are_slow_or_need_a_gpu_too(given, meant):
     assert gpu_memory.completed(given) == meant
 
 

@@ -158,7 +158,7 @@ def plans_of_rows(draw) -> tuple[list[Row], int]:
     return [Row(start, start + length, 0, tail) for tail, (start, length) in enumerate(spans)], room
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(plans_of_rows())
 def test_every_token_is_computed_once_and_every_needed_one_stays(case):
     rows, room = case

@@ -29,14 +29,14 @@ from weft.base.plan import BANNED
 from weft.runner.sampler import sample
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(st.lists(rows(), min_size=1, max_size=5))
 def test_every_row_draws_from_its_plain_definition(batch):
     for row, token in zip(batch, choose(batch)):
         assert is_borderline(row) or is_right(row, token)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(st.lists(rows(), min_size=2, max_size=7), st.randoms())
 def test_company_and_order_change_nothing_for_a_row(batch, random):
     alone = [choose([row])[0] for row in batch]

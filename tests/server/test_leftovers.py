@@ -46,8 +46,12 @@ def kill(served: Served, program: str | None) -> list[int]:
 
 @pytest.mark.parametrize(
     ("ranks", "program"),
-    [("1", None), ("2", None), ("2", "weft.start.engine_process"), ("2", "weft.start.rank_process")],
-    ids=["a server", "a server with two ranks", "the engine of two ranks", "a rank"],
+    [
+        pytest.param("1", None, id="a server", marks=pytest.mark.thorough),
+        pytest.param("2", None, id="a server with two ranks"),
+        pytest.param("2", "weft.start.engine_process", id="the engine of two ranks", marks=pytest.mark.thorough),
+        pytest.param("2", "weft.start.rank_process", id="a rank", marks=pytest.mark.thorough),
+    ],
 )
 def test_a_kill_leaves_nothing_in_the_temporary_directory(ranks: str, program: str | None, tmp_path: Path) -> None:
     with serving("--tensor-parallel", ranks, TMPDIR=str(tmp_path)) as served:

@@ -21,8 +21,8 @@ from weft.memory.captures import CaptureReasons
 from weft.memory.eviction import POLICIES
 from weft.memory.keys import PrefixIdentity
 from weft.models import configurations
+from weft.models.finding import find_checkpoint
 from weft.models.shapes import shape_of
-from weft.models.weights import find_checkpoint
 from weft.simulate import routing
 from weft.simulate.costs import DeviceRates, Work, calibrated, cost_model
 from weft.simulate.found import Found, Refusals

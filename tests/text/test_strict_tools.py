@@ -41,6 +41,8 @@ BEGINNINGS = {
     "llama3_json": ["<|python_tag|>", '{"name": "'],
     "mistral": ["[TOOL_CALLS]"],
     "granite": ["<|tool_call|>", "<tool_call>"],
+    "phi4": ["<|tool_call|>"],
+    "olmo3": ["<function_calls>"],
     "nemotron": ["<TOOLCALL>"],
     "gemma": ["```tool_code", "```tool_call", '```json\n{"name": "'],
     "harmony": ["<|channel|>commentary to=functions.", " to=functions."],
@@ -53,6 +55,8 @@ BAD_CALLS = {
     "llama3_json": '{"name": "f", "parameters": {"x": 1}}',
     "mistral": '[TOOL_CALLS][{"name": "f", "arguments": {"x": 1}}]',
     "granite": '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]',
+    "phi4": '<|tool_call|>[{"name": "f", "arguments": {"x": 1}}]<|/tool_call|>',
+    "olmo3": "<function_calls>\nf(x=1)\n</function_calls>",
     "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"x": 1}}]</TOOLCALL>',
     "gemma": '```json\n{"name": "f", "parameters": {"x": 1}}\n```',
     "harmony": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}',
@@ -60,7 +64,8 @@ BAD_CALLS = {
 # Texts that a sampler attempts wherever it may: ends of things, and beginnings in wrong places.
 FRAGMENTS = [
     '"', "}", "]", ")", "\n</parameter>\n", "</parameter>", "</function>\n</tool_call>", "</function>", "\n```",
-    "</tool_call>", "<|tool_call_end|>", "]</TOOLCALL>", ", ", "1", "1e999", "true", "null", "\\u0041", "ab",
+    "</tool_call>", "<|tool_call_end|>",
+    "<|/tool_call|>", "\n</function_calls>", "]</TOOLCALL>", ", ", "1", "1e999", "true", "null", "\\u0041", "ab",
     "<|message|>", "<|end|>", "x=1", "f(", "f", "g", "{", "\n", "  ", "é",
 ]  # fmt: skip
 

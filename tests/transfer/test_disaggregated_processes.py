@@ -96,6 +96,7 @@ async def routed(backend: ProcessBackend) -> AsyncIterator[RemoteBackend]:
         await door.close()
 
 
+@pytest.mark.thorough
 @in_loop
 async def test_a_router_over_tcp_pairs_replicas_by_the_roles_that_they_report():
     prefill, decode = backend_of("prefill"), backend_of("decode")

@@ -77,6 +77,7 @@ def two_groups(folder: Path) -> Iterator[EnginePair]:
         prefill.close()
 
 
+@pytest.mark.thorough
 def test_two_groups_of_two_ranks_answer_like_one_engine(tmp_path):
     folder = Oracle(TINY["falcon_h1"]).save(tmp_path)
     given = [Ask(prompt, GREEDY, salt=salt) for prompt, salt in zip(PROMPTS, SALTS, strict=True)]

@@ -36,9 +36,12 @@ def build_request(
     field: str = "prompt",
     prediction: Tokens | None = None,
     retain: tuple[Retain, ...] = (),
+    answered: Tokens | None = None,
+    keeps_answer: bool = False,
 ) -> Request:
     """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` names the prompt in errors."""
-    check_length(len(prompt), params.max_tokens, model.max_length, field)
+    done = 0 if answered is None else len(answered)
+    check_length(len(prompt) + done, params.max_tokens, model.max_length, field)
     if params.stop and not model.has_text:
         raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")
     check_token_ids(params, model.vocab_size)
@@ -58,6 +61,8 @@ def build_request(
         # Nothing beyond the answer's end can be a draft.
         prediction=None if prediction is None else prediction[: params.max_tokens],
         retain=retain,
+        answered=answered,
+        keeps_answer=keeps_answer,
     )
 
 

@@ -14,7 +14,7 @@ from weft.wire.messages import Count, Message, Text
 
 
 class ModelInfo(Message, tag="ready"):
-    """Facts about the served model, for routes, the first line and reports: the message of an engine that is loaded."""
+    """Facts about the served model, for routes, the first lines and reports: what an engine sends once loaded."""
 
     name: Text
     architecture: Text

@@ -36,6 +36,7 @@ from weft.engine.protocol import (
     Submit,
     Subscribe,
 )
+from weft.engine.request import Request
 from weft.wire.frames import ProtocolError
 from weft.wire.messages import Message, Number, Text, Writer, plain, reader
 from weft.wire.versions import Protocol
@@ -43,7 +44,7 @@ from weft.wire.versions import Protocol
 MAX_PROMPT_BYTES = 1 << 26
 MAX_GRAMMAR = 1 << 20
 # Between routers and replicas. A version that adds fields names them here, and `docs/design.md` has the rules.
-FLEET = Protocol("fleet", 4, oldest=4)
+FLEET = Protocol("fleet", 5, oldest=4, added={5: {Request: frozenset({"answered", "keeps_answer", "retain"})}})
 
 
 class Begin(Message, tag="begin"):
@@ -105,7 +106,9 @@ class EngineWriter(Writer):
     def command(self, command: Command) -> bytes:
         if not isinstance(command, Submit):
             return self.frame(command)
-        prompt = command.request.prompt
+        prompt, unknown = command.request.known, self._newer.get(Request, frozenset())
+        if command.request.answered is not None and "answered" in unknown:
+            raise RequestError("this replica runs an older version of Weft, which knows no forks; update it", 503)
         if 4 * len(prompt) > MAX_PROMPT_BYTES:
             raise InvalidField("prompt", f"has {len(prompt)} tokens; the limit is {MAX_PROMPT_BYTES // 4}")
         try:

@@ -74,6 +74,7 @@ SERVER = (
             "qwen": "hermes",
             "qwen25": "hermes",
             "llama3": "llama3_json",
+            "phi4_mini_json": "phi4",
             "openai": "harmony",
             "gpt-oss": "harmony",
             ANY: ANY,
@@ -155,6 +156,7 @@ SERVER = (
 BENCHMARK = (
     value("--base-url", "--url"),
     value("--num-prompts", "--prompts"),
+    refused("--requests --num-requests", "did you mean --num-prompts?", takes_value=True),
     value("--max-concurrency", "--concurrency"),
     value("--request-rate", "--request-rate", {"inf": "0", ANY: ANY}),
     value("--random-input-len --random-input --gsp-question-len", "--input-length"),

@@ -34,7 +34,7 @@ AUTO_COUNTS = {
     "depth": {"cpu": 0, "cuda": 1, "plain": 1},
 }
 WEIGHTS = ("checkpoint", "dummy")
-QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4")
+QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -65,7 +65,7 @@ class Options:
     quantize: str = option(
         "off",
         "quantise the matrices of a 16-bit checkpoint while it loads, except routers, gates, embedding and head: fp8, "
-        "int8 with a scale for each output, int4 in groups of 128, mxfp4 (docs/formats.md)",
+        "int8 with a scale for each output, int4 in groups of 128, mxfp4, or GGUF's q8_0 and q4_k (docs/formats.md)",
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")

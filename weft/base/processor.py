@@ -29,10 +29,15 @@ def name() -> str:
     return facts().get("model name") or platform.processor() or platform.machine() or "unknown"
 
 
+def instructions() -> frozenset[str]:
+    """Return the names of all sets of instructions of this CPU."""
+    found = facts()
+    return frozenset((found.get("flags") or found.get("Features") or "").split())
+
+
 def features() -> tuple[str, ...]:
     """Return the instructions that speed up matmuls here."""
-    found = facts()
-    here = set((found.get("flags") or found.get("Features") or "").split())
+    here = instructions()
     return tuple(each for each in FEATURES if each in here)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__, builtin
+from weft.base.cores import usable_cores
 from weft.base.errors import WeftError
 from weft.base.options import Options, features, option
 from weft.base.refused import refused_with
@@ -78,7 +78,7 @@ def machine() -> dict[str, str]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor.name(),
-        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable",
+        "cores": f"{usable_cores()} of {os.cpu_count()} usable",
         "instructions": " ".join(processor.features()) or "none that speed up matmuls",
         "free memory": f"{free_bytes() / 2**30:.1f} GiB",
         "device": device(),
@@ -90,37 +90,19 @@ def device() -> str:
     return f"{cards} CUDA devices (Weft uses one if torch supports it; see --device)" if cards else "CPU"
 
 
-class Heard(logging.Handler):
-    """Collects logged decisions with their reasons."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.said: dict[str, str] = {}
-
-    def emit(self, record: logging.LogRecord) -> None:
-        name, _, reason = record.getMessage().partition(": ")
-        self.said[name] = reason
-
-
 def examine(options: DoctorOptions) -> list[str]:
     """Load the model as the server would, print its facts, and return the problems."""
+    from weft.cli.early import check_model
+
+    check_model(options)
     from weft.offline.llm import LLM
 
     describe_file(options)
-    log, heard = logging.getLogger("weft"), Heard()
-    before = log.level
-    log.addHandler(heard)
-    log.setLevel(logging.INFO)
-    try:
-        llm = LLM.from_options(options)
-    finally:
-        log.removeHandler(heard)
-        log.setLevel(before)
-    dtype = heard.said.get("dtype", options.dtype).partition(",")[0]
-    with llm:
+    with LLM.from_options(options) as llm:
+        dtype = llm.reasons.get("dtype", options.dtype).partition(",")[0]
         show("model", about_model(llm, options, dtype))
         show("operations", {choice.group: choice for choice in llm.chosen.choices})
-        show("decisions", decisions(options, heard.said))
+        show("decisions", decisions(options, llm.reasons))
         asked = replace(options, exact=llm.config.exact, draft=llm.config.draft)
         if refused := dict(refused_with(features(asked))):
             show("not supported with these", refused)
@@ -167,17 +149,17 @@ def decode_floor(llm: LLM) -> str:
     return f"{read / 1e9:.3g} GB read per token: {1e3 * read / rate:.3g} ms at the {rate / 1e9:.3g} GB/s measured here"
 
 
-def decisions(options: Options, said: dict[str, str]) -> dict[str, str]:
+def decisions(options: Options, reasons: Mapping[str, str]) -> dict[str, str]:
     """Return every option's value, and whether it was given, is the default, or was decided and why."""
     found = {}
     for each in fields(Options):
         value = getattr(options, each.name)
-        if each.name in said:
-            found[each.name] = said[each.name]
+        if each.name in reasons:
+            found[each.name] = reasons[each.name]
         elif each.name not in ("model", "tokenizer"):
             found[each.name] = f"{value}, {'default' if value == each.default else 'as given'}"
     if not options.threads:
-        found["threads"] = f"{len(os.sched_getaffinity(0))}: one for each core that this process may use"
+        found["threads"] = f"{usable_cores()}: one for each core that this process may use"
     return found
 
 

@@ -58,6 +58,9 @@ def run(options: GenerateOptions) -> None:
 
 
 def start(options: Options) -> LLM:
+    from weft.cli.early import check_model
+
+    check_model(options)
     from weft.offline.llm import LLM
 
     return LLM.from_options(options)

@@ -47,7 +47,7 @@ GROUPS: Mapping[str, Groups] = {
     },
     "generate": {"answers": "raw max_tokens temperature stream stats"},
     "bench": {
-        "server": "url api_key model",
+        "server": "api_key model",
         "workload": "workload form prompts input_length output_length spread groups prefix_length document_length "
         "turns trace trace_speed trace_scale vocabulary seed",
         "requests": "request_rate concurrency ignore_eos temperature warmup timeout_seconds",
@@ -89,7 +89,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "chat": (
         "weft chat",
-        "weft chat LiquidAI/LFM2-1.2B --system 'Answer in one sentence.' --stats",
+        "weft chat lfm2:1.2b --system 'Answer in one sentence.'",
         "weft chat --url http://127.0.0.1:8000",
     ),
     "generate": (
@@ -98,7 +98,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft generate --model LiquidAI/LFM2-1.2B < question.txt",
     ),
     "bench": (
-        "weft bench --prompts 200 --input-length 512 --output-length 128",
+        "weft bench http://127.0.0.1:8000 --prompts 200 --input-length 512 --output-length 128",
         "weft bench --workload multi-turn --turns 8 --concurrency 32 --json result.json",
     ),
     "simulate": (
@@ -107,13 +107,18 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft simulate --workload tools --replicas 4 --router state --router round-robin",
     ),
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
+    "convert": (
+        "weft convert LiquidAI/LFM2-1.2B lfm2-q4_k.gguf --quantize q4_k",
+        "weft convert model-Q8_0.gguf folder",
+    ),
     "cache": (
         "weft cache tier",
         "weft cache tier --list 20",
         "weft cache tier --verify",
         "weft cache tier --drop all",
     ),
-    "models": ("weft models", "weft models --json"),
+    "models": ("weft models", "weft models --json", "weft models model-Q4_K_M.gguf"),
+    "pull": ("weft pull lfm2:1.2b", "weft pull owner/name:Q4_K_M"),
     "completion": (
         "source <(weft completion bash)",
         "weft completion zsh > ~/.zfunc/_weft",

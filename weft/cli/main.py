@@ -15,7 +15,7 @@ from weft.base.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
-from weft.cli import batch, cache, completion, config, doctor, generate, models, route, serve, simulate
+from weft.cli import batch, cache, completion, config, convert, doctor, generate, models, pull, route, serve, simulate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.chat import command as chat
@@ -55,6 +55,8 @@ COMMANDS = {
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER, takes_file=True),
     "config": Command(config.ABOUT, config.ConfigOptions, config.run, SERVER, takes_file=True, explains=True),
     "models": Command(models.ABOUT, models.ModelsOptions, models.run),
+    "pull": Command(pull.ABOUT, pull.PullOptions, pull.run),
+    "convert": Command(convert.ABOUT, convert.ConvertOptions, convert.run),
     "cache": Command(cache.ABOUT, cache.CacheOptions, cache.run),
 }
 
@@ -76,7 +78,7 @@ FIRST_STEPS = """\
 first steps:
   weft chat                            talk to the built-in model
   weft models                          see which models to try next
-  weft serve LiquidAI/LFM2-1.2B        serve one of them
+  weft serve lfm2:1.2b                 download one of them, and serve it
   weft COMMAND --help                  see examples and options"""
 
 

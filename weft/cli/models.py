@@ -8,16 +8,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from weft import builtin
+from weft.base.errors import ModelError
+from weft.base.hub.short_names import short_name_of
 from weft.base.options import QUANTISED, option
+from weft.cli.options import argument
 
 ABOUT = "list supported architectures and published checkpoints, with the memory to expect and the command for each"
-HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "command")
+HEAD = ("model", "parameters", "weights", "read", "per token", "per sequence", "hub id", "command")
 NOTES = """\
 weights: of the text part, in bfloat16 unless the configuration or --quantize says otherwise. read: by one token of one
 sequence; divided by the memory's rate, the least time that decoding it takes. per token: KV cache of a token of
 context. per sequence: two states, the tail and the pages of sliding windows that a running sequence holds besides. A
 cached prefix costs its tokens and one state.
 Any checkpoint of a listed architecture can be served by its folder or hub id: weft serve FOLDER_OR_ID
+weft pull NAME downloads a model without serving it.
 GGUF files of Llama, Mistral, Qwen3, LFM2, Qwen3-Next, Qwen3.5, Gemma 3, gpt-oss, Granite 4, Falcon-H1, Nemotron-H and
 Kimi-Linear too: weft serve FILE.gguf, or owner/name:Q4_K_M of the hub; weft doctor FILE.gguf says what is inside.
 Every family is compared with its public implementation on random weights; weft doctor MODEL checks the real ones."""
@@ -27,6 +31,7 @@ Every family is compared with its public implementation on random weights; weft 
 class ModelsOptions:
     """Options of `weft models`."""
 
+    file: str | None = argument("GGUF file to describe instead: its family, types, bytes, and whether it fits")
     quantize: str = option("off", "sizes of 16-bit checkpoints that are quantised while they load", QUANTISED)
     json: bool = option(False, "print JSON for programs, with all sizes in bytes")
 
@@ -51,6 +56,9 @@ class ModelSize:
 def run(options: ModelsOptions) -> None:
     from weft.models.catalogue import CATALOGUE
 
+    if options.file is not None:
+        describe(Path(options.file).expanduser(), options.json)
+        return
     if options.json:
         found = [
             {
@@ -74,6 +82,23 @@ def run(options: ModelsOptions) -> None:
     print(f"\n{NOTES}")
 
 
+def describe(path: Path, as_json: bool) -> None:
+    """Print what a GGUF file holds, from its header alone."""
+    from weft.base.gguf.header import read_header
+    from weft.base.gguf.places import local_file
+    from weft.base.gguf.report import about
+    from weft.device.devices import free_bytes
+
+    file = local_file(path)
+    if file is None:
+        raise ModelError(f"{path} is neither a GGUF file nor a folder with one; weft models alone lists models")
+    facts = about(read_header(file), free_bytes())
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    print("\n".join(f"{name + ':':<14}{fact}" for name, fact in facts.items()))
+
+
 def built_in(quantize: str) -> ModelSize:
     return size_of(builtin.NAME, builtin.FOLDER / "config.json", None, command_of("weft serve", quantize), quantize)
 
@@ -90,7 +115,8 @@ def sizes(checkpoints: tuple[tuple[str, str | None], ...], quantize: str) -> Ite
     for name, hub_id in checkpoints:
         file = configurations.find(name)
         assert file is not None, f"{name} is not packaged"
-        command = f"weft serve {name} --weights dummy" if hub_id is None else f"weft serve {hub_id}"
+        served = f"{name} --weights dummy" if hub_id is None else short_name_of(hub_id) or hub_id
+        command = f"weft serve {served}"
         yield size_of(name, file, hub_id, command_of(command, "off" if name in STORED else quantize), quantize)
 
 
@@ -131,6 +157,7 @@ def cells(size: ModelSize) -> tuple[str, ...]:
         readable(size.decode_bytes),
         readable(size.context_bytes_per_token),
         readable(size.bytes_per_sequence),
+        size.hub_id or "",
         size.command,
     )
 

@@ -43,9 +43,9 @@ class CommandParser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def argument(help: str, many: bool = False, choices: tuple[str, ...] = ()) -> Any:
+def argument(help: str, many: bool = False, choices: tuple[str, ...] = (), default: Any = None) -> Any:
     """Return a positional field: one optional value, or any number of values."""
-    default: Any = () if many else None
+    default = () if many else default
     return field(default=default, metadata={"help": help, "choices": choices, "positional": "*" if many else "?"})
 
 

@@ -28,7 +28,7 @@ ABOUT = "serve a model over HTTP, with OpenAI's API and SGLang's native API"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Listed here as well, so that `--help` need not import the parsers; a test compares.
 TOOL_PARSERS: tuple[str, ...] = ("auto", "none", "hermes", "qwen3_coder", "lfm2", "llama3_json", "mistral")
-TOOL_PARSERS += ("granite", "nemotron", "gemma", "harmony")
+TOOL_PARSERS += ("granite", "phi4", "olmo3", "nemotron", "gemma", "harmony")
 REASONING_PARSERS = ("auto", "none", "think", "mistral", "granite", "harmony")
 LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -111,6 +111,9 @@ class FrontOptions:
         15.0, "seconds without output after which a stream sends a comment; 0: never", metavar="SECONDS"
     )
     vllm_metrics: bool = option(False, "also export metrics under vLLM's names, for dashboards that exist")
+    responses_memory: str | int = option(
+        "off", "memory for responses that the server stores, such as 256MiB; with --disk also in a file beside it"
+    )
     log_level: str = option("info", "lowest level to log to standard error", LEVELS)
     log_format: str = option("text", "format of log lines", LOG_FORMATS)
     log_requests: bool = option(True, "log one line per request: key, route, status, tokens, times; never text")
@@ -261,6 +264,9 @@ def set_up_logs(options: FrontOptions) -> None:
 
 
 def run(options: ServeOptions) -> int:
+    from weft.cli.early import check_model
+
+    check_model(options)
     from weft.start.launch import launch, serving_engines
 
     place = replace(
@@ -372,7 +378,24 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         vllm_metrics=options.vllm_metrics,
         keep_alive_seconds=options.sse_keep_alive,
         limits=limits_of(options),
+        responses_bytes=responses_bytes(options),
+        responses_file=responses_file(options),
     )
+
+
+def responses_bytes(options: FrontOptions) -> int:
+    if options.responses_memory == "off":
+        return 0
+    size = memory_bytes(options.responses_memory, "responses_memory")
+    if not size:
+        raise InvalidOption("responses_memory", f"must be a size such as 256MiB, got {options.responses_memory!r}")
+    return size
+
+
+def responses_file(options: FrontOptions) -> str | None:
+    """Return the file of responses: beside the one of prefixes."""
+    disk = getattr(options, "disk", None)
+    return None if disk is None or options.responses_memory == "off" else f"{disk}.responses"
 
 
 def trusted_hosts(options: FrontOptions, has_keys: bool) -> tuple[str, ...]:

@@ -156,9 +156,12 @@ class Engine:
 
     def add(self, request: Request, constraint: Constraint | None = None) -> int:
         """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
-        length, limit = len(request.prompt), self.config.max_length
-        if length < 1:
+        done = 0 if request.answered is None else len(request.answered)
+        length, limit = len(request.prompt) + done, self.config.max_length
+        if length == done:
             raise InvalidField("prompt", "must have at least one token")
+        if request.answered is not None and (request.grammar is not None or request.send_to is not None):
+            raise InvalidField("grammar", "must not be set for a fork: where the answer stands in it is not known")
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
         if request.send_to is not None:
@@ -177,7 +180,7 @@ class Engine:
         drawn = int(self._seeds.integers(1 << 63))
         seed = drawn if request.params.seed is None else request.params.seed
         identity = replace(self._identity, salt=request.salt)
-        sequence = Sequence(self._next_id, request, max_tokens, seed, identity, constraint)
+        sequence = Sequence(self._next_id, request, done + max_tokens, seed, identity, constraint)
         if self.planner.drafting is not None:
             sequence.drafting = self.planner.drafts.begin(sequence)
         self._next_id += 1
@@ -522,7 +525,11 @@ class Engine:
     def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
-            if sequence.max_tokens == 0 and sequence.reason is None and end == len(sequence.known):
+            if (
+                sequence.max_tokens == len(sequence.generated)
+                and sequence.reason is None
+                and end == len(sequence.known)
+            ):
                 departs = self.exchange is not None and self.exchange.computed(sequence)
                 self._finish(sequence, FinishReason.LENGTH)
                 if departs:

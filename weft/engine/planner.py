@@ -372,12 +372,13 @@ class Planner:
             sequence.keys,
             len(request.prompt),
             sequence.reuse_limit,
-            request.snapshots,
+            sequence.declared,
             sequence.plain_key,
             request.boundaries,
             self._is_hidden(sequence),
             partial(tenant_digest, request.salt),
             request.retain,
+            sequence.shares_answer,
         )
         if lease is None:
             heappush(self._free_seats, seat)

@@ -34,8 +34,16 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
     grammar: Grammar | None = None  # the form of the answer
     boundaries: Annotated[tuple[Token, ...], Meta(max_length=1 << 16)] = ()
     prediction: NDArray[np.int32] | None = None  # the answer that the caller expects
-    retain: Annotated[tuple[Retain, ...], Meta(max_length=64)] = ()  # what to protect against eviction, and how long
     send_to: Destination | None = None  # compute the prompt, send it there, and answer nothing; set by routers only
+    # The tokens of an answer that this one goes on with: it starts like a preempted sequence that returns.
+    answered: NDArray[np.int32] | None = None
+    keeps_answer: bool = False  # the answer may be forked later: in an exact engine, its cells are published too
+    retain: Annotated[tuple[Retain, ...], Meta(max_length=64)] = ()  # what to protect against eviction, and how long
+
+    @property
+    def known(self) -> NDArray[np.int32]:
+        """The tokens to compute before the first one is sampled: the prompt, and what was answered before."""
+        return self.prompt if self.answered is None else np.concatenate([self.prompt, self.answered])
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:

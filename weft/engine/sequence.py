@@ -71,9 +71,9 @@ class Sequence:
         self.awaits_mask = False
         self.drafting: SequenceDrafts | None = None
         self.identity = identity
-        self.known: NDArray[np.int32] = request.prompt
-        self.generated: list[int] = []
-        self.keys: list[Key] = identity.keys(request.prompt)
+        self.known: NDArray[np.int32] = request.known
+        self.generated: list[int] = self.known[len(request.prompt) :].tolist()
+        self.keys: list[Key] = identity.keys(self.known, decoded_from=len(request.prompt))
         self.plain_key: Key | None = self._plain_key()
         self.lease: Lease | None = None
         self.seat = 0
@@ -87,7 +87,18 @@ class Sequence:
         identity = self.identity
         if not self.keys or not identity.salt:
             return self.keys[0] if self.keys else None
-        return replace(identity, salt=b"").keys(self.request.prompt[: identity.cell])[0]
+        decoded_from = len(self.request.prompt)
+        return replace(identity, salt=b"").keys(self.known[: identity.cell], decoded_from=decoded_from)[0]
+
+    @property
+    def declared(self) -> tuple[int, ...]:
+        """The positions that are worth keeping because the caller says so, and where an answer forks."""
+        return self.request.snapshots if self.request.answered is None else (len(self.request.known) - 1,)
+
+    @property
+    def shares_answer(self) -> bool:
+        """Whether the cells of its answer are for other sequences."""
+        return self.request.keeps_answer or self.request.answered is not None
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -113,7 +124,7 @@ class Sequence:
     def note_start(self, miss: Miss) -> Miss:
         """Record where the sequence started and why not further; the report has the client's version of it."""
         cell = self.identity.cell
-        reusable, limit = floor_to_grid(len(self.request.prompt) - 1, cell), floor_to_grid(self.reuse_limit, cell)
+        reusable, limit = floor_to_grid(len(self.request.known) - 1, cell), floor_to_grid(self.reuse_limit, cell)
         if limit < reusable and miss.cached == limit and miss.reason is not Reason.CACHE_OFF:
             lost = reusable - miss.cached
             miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)

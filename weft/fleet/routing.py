@@ -56,9 +56,9 @@ class RoutedChoice:
         self._on_drop: Callable[[Dropped], None] = self.forget
 
     def rank(self, number: int, request: Request, members: Sequence[Member]) -> list[Member]:
-        prompt, params = request.prompt, request.params
+        prompt, params = request.known, request.params
         by_name = {member.name: member for member in members if member.name in self.router.replicas}
-        keys = PrefixIdentity(CELL, request.salt, self._form).keys(prompt)
+        keys = PrefixIdentity(CELL, request.salt, self._form).keys(prompt, decoded_from=len(request.prompt))
         limit = None if params.prompt_logprobs is None else params.prompt_logprobs_start
         without = self.router.replicas.keys() - by_name.keys()
         choices = self.router.choose(keys, len(prompt), request.priority, limit, without)
@@ -73,7 +73,8 @@ class RoutedChoice:
         here, end = ranked.choices[member.name], floor_to_grid(len(request.prompt) - 1, CELL)
         by_name = {each.name: each for each in prefillers if each.name in self.router.replicas}
         if (
-            len(request.prompt) - here.saved < LEAST_DISAGGREGATED
+            request.answered is not None
+            or len(request.prompt) - here.saved < LEAST_DISAGGREGATED
             or not by_name
             or member.name not in self.router.replicas
         ):
@@ -93,8 +94,8 @@ class RoutedChoice:
             # What is computed elsewhere is no work here.
             elsewhere = floor_to_grid(len(request.prompt) - 1, CELL) if disaggregated else 0
             expected = replace(choice, saved=max(choice.saved, elsewhere))
-            ranked.assigned = self.router.assign(expected, ranked.keys, len(request.prompt), request.priority)
-        if choice.saved:
+            ranked.assigned = self.router.assign(expected, ranked.keys, len(request.known), request.priority)
+        if choice.saved and request.answered is None:
             self._wanted.note(ranked.keys[: choice.saved // CELL], request.prompt[: choice.saved], request.salt)
 
     def hinted(self, number: int, request: Request, member: Member) -> Request:

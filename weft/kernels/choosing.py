@@ -64,6 +64,9 @@ TITLES = {
     "cuda": "Triton and FlashInfer",
     "exact": "Triton, with sums in a fixed order",
 }
+# The same in a word or two.
+KERNELS = {"exact": "exact Triton kernels", "cuda": "Triton kernels", "native": "C++ kernels", "plain": "plain PyTorch"}
+NO_NATIVE = "no C++: "
 # What each package computes. A change of results beyond rounding, such as a fix, raises the number: then no engine
 # reads states that were stored before (`weft/models/identity.py`).
 REVISIONS = {"plain": 1, "cpu": 1, "native": 1, "cuda": 1, "exact": 1}
@@ -106,6 +109,14 @@ class Chosen:
     def all_by(self, package: str) -> bool:
         """Return whether one package computes everything."""
         return all(choice.package == package for choice in self.choices)
+
+    def kernels(self) -> str:
+        """Return the kinds of kernels in a few words; of C++ kernels that are missing, the reason."""
+        packages = {each.package for each in self.choices}
+        if packages == {"cpu"}:
+            missing = next(each.reason for each in self.choices if each.reason.startswith(NO_NATIVE))
+            return f"PyTorch kernels, {missing}"
+        return " and ".join(name for package, name in KERNELS.items() if package in packages)
 
     @property
     def are_recorded(self) -> bool:
@@ -252,9 +263,9 @@ def choose_for_cpu(
             continue
         reason = missing or declines_decodes(group, spec)
         choices.append(
-            PackageChoice(group, "native", f"compiled by {library.find_compiler()}" if group in used else UNUSED)
+            PackageChoice(group, "native", library.origin() if group in used else UNUSED)
             if reason is None
-            else PackageChoice(group, "cpu", f"no C++: {reason}")
+            else PackageChoice(group, "cpu", f"{NO_NATIVE}{reason}")
         )
     operations = assemble({choice.group: choice.package for choice in choices})
     if exact:
@@ -291,7 +302,7 @@ def reason_on_cpu(group: str, missing: str | None) -> str:
     if group not in FEW_ROWS:
         return "the device is a CPU"
     if missing is not None:
-        return f"no C++: {missing}"
+        return f"{NO_NATIVE}{missing}"
     if group == "linear":
         return str(import_module("weft.kernels.cpu.linear").described())
     return "C++" if group == "norm" else "C++ for few rows"

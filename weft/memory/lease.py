@@ -74,6 +74,7 @@ class Lease:
         "returns",
         "seat",
         "shared",
+        "shares_answer",
         "slot",
         "tail",
         "tenant",
@@ -101,6 +102,7 @@ class Lease:
         self.recalled = 0  # up to here its cells were computed before and evicted since
         self.end_counts = True  # the end of its prompt is worth a snapshot, not only a candidate
         self.hidden = False  # its prefix is being dropped: nothing of it is published or kept
+        self.shares_answer = True  # cells of its answer are for other sequences
         self.returns = False  # it closes because of a preemption
         self.retain: Sequence[Retain] = ()  # what to retain when it ends
         self.node: Node | None = None

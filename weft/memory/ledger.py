@@ -85,7 +85,7 @@ class Ledger:
         check_memory(spec, budget_bytes)
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
-        self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache, prompts_only=private_answers)
+        self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.retentions = Retentions(self.cache, retain_share, budget_bytes, now)
         self.tiers: Tiers | None = None
         self.tenancy = Tenancy(
@@ -219,12 +219,13 @@ class Ledger:
         hidden: bool = False,
         tenant: Callable[[], bytes] | None = None,
         retain: Sequence[Retain] = (),
+        shares_answer: bool = False,
     ) -> Lease | None:
         """Return a lease on everything up to the deepest resume point, or None if not even a tail is available.
 
         `asked` are positions that the caller declared, `boundaries` those where messages end. A `hidden` prefix is
         being dropped: the lease starts from nothing, and nothing of it is kept. `tenant` returns the tenant's digest,
-        `retain` is what to retain at the lease's end.
+        `retain` is what to retain at the lease's end; a lease that `shares_answer` publishes the cells of its answer.
         """
         assert seat not in self.leases
         ends = self._on_grid(boundaries) if self.snapshots.reasons.boundaries else frozenset[int]()
@@ -238,6 +239,7 @@ class Ledger:
         kept = (repeatable(prompt, self.cell) if each.tokens is None else each.tokens for each in retain)
         lease = Lease(seat, keys, prompt, set(self._on_grid([*asked, *kept])), miss, ends)
         lease.hidden, lease.tenant = hidden, tenant
+        lease.shares_answer = shares_answer or not self.private_answers
         lease.retain = () if hidden or tenant is None else retain
         self.resume(lease, lease.miss.cached)
         if Kind.TAIL in self.arena.unit_bytes:
@@ -250,7 +252,7 @@ class Ledger:
         self.snapshots.fill_reserve()
         lease.end_counts = self.snapshots.end_counts()
         if self.enabled and not hidden:
-            for key in keys[lease.published : prompt // self.cell]:
+            for key in keys[lease.published : self.publishable(lease, len(keys) * self.cell) // self.cell]:
                 self._promises.setdefault(key, lease)
             self.snapshots.notice_junction(lease)
             self.cache.looked_up(plain, keys, lease.miss)
@@ -482,7 +484,7 @@ class Ledger:
         """Return up to where the computed tokens of a lease are for others."""
         if lease.hidden:
             return 0
-        return min(computed, lease.prompt) if self.private_answers and not lease.returns else computed
+        return computed if lease.shares_answer or lease.returns else min(computed, lease.prompt)
 
     def _settle_captures(self, lease: Lease, grant: Grant, accepted: int) -> None:
         standing = [c for c in grant.captures if c.position <= accepted]
@@ -547,7 +549,7 @@ class Ledger:
                 self.explain_kept(lease.keys[here // self.cell - 1], Origin.ANSWER_END)
         elif self.tiers is not None and lease.node is not None and not self.cache.point_bytes:
             self.tiers.kept(lease.node.key)
-        for key in lease.keys[lease.published : lease.prompt // self.cell]:
+        for key in lease.keys[lease.published :]:
             if self._promises.get(key) is lease:
                 del self._promises[key]
         del self.leases[lease.seat]

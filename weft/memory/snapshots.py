@@ -34,16 +34,13 @@ Wanted = tuple[int, Origin, int]  # position, reason, and tokens since the previ
 class Snapshots:
     """`reasons` are the enabled ones; `every` is the distance between states, 0 to derive it.
 
-    With `prompts_only`, no state of an answer is kept unless its sequence returns.
+    No state of an answer is kept unless its lease shares it, or its sequence returns.
     """
 
-    def __init__(
-        self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool, prompts_only: bool = False
-    ) -> None:
+    def __init__(self, cache: Cache, reasons: CaptureReasons, every: int, enabled: bool) -> None:
         self.cache = cache
         self.reasons = reasons
         self.enabled = enabled
-        self.prompts_only = prompts_only
         self.every = (every or spacing(cache.spec)) if reasons.regular else 0
         self._cell = cache.cell
         self._has_states = Kind.STATE in cache.arena.unit_bytes
@@ -101,7 +98,7 @@ class Snapshots:
             return False
         if lease.returns or here < lease.prompt:
             return True
-        if not self.reasons.answers or (self.prompts_only and here > lease.prompt):
+        if not self.reasons.answers or (here > lease.prompt and not lease.shares_answer):
             return False
         return lease.retains_end or not self._learns or self.cache.valuation.popularity.worth_a_try(Origin.ANSWER_END)
 
@@ -171,7 +168,7 @@ class Snapshots:
         if lease.hidden:
             return []
         cell = self._cell
-        end = min(end, lease.prompt) if self.prompts_only else end
+        end = end if lease.shares_answer else min(end, lease.prompt)
         chosen = positions_to_capture(
             start,
             end,

@@ -33,6 +33,12 @@ CATALOGUE = (
         (("lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B"),),
     ),
     ListedFamily(
+        "LFM3",
+        "short convolution, sliding windows, attention",
+        ("Lfm3ForCausalLM",),
+        (("lfm3-1.7b", "LiquidAI/LFM3-1.7B"),),
+    ),
+    ListedFamily(
         "Qwen3-Next",
         "Gated DeltaNet, attention, experts",
         ("Qwen3NextForCausalLM",),
@@ -94,8 +100,38 @@ CATALOGUE = (
         ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
         (("gemma-3-12b", "google/gemma-3-12b-it"),),
     ),
+    ListedFamily(
+        "Gemma 2",
+        "sliding windows, attention",
+        ("Gemma2ForCausalLM",),
+        (("gemma-2-9b", "google/gemma-2-9b-it"),),
+    ),
+    ListedFamily(
+        "OLMo 2 and 3",
+        "attention, in OLMo 3 sliding windows",
+        ("Olmo2ForCausalLM", "Olmo3ForCausalLM"),
+        (("olmo-2-7b", "allenai/OLMo-2-1124-7B-Instruct"), ("olmo-3-7b", "allenai/Olmo-3-7B-Instruct")),
+    ),
+    ListedFamily(
+        "Phi-3 and Phi-4",
+        "attention, sliding windows if configured",
+        ("Phi3ForCausalLM",),
+        (("phi-4", "microsoft/phi-4"),),
+    ),
+    ListedFamily("SmolLM3", "attention", ("SmolLM3ForCausalLM",), (("smollm3-3b", "HuggingFaceTB/SmolLM3-3B"),)),
     ListedFamily("Llama", "attention", ("LlamaForCausalLM",)),
-    ListedFamily("Mistral", "attention, sliding windows if configured", ("MistralForCausalLM",)),
+    ListedFamily(
+        "Mistral",
+        "attention, sliding windows if configured",
+        ("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
+        (("mistral-small-3.1-24b", "mistralai/Mistral-Small-3.1-24B-Instruct-2503"),),
+    ),
+    ListedFamily(
+        "Qwen2 and Qwen2.5",
+        "attention, sliding windows if configured",
+        ("Qwen2ForCausalLM",),
+        (("qwen2.5-7b", "Qwen/Qwen2.5-7B-Instruct"),),
+    ),
     ListedFamily("Qwen3", "attention", ("Qwen3ForCausalLM",)),
     ListedFamily("Qwen3-MoE", "attention, experts", ("Qwen3MoeForCausalLM",)),
 )

@@ -221,7 +221,7 @@ class Config:
         name of theta outside of the parameters. `axes`: positions may have several axes. All are equal for text, so
         their sections change nothing.
         """
-        settings = self._rotary_settings(layer_type, theta_field)
+        settings = self.rotary_settings(layer_type, theta_field)
         scope, variant = Config(settings), settings.get("rope_type", "default")
         if variant not in VARIANTS:
             raise ModelError(
@@ -243,7 +243,7 @@ class Config:
             check_axes(scope)
         return scaled_rotary(variant, scope, size, theta, self.context)
 
-    def _rotary_settings(self, layer_type: str | None, theta_field: str) -> dict[str, Any]:
+    def rotary_settings(self, layer_type: str | None, theta_field: str) -> dict[str, Any]:
         """Return the parameters of the new spelling (`rope_parameters`) or the old one (`rope_scaling` etc.).
 
         A parameter may be given at several places if it has one value.

@@ -24,7 +24,7 @@ from weft.models.layers.mamba2 import UNLIMITED, Mamba2Shape, head_dim_of, time_
 from weft.models.layers.mlp import ACTIVATIONS, GatedMLP
 from weft.models.layers.moe import Route
 from weft.models.layers.norm import RMSNorm
-from weft.models.layers.rotary import Rotary
+from weft.models.layers.rotary import Rotary, RotaryByKind
 from weft.models.model import CausalModel, Layer
 from weft.models.sharding import current_shard
 
@@ -56,13 +56,59 @@ class Block(Layer):
         stream.add(self.mlp(stream.read(self.post_attention_layernorm), batch), self.factor)
 
 
+class SandwichBlock(Layer):
+    """Block with norms before and after both halves: x + norm(mixer(norm(x))), then x + norm(mlp(norm(x))).
+
+    Without `norms_after`, it has only those before, under the same names.
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        mlp: nn.Module,
+        hidden: int,
+        eps: float,
+        zero_centred: bool = False,
+        norms_after: bool = True,
+    ) -> None:
+        super().__init__()
+        self.self_attn = mixer
+        self.mlp = mlp
+        self.input_layernorm = RMSNorm(hidden, eps, zero_centred)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, zero_centred) if norms_after else None
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred) if norms_after else None
+
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        mixed = self.self_attn(stream.read(self.input_layernorm), rotation, batch, views)
+        stream.add(mixed, norm=self.post_attention_layernorm)
+        stream.add(self.mlp(stream.read(self.pre_feedforward_layernorm), batch), norm=self.post_feedforward_layernorm)
+
+
+class PostNormBlock(Layer):
+    """Block x + norm(mixer(x)), then x + norm(mlp(x)): it norms what it adds, not what it reads (OLMo)."""
+
+    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float) -> None:
+        super().__init__()
+        self.self_attn = mixer
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.mlp = mlp
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+
+    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
+        stream.add(self.self_attn(stream.total(), rotation, batch, views), norm=self.post_attention_layernorm)
+        stream.add(self.mlp(stream.total(), batch), norm=self.post_feedforward_layernorm)
+
+
 class Decoder(Layer):
     """Stack of blocks. Checkpoint names: embed_tokens, layers.N, norm."""
 
     # Called after each block of a step, if there is one.
     passed: Callable[[], None] | None = None
 
-    def __init__(self, embedding: Embedding, layers: Sequence[nn.Module], norm: RMSNorm, rotary: Rotary | None) -> None:
+    def __init__(
+        self, embedding: Embedding, layers: Sequence[nn.Module], norm: RMSNorm, rotary: Rotary | RotaryByKind | None
+    ) -> None:
         super().__init__()
         self.embed_tokens = embedding
         self.layers = nn.ModuleList(layers)
@@ -71,10 +117,16 @@ class Decoder(Layer):
 
     def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
         stream = batch.operations.residual(self.embed_tokens(batch))
-        rotation = None if self.rotary is None else self.rotary(batch)
-        for layer in self.walk():
+        rotations = self.rotations(batch)
+        for layer, rotation in zip(self.walk(), rotations):
             layer(stream, rotation, batch, views)
         return stream.finish(self.norm)
+
+    def rotations(self, batch: Batch) -> Sequence[Rotation | None]:
+        """Return the rotation of every layer. Layers with the same one share it."""
+        if isinstance(self.rotary, RotaryByKind):
+            return self.rotary.forward(batch)
+        return [None if self.rotary is None else self.rotary(batch)] * len(self.layers)
 
     def walk(self) -> Iterator[nn.Module]:
         """Yield the blocks of a step in their order."""
@@ -185,7 +237,7 @@ def grouped_route(config: Config, count: int, scaling: float = 1.0) -> Route:
 def frame(
     config: Config,
     layers: Sequence[nn.Module],
-    rotary: Rotary | None,
+    rotary: Rotary | RotaryByKind | None,
     scale: float = 1.0,
     zero_centred: bool = False,
     eps: float = 1e-6,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import torch
 
 from weft.base.errors import ModelError
 from weft.models.config import checkpoint_config, shown, text_part
-
-log = logging.getLogger("weft")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -24,5 +21,4 @@ def choose_dtype(asked: str, folder: Path) -> torch.dtype:
     stated = stated or config.get("dtype") or config.get("torch_dtype") or "float32"
     if not isinstance(stated, str) or stated not in DTYPES:
         raise ModelError(f"config.json has dtype {shown(stated)}; set dtype to one of {', '.join(DTYPES)}")
-    log.info("dtype: %s, from the checkpoint", stated)
     return DTYPES[stated]

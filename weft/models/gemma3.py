@@ -7,18 +7,13 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from weft.device.store import View
 from weft.kernels.interface import Batch
-from weft.kernels.rotary import Rotation
-from weft.kernels.stream import Residual
 from weft.models.config import WINDOWED, Config
-from weft.models.decoder import DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.decoder import DecoderModel, SandwichBlock, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
-from weft.models.layers.norm import RMSNorm
-from weft.models.layers.rotary import Rotary
-from weft.models.model import Layer
+from weft.models.layers.rotary import Rotary, RotaryByKind
 
 
 class Gemma3(DecoderModel):
@@ -45,23 +40,18 @@ class Gemma3(DecoderModel):
         )
         config.only(use_bidirectional_attention=False, attn_logit_softcapping=None)
         names = None if config.fields.get("layer_types") is not None else default_layer_types(config)
-        blocks = [SandwichBlock(config, dtype, kind) for kind in config.layer_types(WINDOWED, default=names)]
-        decoder = frame(config, blocks, None, scale=config.integer("hidden_size") ** 0.5, zero_centred=True)
-        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=True))
-        self.rotary = nn.ModuleDict(
-            {
-                "full": Rotary(config.rotary("full_attention", theta=1e6), dtype),
-                "sliding": Rotary(config.rotary("sliding_attention", theta_field="rope_local_base_freq"), dtype),
-            }
+        kinds = config.layer_types(WINDOWED, default=names)
+        full = Rotary(config.rotary("full_attention", theta=1e6), dtype)
+        local = Rotary(config.rotary("sliding_attention", theta_field="rope_local_base_freq"), dtype)
+        decoder = frame(
+            config,
+            [sandwich_block(config, dtype, kind, norm_zero_centred=True) for kind in kinds],
+            RotaryByKind(kinds, {"full": full, "sliding": local}),
+            scale=config.integer("hidden_size") ** 0.5,
+            zero_centred=True,
         )
+        super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=True))
         self.softcap = config.number("final_logit_softcapping", default=None)
-
-    def forward(self, batch: Batch, views: tuple[View, ...]) -> Float[Tensor, "tokens hidden"]:
-        rotations = {kind: rotary(batch) for kind, rotary in self.rotary.items()}
-        stream = batch.operations.residual(self.model.embed_tokens(batch))
-        for layer in self.model.walk():
-            layer(stream, rotations, batch, views)
-        return stream.finish(self.model.norm)
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         logits = super().logits(hidden, batch)
@@ -74,33 +64,18 @@ def default_layer_types(config: Config) -> list[str]:
     return ["sliding_attention" if (index + 1) % pattern else "full_attention" for index in range(count)]
 
 
-class SandwichBlock(Layer):
-    """Block with norms before and after both halves."""
-
-    def __init__(self, config: Config, dtype: torch.dtype, kind: str) -> None:
-        super().__init__()
-        hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
-        bias = config.flag("attention_bias", default=False)
-        self.kind = kind
-        self.self_attn = Attention(
-            attention_shape(
-                config,
-                dtype,
-                bias=bias,
-                output_bias=bias,
-                scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
-                window=config.window(kind == "sliding"),
-                norm_eps=eps,
-                norm_zero_centred=True,
-            )
-        )
-        self.mlp = gated_mlp(config)
-        self.input_layernorm = RMSNorm(hidden, eps, zero_centred=True)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, zero_centred=True)
-        self.pre_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
-        self.post_feedforward_layernorm = RMSNorm(hidden, eps, zero_centred=True)
-
-    def forward(self, stream: Residual, rotations: dict[str, Rotation], batch: Batch, views: tuple[View, ...]) -> None:
-        mixed = self.self_attn(stream.read(self.input_layernorm), rotations[self.kind], batch, views)
-        stream.add(mixed, norm=self.post_attention_layernorm)
-        stream.add(self.mlp(stream.read(self.pre_feedforward_layernorm), batch), norm=self.post_feedforward_layernorm)
+def sandwich_block(config: Config, dtype: torch.dtype, kind: str, **more: Any) -> SandwichBlock:
+    """Return a block of Gemma 3; `more` are attention options."""
+    hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
+    bias = config.flag("attention_bias", default=False)
+    shape = attention_shape(
+        config,
+        dtype,
+        bias=bias,
+        output_bias=bias,
+        scale=config.number("query_pre_attn_scalar", default=256) ** -0.5,
+        window=config.window(kind == "sliding"),
+        norm_eps=eps,
+        **more,
+    )
+    return SandwichBlock(Attention(shape), gated_mlp(config), hidden, eps, zero_centred=True)

@@ -1,4 +1,4 @@
-"""Mistral: like Llama, with a sliding window in every layer or in none."""
+"""Mistral (also the text part of Mistral Small 3.1): Llama with a sliding window in every layer or in none."""
 
 from __future__ import annotations
 
@@ -15,9 +15,20 @@ from weft.models.layers.rotary import Rotary
 
 class Mistral(DecoderModel):
     revision: ClassVar[int] = 1
+    renames: ClassVar[tuple[tuple[str, str], ...]] = (
+        (r"^model\.language_model\.", "model."),
+        (r"^language_model\.", ""),
+    )
+    ignored: ClassVar[tuple[str, ...]] = (
+        *DecoderModel.ignored,
+        r"^(model\.)?vision_tower\.",
+        r"^(model\.)?multi_modal_projector\.",
+    )
 
     def __init__(self, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
         config = Config(fields, sliding_window=4096)
+        # Newer models inside the same multimodal architecture (Ministral 3) scale queries by position.
+        config.only(model_type="mistral")
         hidden, eps = config.integer("hidden_size"), config.number("rms_norm_eps", default=1e-6)
         window = config.integer("sliding_window", default=None)
         kind = "full_attention" if window is None else "sliding_attention"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from weft.base.errors import OptionError
 from weft.kernels.choosing import Chosen
@@ -25,6 +27,14 @@ def check_length(model: CausalModel, length: int, trained: int | None) -> None:
     warn_once(f"{asked}; lower it, or quality may drop")
 
 
+def report_parts(config: Mapping[str, Any]) -> None:
+    """Warn if a checkpoint has parts for other inputs than text."""
+    names = {"vision_config": "images", "audio_config": "sound"}
+    found = [inputs for part, inputs in names.items() if config.get(part)]
+    if found:
+        warn_once(f"this checkpoint also reads {' and '.join(found)}; only its text part is served")
+
+
 def warn_once(notice: str) -> None:
     """Log a warning, once in a process: several models may be loaded one after the other."""
     if notice not in _logged:
@@ -32,10 +42,12 @@ def warn_once(notice: str) -> None:
         log.warning(notice)
 
 
-def report_choices(device: str, chosen: Chosen) -> None:
-    """Log the chosen packages, and warn if a GPU runs plain PyTorch."""
+def report_choices(device: str, chosen: Chosen, reasons: Mapping[str, str]) -> None:
+    """Log the chosen packages and what each "auto" means, and warn if a GPU runs plain PyTorch."""
     for line in chosen.summary():
-        log.info("operations: %s", line)
+        log.debug("operations: %s", line)
+    for name, reason in reasons.items():
+        log.debug("%s: %s", name, reason)
     plain = [choice for choice in chosen.choices if choice.package == "plain"]
     if device == "cuda" and plain:
         warn_once(f"{plain[0].reason}; the GPU runs plain PyTorch operations, which are many times slower")

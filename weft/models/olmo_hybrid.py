@@ -9,16 +9,11 @@ import torch
 from torch import nn
 
 from weft.base.errors import ModelError
-from weft.device.store import View
-from weft.kernels.interface import Batch
-from weft.kernels.rotary import Rotation
-from weft.kernels.stream import Residual
 from weft.models.config import Config
-from weft.models.decoder import Block, DecoderModel, attention_shape, frame, gated_mlp
+from weft.models.decoder import Block, DecoderModel, PostNormBlock, attention_shape, frame, gated_mlp
 from weft.models.layers.attention import Attention
 from weft.models.layers.gated_delta_net import GatedDeltaNet, GatedDeltaShape
 from weft.models.layers.linear import PackedLinear
-from weft.models.layers.norm import RMSNorm
 from weft.models.layers.rotary import Rotary
 from weft.models.model import Layer
 
@@ -58,21 +53,6 @@ class OlmoHybrid(DecoderModel):
         blocks: list[nn.Module] = [block(kind) for kind in config.layer_types(LAYER_TYPES, default=default)]
         decoder = frame(config, blocks, Rotary(config.rotary(), dtype) if rotates(config) else None)
         super().__init__(config, decoder, tied=config.flag("tie_word_embeddings", default=False))
-
-
-class PostNormBlock(Layer):
-    """Block x + norm(mixer(x)), then x + norm(mlp(x)): it norms what it adds, not what it reads."""
-
-    def __init__(self, mixer: nn.Module, mlp: nn.Module, hidden: int, eps: float) -> None:
-        super().__init__()
-        self.self_attn = mixer
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.mlp = mlp
-        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
-
-    def forward(self, stream: Residual, rotation: Rotation | None, batch: Batch, views: tuple[View, ...]) -> None:
-        stream.add(self.self_attn(stream.total(), rotation, batch, views), norm=self.post_attention_layernorm)
-        stream.add(self.mlp(stream.total(), batch), norm=self.post_feedforward_layernorm)
 
 
 def delta(config: Config, dtype: torch.dtype) -> GatedDeltaNet:

@@ -24,19 +24,17 @@ from tqdm import tqdm
 
 from weft.base.errors import InvalidOption, ModelError
 from weft.base.gguf.header import is_gguf
-from weft.base.gguf.places import chosen, hub_place, local_file
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, claimed, is_wide, recipe_of
 from weft.kernels.formats.scheme import Scheme
 from weft.kernels.formats.stored import DENSE, Format
 from weft.kernels.interface import Operations
-from weft.models import configurations
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
+from weft.models.finding import find_checkpoint
 from weft.models.gguf.tensors import tensors as gguf_tensors
-from weft.models.hints import similar_id, similar_name
 from weft.models.identity import weights_digest
 from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
@@ -47,7 +45,6 @@ from weft.models.storing import Declared, Reading, assemble, declared_matrices, 
 
 log = logging.getLogger("weft")
 
-PATTERNS = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]
 SHOWN = 10
 # Our own names of the two matrices that a checkpoint may tie.
 HEAD = "lm_head.weight"
@@ -160,51 +157,6 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.prepare(operations, twice)
-
-
-def find_checkpoint(path: str | Path, with_weights: bool) -> Path:
-    """Return a folder, or without weights the file of a configuration; download a hub id."""
-    local = Path(path).expanduser()
-    file = local_file(local)
-    if file is not None:
-        return file
-    if is_gguf(local) and str(path).count("/") < 2:
-        raise ModelError(f"there is no file {path}")
-    place = None if local.exists() else hub_place(str(path))
-    if place is not None:
-        return download_file(*place)
-    if local.is_dir() or (local.is_file() and local.suffix == ".json" and not with_weights):
-        return local
-    packaged = configurations.find(str(path))
-    if packaged is not None and not with_weights:
-        return packaged
-    if local.is_file() or not re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        raise ModelError(
-            f"{path} is neither a folder with a checkpoint nor a hub id such as 'owner/name'" + similar_name(str(path))
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(str(path), allow_patterns=PATTERNS if with_weights else ["*.json"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{path} is not a local folder, and the download from the hub failed: {error}{similar_id(str(path))}"
-        ) from error
-
-
-def download_file(repository: str, wanted: str) -> Path:
-    """Return a GGUF file of a hub repository, chosen by its name or by a tag; download all of its parts."""
-    from huggingface_hub import list_repo_files, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        names = chosen(list_repo_files(repository), wanted, repository)
-        return Path(snapshot_download(repository, allow_patterns=names)) / names[0]
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise ModelError(
-            f"{repository} is not a local folder, and the download from the hub failed: {first_line(error)}"
-        ) from error
 
 
 @contextmanager

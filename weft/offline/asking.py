@@ -7,9 +7,10 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypedDict, cast
+from typing import Any, TypeAlias, TypedDict, TypeGuard, cast
 
 import msgspec
+import numpy as np
 
 from weft.answers.followed import FollowedAnswer, Piece
 from weft.answers.requests import ModelBounds, build_request, numbered
@@ -102,7 +103,7 @@ class OpenPrompt:
         return Result(
             request_id=self.id,
             prompt=self.prompt,
-            prompt_token_ids=first.request.prompt.tolist(),
+            prompt_token_ids=first.request.known.tolist(),
             outputs=[completion_of(each, i, scored, self.decode) for i, each in enumerate(shown[: self.params.n])],
             metrics=self._times(report.queued_seconds),
             prompt_logprobs=prompt_scores(first, self.decode),
@@ -113,6 +114,8 @@ class OpenPrompt:
             miss=report.miss,
             preemptions=report.preemptions,
             has_default_length=self.params.has_default_length,
+            cache_salt=first.request.salt.decode() or None,
+            forked_tokens=len(first.request.known) - len(first.request.prompt),
         )
 
     def _times(self, queued_seconds: float) -> Times:
@@ -203,6 +206,26 @@ class Asking:
         kept = [positions for _, positions in rendered]
         return self._asked(encoded, texts, params, [cache_salt] * len(texts), priority, kept, retain, request_id)
 
+    def forks(
+        self, result: Result, at: int | None, n: int | None, params: Params, choice: int, retain: float | None
+    ) -> list[OpenPrompt]:
+        """Return what is asked to go on with an answer: `n` times, or once for each of the given parameters."""
+        if not 0 <= choice < len(result.outputs):
+            raise InvalidField("choice", f"must be from 0 to {len(result.outputs) - 1}, got {choice}")
+        answer = result.outputs[choice].token_ids
+        kept = len(answer) if at is None else at
+        if not 0 <= kept <= len(answer):
+            raise InvalidField("at", f"must be from 0 to {len(answer)}, the tokens of the answer, got {at}")
+        before = len(result.prompt_token_ids) - result.forked_tokens
+        prompt = np.array(result.prompt_token_ids[:before], np.int32)
+        given = [self.defaults()] if params is None else _per_prompt(params, len(params) if is_list(params) else 1)
+        if n is not None and len(given) > 1:
+            raise InvalidField("n", "must not be set with a list of parameters")
+        answered = np.array([*result.prompt_token_ids[before:], *answer[:kept]], np.int32)
+        return [
+            self._one(prompt, None, each, result.cache_salt, 0, (), retain, None, answered) for each in given * (n or 1)
+        ]
+
     def _asked(
         self,
         prompts: list[Tokens],
@@ -234,10 +257,12 @@ class Asking:
         snapshots: Sequence[int],
         retain: float | None,
         request_id: str | None,
+        answered: Tokens | None = None,
     ) -> OpenPrompt:
         if not isinstance(salt, str | None):
             raise InvalidField("cache_salt", f"must be a string, got {salt!r}")
-        params, own, grammar = self._params(given, prompt)
+        done = 0 if answered is None else len(answered)
+        params, own, grammar = self._params(given, len(prompt) + done)
         kept = params.truncate_prompt_tokens
         first = build_request(
             prompt if kept is None else prompt[-kept:],
@@ -248,6 +273,7 @@ class Asking:
             snapshots=snapshots,
             grammar=grammar,
             retain=retained(retain),
+            answered=answered,
         )
         answers = []
         for place in range(params.answers):
@@ -258,14 +284,14 @@ class Asking:
         name = request_id or str(next(self._numbers))
         return OpenPrompt(name, text, params, answers, None if self.tokenizer is None else self._decode)
 
-    def _params(self, given: AnyParams, prompt: Tokens) -> tuple[GenerationParams, EngineParams, Grammar | None]:
+    def _params(self, given: AnyParams, known: int) -> tuple[GenerationParams, EngineParams, Grammar | None]:
         """Return parameters as the caller's and as the engine's, and the form of the answers."""
         if isinstance(given, EngineParams):
             params, own, grammar = replace(of_engine(given), max_tokens=given.max_tokens), given, None
         else:
             # They may have been changed since they were checked.
             params, grammar = replace(given), given.form()
-            length = len(prompt) if given.truncate_prompt_tokens is None else given.truncate_prompt_tokens
+            length = known if given.truncate_prompt_tokens is None else given.truncate_prompt_tokens
             own = params.for_engine(self.bounds.max_length - length)
         if own.bad_words:
             own = replace(own, bad_words=token_sequences(own.bad_words, self.tokenizer))
@@ -286,6 +312,10 @@ def report_cut(results: Sequence[Result]) -> None:
     cut = [each.why_cut for each in results if each.why_cut]
     if cut:
         log.warning("%d of %d: %s", len(cut), len(results), cut[0])
+
+
+def is_list(params: AnyParams | Sequence[AnyParams]) -> TypeGuard[Sequence[AnyParams]]:
+    return isinstance(params, Sequence) and not isinstance(params, str)
 
 
 def retained(seconds: float | None) -> tuple[Retain, ...]:

@@ -36,6 +36,7 @@ from weft.offline.interrupts import InterruptLater
 from weft.offline.keywords import options_of
 from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
 from weft.offline.sampling import BeamSearchParams, GenerationParams
+from weft.offline.scoring import INSTRUCTION, ScoringOutput, score
 from weft.offline.text import TextTokenizer
 from weft.start.loading import load
 from weft.text.prompts import NO_TOKENIZER
@@ -85,6 +86,7 @@ class LLM:
         self.placement = loaded.placement
         self.measure_rate = loaded.measure_rate
         self.chosen = loaded.chosen
+        self.reasons = loaded.reasons
         has_text = self.tokenizer is not None
         self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
@@ -213,11 +215,46 @@ class LLM:
         params = SamplingParams(max_tokens=0)
         return self.generate(prompts, params, use_tqdm=False, cache_salt=cache_salt, retain=seconds)
 
+    def fork(
+        self,
+        result: Result,
+        at: int | None = None,
+        n: int | None = None,
+        sampling_params: Params = None,
+        use_tqdm: bool = False,
+        *,
+        choice: int = 0,
+        retain: float | None = None,
+    ) -> list[Result]:
+        """Go on with an answer after its first `at` tokens, or all: `n` times, or once for each of the parameters.
+
+        Nothing is computed again that is still cached. `choice` is the answer to go on with, if there are several.
+        """
+        self._check_open()
+        return self._run(self._asking.forks(result, at, n, sampling_params, choice, retain), use_tqdm)
+
     def beam_search(
         self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
         """Return the likeliest answers to each prompt that beam search finds, best first."""
         return search(self, prompts, params, use_tqdm)
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        instruction: str = INSTRUCTION,
+        answers: tuple[str, str] = ("yes", "no"),
+        cache_salt: str | None = None,
+    ) -> list[ScoringOutput]:
+        """Return how well documents answer a query, from 0 to 1, by a model that says so in a word (Qwen3-Reranker).
+
+        The score is the probability of the first of the `answers` against the second. Several queries are paired with
+        as many documents.
+        """
+        return score(self, queries, documents, use_tqdm, instruction, answers, cache_salt)
 
     def get_tokenizer(self) -> TextTokenizer:
         """Return the tokenizer, with the methods of transformers' tokenizers that scripts use."""

@@ -121,6 +121,8 @@ class Result:
     miss: Miss | None = None
     preemptions: int = 0
     has_default_length: bool = False
+    cache_salt: str | None = None
+    forked_tokens: int = 0  # of the prompt, at its end: those of the answer that this one goes on with
 
     @property
     def text(self) -> str:

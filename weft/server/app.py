@@ -26,11 +26,13 @@ from weft.server.apis import (
     cache_report,
     control,
     docs_page,
+    fork,
     lm_studio,
     native,
     openai_chat,
     openai_completions,
     openai_responses,
+    stored_responses,
     tokens,
     usage,
 )
@@ -49,9 +51,11 @@ from weft.server.http.errors import json_response, response
 from weft.server.metrics import registry as metrics
 from weft.server.metrics.connections import ConnectionCollector
 from weft.server.metrics.keys import KeyCollector
+from weft.server.metrics.stored import StoredCollector
 from weft.server.metrics.vllm import VllmCollector
 from weft.server.page import routes as page_routes
 from weft.server.settings import ServerSettings
+from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.pool import TextPool
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
@@ -66,6 +70,10 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/completions", "POST", openai_completions.complete),
     ("/v1/chat/completions", "POST", openai_chat.chat),
     ("/v1/responses", "POST", openai_responses.respond),
+    ("/v1/responses/{name}", "GET", stored_responses.show),
+    ("/v1/responses/{name}", "DELETE", stored_responses.delete),
+    ("/v1/responses/{name}/input_items", "GET", stored_responses.input_items),
+    ("/v1/fork", "POST", fork.fork),
     ("/v1/messages", "POST", anthropic_route.messages),
     ("/v1/messages/count_tokens", "POST", anthropic_route.count_tokens),
     ("/tokenize", "POST", tokens.tokenize),
@@ -117,16 +125,18 @@ def create_app(
     connections: Connections | None = None,
     batch_store: BatchStore | None = None,
     background: list[Background] | None = None,
+    stored: StoredAnswers | None = None,
 ) -> AccessLog:
     """Return the app for a backend that the caller starts and stops.
 
     With a `batch_store`, the app runs batches; what must run beside the server is added to `background`.
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
-    those of the settings; a caller may replace them later. The metrics include `connections`.
+    those of the settings; a caller may replace them later. The metrics include `connections`. The caller opens and
+    closes the `stored` answers.
     """
     keys = keys or Keys(settings)
-    front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool)
+    front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool, stored)
     if connections is not None:
         front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
@@ -146,6 +156,8 @@ def create_app(
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
     front.metrics.registry.register(KeyCollector(keys))
+    if stored is not None:
+        front.metrics.registry.register(StoredCollector(stored))
     if settings.vllm_metrics:
         front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
     return AccessLog(app, routes, front.metrics, settings.log_requests)
@@ -176,7 +188,7 @@ def no_batches() -> list[Route]:
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
     shown = [REQUEST_ID.decode(), "retry-after", *RATE_HEADERS]
-    methods = ["GET", "POST"]
+    methods = ["GET", "POST", "DELETE"]
     return CORSMiddleware(
         app, allow_origins=list(origins), allow_methods=methods, allow_headers=["*"], expose_headers=shown
     )
@@ -196,7 +208,7 @@ def observing(front: Front, keys: Keys) -> list[Route]:
 
         return show
 
-    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys)
+    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys, front.stored)
     found += usage.routes(keys.usage)
     return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
 

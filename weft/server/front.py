@@ -30,6 +30,7 @@ from weft.server.http.receiving import Receiving
 from weft.server.http.sse import while_connected
 from weft.server.metrics.registry import Metrics
 from weft.server.settings import ServerSettings
+from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.bodies import check_count
 from weft.server.texts.body_reader import BodyReader, is_quick
 from weft.server.texts.fields import UnknownFields
@@ -38,6 +39,7 @@ from weft.server.texts.messages import setup_of
 from weft.server.texts.pool import TextPool
 from weft.server.texts.prompt_builder import Prompt, PromptBuilder, PromptFacts
 from weft.text.output import output_parser
+from weft.text.prompts import Tokens
 from weft.text.reasoning import detect_reasoning
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
@@ -64,6 +66,7 @@ class AskedPrompt:
     n: int = 1
     field: str = "prompt"
     scores_once: bool = False
+    answered: Tokens | None = None  # of an answer to the prompt, with which its own go on
 
     def params_of(self, place: int) -> SamplingParams:
         """Return the parameters of the answer at this place."""
@@ -81,8 +84,10 @@ class Front:
         settings: ServerSettings,
         suggested: SamplingParams | None = None,
         pool: TextPool | None = None,
+        stored: StoredAnswers | None = None,
     ) -> None:
         self.backend = backend
+        self.stored = stored
         self.suggested = suggested or SamplingParams()
         self.tokenizer = tokenizer
         self.template = template
@@ -146,7 +151,10 @@ class Front:
 
     async def read_prompts(self, request: HttpRequest, reader: BodyReader[B]) -> tuple[B, list[Prompt]]:
         """Return a request's body without its texts, and its prompts. A worker process reads what may take long."""
-        data = await self.receiving.read_body(request)
+        return await self.read_texts(request, reader, await self.receiving.read_body(request))
+
+    async def read_texts(self, request: HttpRequest, reader: BodyReader[B], data: bytes) -> tuple[B, list[Prompt]]:
+        """Return a body, given as bytes, without its texts, and its prompts."""
         if is_quick(data, self.builder):
             body, prompts, unknown = reader.read(self.builder, data)
         else:
@@ -212,13 +220,18 @@ class Front:
         name: str,
         aliases: tuple[str, ...] = (),
         cache_salt: str | None = None,
+        salt: bytes | None = None,
         priority: int | None = None,
         retain: float | None = None,
         form: Form | None = None,
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
+        keeps_answer: bool = False,
     ) -> Generation:
-        """Start everything that one HTTP request asks for: n sequences per prompt, in order."""
+        """Start everything that one HTTP request asks for: n sequences per prompt, in order.
+
+        `salt` is that of an answer that the tenant forks; otherwise it follows from the tenant and `cache_salt`.
+        """
         form = None if form is None else await self.prepared(form)
         answers: list[FollowedAnswer] = []
         for asked in prompts:
@@ -227,13 +240,15 @@ class Front:
                 asked.prompt.tokens,
                 asked.params,
                 self.bounds,
-                salt=tenant.salted(cache_salt),
+                salt=tenant.salted(cache_salt) if salt is None else salt,
                 priority=priority or 0,
                 snapshots=asked.prompt.snapshots,
                 grammar=None if form is None else form.grammar,
                 field=asked.field,
                 prediction=asked.prompt.prediction,
                 retain=asked.prompt.retained(retain),
+                answered=asked.answered,
+                keeps_answer=keeps_answer,
             )
             requests = [msgspec.structs.replace(first, params=asked.params_of(place)) for place in range(asked.n)]
             found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]

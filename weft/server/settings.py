@@ -126,6 +126,8 @@ class ServerSettings:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     drain_seconds: float = 30.0
+    responses_bytes: int = 0  # of stored responses; 0: none are stored
+    responses_file: str | None = None  # keeps them through a restart
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

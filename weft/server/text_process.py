@@ -101,7 +101,11 @@ def leaving() -> bool:
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        # Without Linux's files, the most that it ever was; macOS counts bytes.
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def work(connection: socket.socket) -> None:
@@ -112,7 +116,11 @@ def work(connection: socket.socket) -> None:
     set_up_logging(setup.log_level, setup.log_format)
     builder = builder_of(setup)
     most = setup.limits.text_memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    except (OSError, ValueError) as error:
+        # macOS has no such bound.
+        log.warning("the memory of text workers has no bound on this system: %s", error)
     freeze_heap()
     while True:
         job = read_command(next_body())

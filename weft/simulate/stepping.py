@@ -35,6 +35,7 @@ class Asked:
     PARAMS = SamplingParams(max_tokens=1)
     send_to = None
     retain = ()
+    answered = None
 
     def __init__(self, ask: SimulatedRequest) -> None:
         self.prompt = range(ask.prompt)  # only its length is used

@@ -16,9 +16,10 @@ from weft.kernels.choosing import Chosen, choose
 from weft.memory.spec import MemorySpec
 from weft.models.config import checkpoint_config
 from weft.models.dtypes import choose_dtype
+from weft.models.finding import find_checkpoint
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
-from weft.models.weights import find_checkpoint, load_head, load_model
+from weft.models.weights import load_head, load_model
 from weft.runner.hidden_states import HiddenStates
 from weft.runner.passes import HeadPass, ModelPass
 from weft.runner.runner import Runner, model_dtype

@@ -203,6 +203,8 @@ def load_engine(
         | {
             "folder": str(folder),
             "tensor_parallel": options.tensor_parallel,
+            "device": loaded.described_device(options.threads),
+            "auto": dict(loaded.reasons),
             "weights": {"bytes": dict(model.held.bytes), "decode_bytes": model.held.decode_bytes},
             "end_tokens": sorted(loaded.end_tokens),
             "digest": text_digest(folder, _text_folder(options, folder)),
@@ -222,7 +224,7 @@ def quantised_by(options: Options) -> dict[str, Any]:
 
 
 def _folder(options: Options) -> Path:
-    from weft.models.weights import find_checkpoint
+    from weft.models.finding import find_checkpoint
 
     return find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
 

@@ -1,4 +1,4 @@
-"""Builds and runs a whole server from options: engine, texts, application, socket, first line, signals, exit code.
+"""Builds and runs a whole server from options: engine, texts, application, socket, first lines, signals, exit code.
 
 The socket is bound before the model is loaded, so that an address in use is reported at once, and listens only when
 requests can be answered (a Unix socket listens from the start). SIGTERM and SIGINT drain: new requests are refused,
@@ -49,6 +49,9 @@ from weft.server.http.connections import Connections, bounded_connections, raise
 from weft.server.http.listener import Listener, bind, unix_listener
 from weft.server.http.protocol import ServerContext
 from weft.server.settings import ServerSettings
+from weft.server.stored.answers import FILE_SHARE, StoredAnswers
+from weft.server.stored.file import RecordFile
+from weft.start.first_lines import first_lines
 from weft.start.process_backend import ProcessBackend
 from weft.start.thread_backend import ThreadBackend
 from weft.start.watchdog import Watchdog, notify
@@ -148,24 +151,16 @@ async def serve(
         return 0
     companions = AsyncExitStack()
     try:
+        stored = open_stored(settings)
+        if stored is not None:
+            companions.callback(stored.close)
         texts = served.texts(backend.info)
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
-        log.info("accepting up to %d connections", connections.bound)
+        log.debug("accepting up to %d connections", connections.bound)
         background: list[Background] = []
-        app = create_app(
-            backend,
-            texts.tokenizer,
-            texts.template,
-            texts.end_tokens,
-            settings,
-            texts.suggested,
-            pool=pool,
-            keys=keys,
-            connections=connections,
-            batch_store=batch_store,
-            background=background,
-        )
+        more: dict[str, Any] = {"keys": keys, "batch_store": batch_store, "background": background, "stored": stored}
+        app = app_for(backend, texts, settings, pool=pool, connections=connections, **more)
         await pool.start()
         for run in (keys.usage.kept, *background, *(partial(each, backend) for each in served.companions)):
             await companions.enter_async_context(run())
@@ -176,7 +171,10 @@ async def serve(
     freeze_heap()
 
     def ready(address: Address) -> None:
-        print(first_line(backend.info, settings, texts, address), flush=True)
+        name = settings.model_name or backend.info.name
+        log.debug("try: %s", curl(address, name, bool(settings.api_keys), texts))
+        # One write, so that whoever waits for the address reads all lines.
+        print("\n".join(first_lines(backend.info, name, str(address))), flush=True)
         watchdog.start()
         notify("READY=1")
 
@@ -190,11 +188,25 @@ async def serve(
         pool.stop()
 
 
+def app_for(backend: Running, texts: Texts, settings: ServerSettings, **more: Any) -> AccessLog:
+    """Return the application. `more` are further arguments of `create_app`."""
+    found = (texts.tokenizer, texts.template, texts.end_tokens)
+    return create_app(backend, *found, settings, texts.suggested, **more)
+
+
 def keys_and_batches(settings: ServerSettings) -> tuple[Keys, BatchStore | None]:
     """Return the keys with their usage so far, and the folder of batches if there is one."""
     keys = Keys(settings, usage=UsageBook(settings.usage_file, time.time))
     folder = settings.batch_folder
     return keys, None if folder is None else BatchStore(folder, settings.limits, time.time)
+
+
+def open_stored(settings: ServerSettings) -> StoredAnswers | None:
+    """Return what keeps responses, if the settings ask for it."""
+    most, path = settings.responses_bytes, settings.responses_file
+    if not most:
+        return None
+    return StoredAnswers(most, None if path is None else RecordFile(Path(path), FILE_SHARE * most))
 
 
 async def started(backend: Running, orders: Orders) -> bool:
@@ -423,15 +435,8 @@ def load_texts(options: TextOptions, settings: dict[str, Any]) -> Texts:
     return Texts(found, template, ends | found.end_tokens, suggested)
 
 
-def first_line(info: ModelInfo, settings: ServerSettings, texts: Texts, address: Address) -> str:
-    """Return address, model, memory, and a command to paste."""
-    name = settings.model_name or info.name
-    memory = f"memory for {info.memory_tokens} tokens in {info.memory_bytes / 2**30:.2f} GiB"
-    about = f"weft serves {name} ({info.architecture}, {info.dtype}) at {address}, {memory}. Try:"
-    return f"{about} {curl(address, name, bool(settings.api_keys), texts)}"
-
-
 def curl(address: Address, name: str, has_keys: bool, texts: Texts) -> str:
+    """Return a request to paste."""
     body: dict[str, Any] = {"model": name, "max_tokens": 32}
     path = "/v1/completions"
     if texts.template is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +31,13 @@ from weft.memory.ledger import Ledger
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.dtypes import choose_dtype
+from weft.models.finding import find_checkpoint
 from weft.models.identity import identity_of, revisions_of
 from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
-from weft.models.notices import check_length, report_choices
-from weft.models.weights import build, find_checkpoint, has_head, load_model
+from weft.models.notices import check_length, report_choices, report_parts
+from weft.models.weights import build, has_head, load_model
 from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.cuda.recorded import warm_mixers
@@ -78,6 +79,7 @@ class Loaded:
     remote: str | None = None  # address of a remote store
     identity: Identity | None = None  # of the model, for both and for transfers
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
+    reasons: Mapping[str, str] = field(default_factory=dict)  # of each "auto": what it means here, and why
 
     @property
     def dtype(self) -> str:
@@ -88,6 +90,13 @@ class Loaded:
     def placement(self) -> str:
         """The weights' data type and the device, for people to read."""
         return f"{self.dtype} on {device_name(self.device)}"
+
+    def described_device(self, threads: int = 0) -> str:
+        """Return the device and the kind of its kernels, for people to read."""
+        name = device_name(self.device)
+        if self.device == "cpu":
+            name = f"cpu, {threads or available_cores()} threads"
+        return f"{name}, {self.chosen.kernels()}"
 
     @property
     def measure_rate(self) -> Callable[[], float]:
@@ -200,14 +209,15 @@ def load_model_of(
     options: Options, progress: bool, others: RankProcesses | None, disaggregated: bool = False
 ) -> Loaded:
     folder = find_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+    report_parts(checkpoint_config(folder))
     # First, because it is quick: a wrong template or tokenizer is reported before the weights are loaded.
     tokenizer, template = load_text(options, folder)
     dtype, device = choose_dtype(options.dtype, folder), choose_device(options.device)
     shard = shard_of(options, 0)
     if others is not None:
         use_share_of(0, others.ranks, device, options.threads)
-    given = options
-    options = decided(options, folder, device, dtype, disaggregated)
+    given, reasons = options, dtype_reason(options, dtype)
+    options = decided(options, folder, device, dtype, disaggregated, reasons)
     exact, stores = options.exact is True, disaggregated or options.disk is not None or options.remote is not None
     try:
         model, config = load_model(
@@ -234,21 +244,22 @@ def load_model_of(
         return room_for(load_drafter(options, tokenizer, model, chosen, device, progress), options)
 
     drafts = GIVING_WAY[options.draft] if given.draft == "auto" else (options.draft,)
+    wanted = options
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
-    report_choices(device, chosen)
-    engine_config, reasons = resolve(options, facts)
+    reasons |= given_up(wanted, options)
+    engine_config, sizes = resolve(options, facts)
+    reasons |= sizes
+    report_choices(device, chosen, reasons)
     engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:
         engine_config = replace(engine_config, form=form_of(options, device, chosen, engine_config.revisions))
-    for name, reason in reasons.items():
-        log.info("%s: %s", name, reason)
     check_length(model, engine_config.max_length, facts.model_length)
     beside = text_place(folder)
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
     suggested = suggested_params(beside)
     text = (tokenizer, template, ends, suggested)
-    loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others)
+    loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others, reasons=reasons)
     if not stores:
         return loaded
     disk = None if options.disk is None else Path(options.disk)
@@ -256,15 +267,31 @@ def load_model_of(
     return replace(loaded, disk=disk, remote=options.remote, identity=identity)
 
 
-def decided(options: Options, folder: Path, device: str, dtype: torch.dtype, disaggregated: bool = False) -> Options:
-    """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint."""
+def dtype_reason(options: Options, dtype: torch.dtype) -> dict[str, str]:
+    name = str(dtype).removeprefix("torch.")
+    return {"dtype": f"{name}, from the checkpoint"} if options.dtype == "auto" else {}
+
+
+def decided(
+    options: Options,
+    folder: Path,
+    device: str,
+    dtype: torch.dtype,
+    disaggregated: bool = False,
+    reasons: dict[str, str] | None = None,
+) -> Options:
+    """Return options without "auto" for `exact`, which a table decides, and then for `draft`, by the checkpoint.
+
+    The reasons are added to `reasons`.
+    """
+    reasons = {} if reasons is None else reasons
     if options.exact == "auto":
         exact, reason = chosen_exact(options, folder, device, dtype)
-        log.info("exact: %s", reason)
+        reasons["exact"] = reason
         options = replace(options, exact=exact)
     if options.draft == "auto":
         draft, reason = chosen_draft(options, folder, device, disaggregated)
-        log.info("draft: %s: %s", draft, reason)
+        reasons["draft"] = f"{draft}: {reason}"
         options = replace(options, draft=draft)
     return options
 
@@ -362,6 +389,16 @@ def first_that_fits(attempts: Sequence[Options], size_with: Callable[[Options], 
         log.info("draft: not %s: memory is too small", options.draft)
         del sized
     return size_with(attempts[-1])
+
+
+def given_up(wanted: Options, found: Options) -> dict[str, str]:
+    """Return the reasons of decisions that a device's memory or kernels have changed."""
+    reasons = {}
+    if found.draft != wanted.draft:
+        reasons["draft"] = f"{found.draft}: there is no memory for {wanted.draft}"
+    if found.exact != wanted.exact:
+        reasons["exact"] = "off: its kernels fail here"
+    return reasons
 
 
 def tried(

@@ -14,9 +14,10 @@ from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import Quantising
 from weft.memory.spec import MemorySpec
 from weft.models.dtypes import choose_dtype
+from weft.models.finding import find_checkpoint
 from weft.models.identity import identity_of
 from weft.models.sharding import Shard
-from weft.models.weights import find_checkpoint, load_model
+from weft.models.weights import load_model
 from weft.runner.ranks.part import LoadedPart, rank_threads
 
 

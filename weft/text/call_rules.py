@@ -96,6 +96,11 @@ def notation(form: str, rules: Rules, names: Sequence[str]) -> Notation:
             return Notation((CallBlock("[TOOL_CALLS]", _mistral),))
         case "mistral":
             return Notation((_listed("[TOOL_CALLS]", ("]",)),))
+        case "phi4":
+            return Notation((_listed("<|tool_call|>", ("]", "<|/tool_call|>")),))
+        case "olmo3":
+            closing = ("\n", "</function_calls>")
+            return Notation((CallBlock("<function_calls>", _pythonic, "\n", "\n", closing),))
         case "nemotron":
             return Notation((_listed("<TOOLCALL>", ("]", "</TOOLCALL>")),))
         case "granite":

@@ -12,7 +12,7 @@ from weft.text.prompts import NO_TOKENIZER
 from weft.text.template import ChatTemplate, Message, check_messages
 from weft.text.tokenizer import Tokenizer
 
-NO_TEMPLATE = "this model has no chat template; use generate with a plain prompt"
+NO_TEMPLATE = "this model has no chat template; send a plain prompt: /v1/completions over HTTP, `generate` in Python"
 
 
 def render(

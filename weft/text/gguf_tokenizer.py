@@ -46,7 +46,7 @@ LONGEST_MERGED = 256
 def tokenizer_of(path: Path, metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[str, str]] | None:
     """Return the tokenizer and its named special tokens; None if the file has none."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind is None:
+    if kind in (None, "none"):
         return None
     if kind not in ("gpt2", "llama"):
         raise ModelError(

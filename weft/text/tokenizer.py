@@ -16,6 +16,8 @@ import tokenizers
 
 from weft.base.errors import InvalidField, ModelError
 from weft.base.gguf.header import is_gguf, read_header
+from weft.base.hub.downloads import snapshot
+from weft.base.hub.short_names import hub_id_of
 from weft.text.detokenizer import Detokenizer, Vocabulary
 from weft.text.gguf_tokenizer import end_ids, tokenizer_of
 from weft.text.patterns import are_linear, check_pattern, patterns_of
@@ -225,11 +227,7 @@ def find_text_files(place: str) -> Path:
     local = Path(place).expanduser()
     if local.is_dir() or (is_gguf(local) and local.is_file()):
         return local
-    if place.count("/") != 1:
+    place = hub_id_of(place)
+    if place.count("/") != 1 or place.startswith((".", "~", "/")):
         raise ModelError(f"{place} is neither a folder with a tokenizer nor a hub id such as 'owner/name'")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(place, allow_patterns=list(FILES)))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{place} is not a local folder, and the download from the hub failed: {error}") from None
+    return snapshot(place, FILES)

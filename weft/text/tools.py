@@ -53,6 +53,14 @@ FORMATS = {
         ),
         ("<|tool_call|>", "<tool_call>", "</tool_call>"),
     ),
+    "phi4": ToolFormat(
+        lambda scanner, tools: json_calls.marked(scanner, ("<|tool_call|>",), ("<|/tool_call|>",)),
+        ("<|tool_call|>", "<|/tool_call|>"),
+    ),
+    "olmo3": ToolFormat(
+        lambda scanner, tools: pythonic.between(scanner, "<function_calls>", "</function_calls>", positions_of(tools)),
+        ("<function_calls>", "</function_calls>"),
+    ),
     "nemotron": ToolFormat(
         lambda scanner, tools: json_calls.marked(scanner, ("<TOOLCALL>",), ("</TOOLCALL>",)),
         ("<TOOLCALL>", "</TOOLCALL>"),
@@ -70,14 +78,16 @@ _SIGNS = (
     ("<TOOLCALL>", "nemotron"),
     ("[TOOL_CALLS]", "mistral"),
     ("[AVAILABLE_TOOLS]", "mistral"),
+    ("<|/tool", "phi4"),
     ("<|tool_call|>", "granite"),
+    ("<function_calls>", "olmo3"),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3_json"),
     ("tool_code", "gemma"),
 )
 _FAMILIES = (
     ("gpt_oss", "harmony"),
-    ("lfm2", "lfm2"),
+    ("lfm", "lfm2"),
     ("qwen3_5", "qwen3_coder"),
     ("qwen", "hermes"),
     ("granite", "granite"),
@@ -86,6 +96,9 @@ _FAMILIES = (
     ("gemma", "gemma"),
     ("llama", "llama3_json"),
     ("falcon", "hermes"),
+    ("smollm3", "hermes"),
+    ("phi", "phi4"),
+    ("olmo3", "olmo3"),
 )
 
 

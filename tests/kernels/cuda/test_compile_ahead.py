@@ -43,6 +43,7 @@ def of_a_kernel() -> dict[str, Start]:
     return starts("one kernel", "two threads", "broken kernel")
 
 
+@pytest.mark.kernels
 def test_a_kernel_that_was_compiled_ahead_is_launched_without_compiling(of_a_kernel):
     found = of_a_kernel["one kernel"]
     assert found["ahead"] == {"compiled": 2, "read": 0, "launched": 0}
@@ -50,10 +51,12 @@ def test_a_kernel_that_was_compiled_ahead_is_launched_without_compiling(of_a_ker
     assert found["another"] == {"compiled": 1, "read": 0, "launched": 1}
 
 
+@pytest.mark.kernels
 def test_launches_of_other_threads_are_not_collected(of_a_kernel):
     assert of_a_kernel["two threads"] == {"meanwhile": {"launched": 1}, "after": {"launched": 1}}
 
 
+@pytest.mark.kernels
 def test_a_kernel_that_does_not_compile_fails_where_it_is_launched(of_a_kernel):
     found = of_a_kernel["broken kernel"]
     assert found == {"ahead": {"compiled": 0, "read": 0, "launched": 0}, "failed": {"CompilationError": 1}}

@@ -406,6 +406,7 @@ for kernel, constants in ((attention._write_token, dict(CELL=64, HEAD_DIM=128, S
 """
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_hopper_without_one():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)

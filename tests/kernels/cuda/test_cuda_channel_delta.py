@@ -69,6 +69,7 @@ def launch_float32() -> None:
     launch((2, 32, 32), torch.float32, room=5)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_bfloat16, launch_float32)
 

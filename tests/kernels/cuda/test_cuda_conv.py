@@ -191,6 +191,7 @@ def launch_gated() -> None:
     launch(torch.bfloat16, gated=True, width=3)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_plain, launch_gated)
 

@@ -389,14 +389,17 @@ def launch_drafts_float32() -> None:
     launch_step(REAL, torch.float32, [Row(70, 74, 0)] * MANY_ROWS, projected=True, room=7)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_bfloat16, launch_many_rows, launch_drafts)
 
 
+@pytest.mark.kernels
 def test_rows_of_any_number_of_drafts_are_solved_in_registers():
     assert_compiles(launch_many_drafts, in_registers=True)
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 def test_kernels_of_other_types_and_sizes_compile_for_sm_90():
     assert_compiles(launch_float32, launch_many_rows_float32, launch_wide_keys, launch_drafts_float32)

@@ -51,6 +51,7 @@ def launch_bfloat16() -> None:
         attend_lines(queries, latents.expand(32, -1, -1).transpose(0, 1), batch, scene.view, SCALE, of_decodes)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_bfloat16)
 

@@ -404,12 +404,14 @@ def launch_one_row_of_all_sizes() -> None:
     launch_one_row(ONE)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few_rows)
     assert_compiles(launch_one_row, launch_some_rows, launch_many_rows, in_registers=True)
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 def test_kernels_of_all_sizes_compile_for_sm_90():
     assert_compiles(launch_few_rows_of_all_sizes)
     assert_compiles(launch_one_row_of_all_sizes, in_registers=True)

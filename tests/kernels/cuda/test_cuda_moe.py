@@ -231,6 +231,7 @@ def launch_wide_experts() -> None:
             launch_wide_expert(*sizes, dtype)
 
 
+@pytest.mark.kernels
 def test_wide_experts_are_read_in_turns():
     assert_compiles(launch_some_wide_experts, in_registers=True)
 
@@ -295,6 +296,7 @@ def launch_float32() -> None:
     on_gpu(*inputs_of(1, 4, 2048, 512, 2, ACTIVATIONS["silu"], False, torch.bfloat16, shared))
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_real_sizes, launch_float32)
 

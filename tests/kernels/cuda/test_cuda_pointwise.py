@@ -189,6 +189,7 @@ def launch_all() -> None:
         rotate_and_write(empty(len(places), 12, 64), 8, weight, EPS, rotation, batch, store.views[0])
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_all)
 

@@ -204,6 +204,7 @@ def launch_following() -> None:
     following.verify_drafts(board, step.batch.token_ids, wide, board, refused)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_all, launch_following)
 

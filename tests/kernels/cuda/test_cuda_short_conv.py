@@ -155,6 +155,7 @@ def launch() -> None:
     case.together(case.view())
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch)
 

@@ -287,12 +287,14 @@ def launch(
     )  # fmt: skip
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_few)
     assert_compiles(launch_drafts, in_registers=True)
 
 
 @pytest.mark.slow
+@pytest.mark.kernels
 def test_kernels_of_other_sizes_compile_for_sm_90():
     assert_compiles(launch_more, launch_wide_drafts)
     assert_compiles(launch_wide_drafts_in_float32, in_registers=True)

@@ -491,6 +491,7 @@ def launch_exact_experts() -> None:
     few_experts(x, torch.zeros(1, 2), chosen, layer, shared)
 
 
+@pytest.mark.kernels
 def test_exact_kernels_compile_for_sm_90():
     launches = (launch_exact_products, launch_exact_attention, launch_exact_experts, launch_by_head)
     assert_compiles(*launches, in_registers=True)

@@ -91,6 +91,19 @@ def test_kernels_are_right_with_fewer_instructions(isa):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("avx2" not in RUNNABLE or shutil.which("g++") is None, reason="g++ and AVX2 are needed")
+def test_rows_keep_their_bits_where_the_compiler_avoids_chains_of_fused_sums(tmp_path):
+    """Tuned for Zen, GCC does not fuse a product into the only sum of a loop: with one row, but not with several."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mtune=znver3\n')
+    compiler.chmod(0o755)
+    folder = "tests/kernels/native"
+    tests = [f"{folder}/test_native_{name}.py" for name in ("linear", "stored", "moe")]
+    environment = {"CXX": str(compiler), "XDG_CACHE_HOME": str(tmp_path), "WEFT_ISA": "avx2"}
+    assert " passed" in called([sys.executable, "-m", "pytest", "-q", *tests], **environment)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="clang++ is not installed")
 def test_clang_compiles_kernels_that_are_right(tmp_path):
     tests = ["tests/kernels/native/test_native_linear.py", "tests/kernels/native/test_native_attention.py"]

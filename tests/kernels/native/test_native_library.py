@@ -16,7 +16,7 @@ from tests.support.models import tiny_model
 from tests.support.servers.held_steps import SECONDS
 from weft import LLM, SamplingParams
 from weft.kernels.choosing import DECODES
-from weft.kernels.native import library
+from weft.kernels.native import library, prebuilt
 from weft.kernels.native.limits import declines, groups_of
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -132,7 +132,7 @@ def test_a_library_that_another_machine_compiled_is_replaced(kept, monkeypatch, 
     """It is whole and cannot be loaded here, as from a home folder that machines share."""
     content = kept.read_bytes()
     overwrite(kept, b"for another kind of machine")
-    foreign = kept.rename(kept.with_stem(f"{kept.stem.rpartition('-')[0]}-{library.checksum(kept)}"))
+    foreign = kept.rename(kept.with_stem(f"{kept.stem.rpartition('-')[0]}-{prebuilt.checksum(kept)}"))
     replace_compiler(monkeypatch, content)
     with caplog.at_level("WARNING", "weft"):
         assert isinstance(library.load(), ctypes.CDLL)
@@ -227,7 +227,7 @@ def test_progress_is_logged_file_by_file(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(library, "_call", lambda command: called.append(command[-3]))
     monkeypatch.setattr(library.os, "cpu_count", lambda: 1)
     sources = [tmp_path / name for name in ("a.cpp", "b.cpp")]
-    with caplog.at_level("INFO", "weft"):
+    with caplog.at_level("DEBUG", "weft"):
         library.compile_library("g++", sources, tmp_path / "x.so")
     assert called[:2] == [str(source) for source in sources]
     assert "compiling kernels: 2 of 2" in caplog.text

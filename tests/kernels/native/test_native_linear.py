@@ -46,7 +46,7 @@ def assert_close(found, expected, dtype):
     torch.testing.assert_close(found.double(), expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     rows=st.integers(1, 40) | st.integers(90, 410),

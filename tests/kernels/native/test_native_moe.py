@@ -80,7 +80,7 @@ def choices(rows, count, k, seed=5):
 # Experts -------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_any_sizes_give_the_weighted_sum(data):
     draw = data.draw
@@ -263,7 +263,7 @@ def distinct_logits(rows, experts, dtype, seed):
     return wide.to(dtype)[:, 3 : 3 + experts]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     rows=st.integers(1, 64),
@@ -280,7 +280,7 @@ def test_routing_by_softmax_equals_its_definition(dtype, rows, experts, seed, da
     assert_same_routing(CPU.route_top(logits, k), PLAIN.route_top(logits, k))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(dtype=st.sampled_from(DTYPES), rows=st.integers(1, 64), seed=st.integers(0, 99), data=st.data())
 def test_routing_by_sigmoid_equals_its_definition(dtype, rows, seed, data):
     draw = data.draw
@@ -333,7 +333,7 @@ def test_sums_of_rows_are_torchs_own(dtype):
 # Memory to work with -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_kernels_stay_within_the_memory_that_they_are_given(data):
     rows, count, groups = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))

@@ -31,7 +31,7 @@ from weft.runner.runner import Runner
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
 
 # Torch computes norms across heads.
-COMPUTED = {"olmo_hybrid"}
+COMPUTED = {"olmo_hybrid", "olmo2", "olmo3"}
 # Latent attention has no C++ kernel, so nothing is recorded.
 UNRECORDED = {"kimi_linear"}
 LATENT = "nemotron_h, latent experts, biases, old names of layers"

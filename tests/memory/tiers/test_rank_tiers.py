@@ -57,6 +57,7 @@ def damage(path: Path) -> None:
     path.write_bytes(damaged)
 
 
+@pytest.mark.thorough
 def test_two_ranks_answer_from_their_files_and_compute_what_is_damaged_in_one(tmp_path):
     folder, path = Oracle(TINY["falcon_h1"]).save(tmp_path / "model"), tmp_path / "tier"
     with LLM(str(folder), **OPTIONS) as llm:

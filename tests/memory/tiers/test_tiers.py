@@ -25,7 +25,7 @@ from weft.engine.request import Request
 from weft.memory.misses import Reason
 from weft.runner.runner import Runner
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "75"))
 PARTS = 6
 
 

@@ -19,7 +19,8 @@ from weft.models.weights import load_model
 
 FAMILIES = [
     "llama", "mistral", "qwen3", "qwen3_moe", "lfm2", "lfm2_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gemma3",
-    "gpt_oss", "granite_moe_hybrid", "nemotron_h",
+    "qwen2", "phi3", "smollm3", "olmo2", "olmo3", "gemma2", "gpt_oss", "granite_moe_hybrid", "nemotron_h",
+    "kimi_linear",
 ]  # fmt: skip
 # What changes in a tiny model so that blocks of 256 fit.
 WIDE = {"hidden_size": 256, "intermediate_size": 256}
@@ -36,7 +37,7 @@ SMALL_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4", "F16")
 
 
 # What files leave to the program: the scale of queries is that of the size of a head.
-STATED = {"gemma3": {"query_pre_attn_scalar": 32}}
+STATED = {"gemma2": {"query_pre_attn_scalar": 32}, "gemma3": {"query_pre_attn_scalar": 32}}
 
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0)
@@ -61,6 +62,15 @@ def test_a_file_in_float32_is_the_checkpoint_that_it_was_made_from(family, tmp_p
     tokens = random_tokens(70, seed=2)
     for own, other in zip(logits(found, tokens), logits(expected, tokens)):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_file_whose_factors_are_folded_computes_what_the_checkpoint_does(tmp_path):
+    folder = saved("falcon_h1", tmp_path)
+    found, _ = load_model(convert(folder, tmp_path / "model.gguf"), torch.float32, progress=False)
+    expected, _ = load_model(folder, torch.float32, progress=False)
+    tokens = random_tokens(70, seed=2)
+    for own, other in zip(logits(found, tokens), logits(expected, tokens)):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
 
 
 def logits(model, tokens, operations=CPU):

@@ -208,6 +208,7 @@ def launch_groups_of_heads_of_256() -> None:
     launch_groups(16, 4, 256)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90_and_stay_in_registers():
     assert_compiles(launch_groups, launch_groups_of_heads_of_128, in_registers=True)
     assert_compiles(launch_groups_of_heads_of_256)

@@ -187,7 +187,7 @@ def test_no_body_that_fits_the_document_breaks_the_server(open_server: Served):
     schema.config.generation.codec = None
     tried = []
     bounded = hypothesis_settings(
-        max_examples=8,
+        max_examples=3,
         deadline=None,
         database=None,
         derandomize=True,

@@ -429,7 +429,7 @@ bodies = st.fixed_dictionaries(
 
 
 @given(body=bodies)
-@hypothesis.settings(max_examples=60, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(max_examples=30, suppress_health_check=list(hypothesis.HealthCheck))
 def test_no_body_breaks_the_server(served: Served, body):
     """Bodies that are nearly right, or right: each is answered, or refused in the form of the API."""
     answer = served.client.post(PATH, content=json.dumps(body).encode())

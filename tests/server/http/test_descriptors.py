@@ -28,6 +28,7 @@ def connect(port: int) -> socket.socket:
     return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
 
 
+@pytest.mark.thorough
 def test_seventy_clients_that_drip_do_not_lock_others_out_of_sixty_four_descriptors():
     with serving("--api-key", "secret", descriptors=FEW) as served, ExitStack() as stack:
         port = int(served.url.rpartition(":")[2])

@@ -56,7 +56,7 @@ def presented(served: Served, context: ssl.SSLContext) -> str:
 def test_https_with_a_certificate_that_is_read_again_on_a_hangup(authority, tmp_path, monkeypatch, capsys):
     files = write_certificate(authority, tmp_path)
     context = trusting(authority)
-    with serving("--ssl-certfile", files.certfile, "--ssl-keyfile", files.keyfile) as served:
+    with serving("--ssl-certfile", files.certfile, "--ssl-keyfile", files.keyfile, "--log-level", "debug") as served:
         assert served.url.startswith("https://127.0.0.1:")
         first = presented(served, context)
 
@@ -84,7 +84,7 @@ def test_https_with_a_certificate_that_is_read_again_on_a_hangup(authority, tmp_
             monkeypatch.setattr("sys.stdin", file)
             assert main(["chat", "--url", served.url, "--max-tokens", "4", "--stats"]) == 0
         assert " of " in capsys.readouterr().err
-        command = served.first_line[served.first_line.index("curl ") :]
+        command = served.curl
         environment = os.environ | {"CURL_CA_BUNDLE": str(tmp_path / "authority.pem")}
         found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
         assert '"role":"assistant"' in found.stdout
@@ -171,7 +171,7 @@ def test_options_that_cannot_work_are_one_line(capsys, caplog, arguments, messag
 
 def test_a_unix_socket_of_its_mode_that_clients_of_ours_and_curl_can_use(tmp_path, monkeypatch, capsys):
     path = tmp_path / "weft.sock"
-    with serving("--uds", str(path), "--uds-mode", "660") as served:
+    with serving("--uds", str(path), "--uds-mode", "660", "--log-level", "debug") as served:
         assert served.url == f"unix:{path}"
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         assert asyncio.run(Client(served.url).get("/v1/models"))["data"][0]["id"] == "tiny"
@@ -181,7 +181,7 @@ def test_a_unix_socket_of_its_mode_that_clients_of_ours_and_curl_can_use(tmp_pat
             monkeypatch.setattr("sys.stdin", file)
             assert main(["chat", "--url", served.url, "--max-tokens", "4", "--stats"]) == 0
         assert main(["bench", "--url", served.url, "--prompts", "2", "--output-length", "4"]) == 0
-        command = served.first_line[served.first_line.index("curl ") :]
+        command = served.curl
         found = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert '"role":"assistant"' in found.stdout
         assert served.stop() == 0

@@ -39,8 +39,15 @@ KERNEL_BYTES = 8 * GIB
 GROUP = "@gpu"
 # Tests of a tiny model that one process runs one after the other: most models have nine.
 BATCH = 5
-# A mark alone leaves out the tests that have the other one too.
-ALONE = {"gpu": "gpu and not slow", "slow": "slow and not gpu"}
+# A mark alone leaves out the tests that are slow or need a GPU too.
+ALONE = {
+    "gpu": "gpu and not slow",
+    "slow": "slow and not gpu",
+    "families": "families and not slow and not gpu",
+    "kernels": "kernels and not slow and not gpu",
+    "thorough": "thorough and not slow and not gpu",
+    "families or kernels or thorough": "(families or kernels or thorough) and not slow and not gpu",
+}
 
 
 def group_of(nodeid: str) -> str | None:

@@ -29,16 +29,22 @@ RENAMES = (
     (r"^(blk\.\d+)\.(input_layernorm|operator_norm|norm)\.weight$", r"\1.attn_norm.weight"),
     (r"\.(self_attn|mixer)\.(q|k|v)_proj\.", r".attn_\2."),
     (r"\.(self_attn\.o|self_attn\.out|mixer\.o)_proj\.", ".attn_output."),
+    (r"\.self_attn\.qkv_proj\.", ".attn_qkv."), (r"\.mlp\.gate_up_proj\.", ".ffn_up."),
     (r"\.self_attn\.(q|k)_(norm|layernorm)\.", r".attn_\1_norm."), (r"\.self_attn\.sinks$", ".attn_sinks.weight"),
     (r"\.conv\.(conv|in_proj|out_proj)\.", r".shortconv.\1."),
     (r"\.feed_forward\.w1\.", ".ffn_gate."), (r"\.feed_forward\.w3\.", ".ffn_up."),
     (r"\.feed_forward\.w2\.", ".ffn_down."),
-    (r"\.(mlp|feed_forward|mixer)\.(gate|up|down)_proj\.", r".ffn_\2."),
+    (r"\.(mlp|feed_forward|mixer|block_sparse_moe)\.(gate|up|down)_proj\.", r".ffn_\2."),
     (r"\.(shared_experts?)\.(gate|up|down)_proj\.", r".ffn_\2_shexp."), (r"\.(mlp|mixer)\.ffn_", ".ffn_"),
     (r"\.mlp\.shared_expert_gate\.", ".ffn_gate_inp_shexp."),
     (r"\.(mlp|mixer|block_sparse_moe)\.gate\.e_score_correction_bias$", ".exp_probs_b.bias"),
     (r"\.feed_forward\.expert_bias$", ".exp_probs_b.bias"),
     (r"\.(mlp|feed_forward|mixer|block_sparse_moe)\.(gate|router|router\.layer)\.(weight|bias)$", r".ffn_gate_inp.\3"),
+    (r"\.pre_ff_layernorm\.weight$", ".ffn_norm"), (r"\.block_sparse_moe\.ffn_", ".ffn_"),
+    (r"\.self_attn\.(f_a|f_b|g_a|g_b)_proj\.", r".ssm_\1."), (r"\.self_attn\.b_proj\.", ".ssm_beta."),
+    (r"\.self_attn\.o_norm\.", ".ssm_norm."), (r"\.self_attn\.A_log$", ".ssm_a"),
+    (r"\.self_attn\.dt_bias$", ".ssm_dt.bias"), (r"\.self_attn\.(q|k|v)_conv1d\.", r".ssm_conv1d_\1."),
+    (r"\.self_attn\.kv_a_proj_with_mqa\.", ".attn_kv_a_mqa."), (r"\.self_attn\.kv_a_layernorm\.", ".attn_kv_a_norm."),
     (r"\.linear_attn\.in_proj_qkv\.", ".attn_qkv."), (r"\.linear_attn\.in_proj_z\.", ".attn_gate."),
     (r"\.linear_attn\.in_proj_a\.", ".ssm_alpha."), (r"\.linear_attn\.in_proj_b\.", ".ssm_beta."),
     (r"\.linear_attn\.in_proj_ba\.", ".ssm_ba."),
@@ -52,6 +58,9 @@ RENAMES = (
 
 def entry(value: Any) -> bytes:
     """Return a metadata value with its type."""
+    if isinstance(value, bytes):
+        # Of a file that was read.
+        return value
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):
@@ -154,8 +163,8 @@ def converted(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         for pattern, replacement in RENAMES:
             own = re.sub(pattern, replacement, own)
         found |= changed(own, tensor, config, arch)
-    if arch in ("gemma3", "gpt-oss", "qwen3next") or arch.startswith("qwen35"):
-        place = {"gemma3": "pre_feedforward_layernorm"}.get(arch)
+    if arch in ("gemma2", "gemma3", "gpt-oss", "olmo2", "qwen3next") or arch.startswith("qwen35"):
+        place = "pre_feedforward_layernorm" if arch in ("gemma2", "gemma3") else None
         found = {
             name.replace(".post_attention_layernorm.", ".post_attention_norm."): each for name, each in found.items()
         }
@@ -171,11 +180,14 @@ ARCHITECTURES = {
     "LlamaForCausalLM": "llama", "MistralForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3", "Lfm2ForCausalLM": "lfm2",
     "Qwen3MoeForCausalLM": "qwen3moe", "Lfm2MoeForCausalLM": "lfm2moe", "Qwen3NextForCausalLM": "qwen3next",
     "Qwen3_5ForCausalLM": "qwen35", "Qwen3_5MoeForCausalLM": "qwen35moe", "Gemma3ForCausalLM": "gemma3",
+    "Qwen2ForCausalLM": "qwen2", "Phi3ForCausalLM": "phi3", "SmolLM3ForCausalLM": "smollm3",
+    "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo2", "Gemma2ForCausalLM": "gemma2",
     "GptOssForCausalLM": "gpt-oss", "GraniteMoeHybridForCausalLM": "granitehybrid",
-    "NemotronHForCausalLM": "nemotron_h_moe",
+    "NemotronHForCausalLM": "nemotron_h_moe", "FalconH1ForCausalLM": "falcon-h1",
+    "KimiLinearForCausalLM": "kimi-linear",
 }  # fmt: skip
-INTERLEAVED = ("llama", "granitehybrid", "nemotron_h_moe")
-PLUS_ONE = ("qwen3next", "qwen35", "qwen35moe", "gemma3")
+INTERLEAVED = ("llama", "smollm3", "granitehybrid", "nemotron_h_moe")
+PLUS_ONE = ("qwen3next", "qwen35", "qwen35moe", "gemma2", "gemma3")
 
 
 def stacked(tensors: Mapping[str, Tensor], config: Mapping[str, Any], arch: str) -> dict[str, Tensor]:
@@ -226,7 +238,11 @@ def changed(name: str, tensor: Tensor, config: Mapping[str, Any], arch: str) -> 
         tensor = tensor[:, 0]
     if arch in PLUS_ONE and name.endswith(("norm.weight", "layernorm.weight")) and last != "ssm_norm.weight":
         tensor = tensor + 1
-    if arch in ("granitehybrid", "nemotron_h_moe"):
+    if arch == "kimi-linear":
+        return changed_kimi(name, last, tensor, config)
+    if arch == "falcon-h1":
+        tensor = tensor * factor_of(last, config)
+    if arch in ("granitehybrid", "nemotron_h_moe", "falcon-h1"):
         if last in ("ssm_a", "ssm_d"):
             tensor = tensor[:, None]
         if last == "ssm_norm.weight":
@@ -252,14 +268,40 @@ def changed(name: str, tensor: Tensor, config: Mapping[str, Any], arch: str) -> 
     return {name: tensor}
 
 
+def factor_of(last: str, config: Mapping[str, Any]) -> float | Tensor:
+    """Return the factor that is multiplied into a weight of Falcon-H1."""
+    get, before = config.get, config["attention_in_multiplier"]
+    sizes = (get("mamba_d_ssm"), get("mamba_d_ssm"), *(get("mamba_n_groups") * get("mamba_d_state"),) * 2)
+    each = zip(get("ssm_multipliers"), (*sizes, get("mamba_n_heads")))
+    of_rows = torch.cat([torch.full((size, 1), factor) for factor, size in each])
+    return {
+        "token_embd.weight": get("embedding_multiplier"), "output.weight": get("lm_head_multiplier"),
+        "attn_q.weight": before, "attn_v.weight": before, "attn_k.weight": before * get("key_multiplier"),
+        "attn_output.weight": get("attention_out_multiplier"), "ssm_in.weight": get("ssm_in_multiplier") * of_rows,
+        "ssm_out.weight": get("ssm_out_multiplier"), "ffn_gate.weight": get("mlp_multipliers")[0],
+        "ffn_down.weight": get("mlp_multipliers")[1],
+    }.get(last, 1.0)  # fmt: skip
+
+
+def changed_kimi(name: str, last: str, tensor: Tensor, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    if last.startswith("ssm_conv1d"):
+        return {name: tensor.view(1, tensor.shape[0], 1, -1)}
+    if last.endswith("kv_b_proj.weight"):
+        nope, values = config["qk_nope_head_dim"], config["v_head_dim"]
+        keys, rest = tensor.view(config["num_attention_heads"], nope + values, -1).split([nope, values], 1)
+        block = name.removesuffix(last)
+        return {f"{block}attn_k_b.weight": keys.transpose(1, 2), f"{block}attn_v_b.weight": rest}
+    return {name: tensor}
+
+
 def metadata_of(config: Mapping[str, Any], arch: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return the metadata of a converted checkpoint."""
     get = config.get
     layers = get("num_hidden_layers") or len(config["layers_block_type"])
     kinds = get("layer_types") or get("layers_block_type") or ["full_attention"] * layers
     attends = [kind in ("full_attention", "sliding_attention", "attention") for kind in kinds]
-    is_hybrid = arch in ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe")
-    groups = config["num_key_value_heads"]
+    is_hybrid = arch in ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h_moe", "kimi-linear")
+    groups = 1 if arch == "kimi-linear" else config["num_key_value_heads"]
     rotation = get("rope_parameters") or {}
     rotation = rotation.get("full_attention", rotation)
     values: dict[str, Any] = {
@@ -319,7 +361,29 @@ OWN_KEYS = {
         "expert_group_count": "n_group",
         "expert_group_used_count": "topk_group",
     },
+    "gemma2": {
+        "attn_logit_softcapping": "attn_logit_softcapping",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
     "gpt-oss": {"expert_feed_forward_length": "intermediate_size"},
+    "falcon-h1": {
+        "ssm.conv_kernel": "mamba_d_conv",
+        "ssm.state_size": "mamba_d_state",
+        "ssm.group_count": "mamba_n_groups",
+        "ssm.time_step_rank": "mamba_n_heads",
+        "ssm.inner_size": "mamba_d_ssm",
+    },
+    "kimi-linear": {
+        "context_length": "model_max_length",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "kda.head_dim": "linear_head_dim",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.value_length_mla": "v_head_dim",
+        "rope.dimension_count": "qk_rope_head_dim",
+        "expert_used_count": "num_experts_per_token",
+        "expert_shared_count": "num_shared_experts",
+        "expert_weights_scale": "routed_scaling_factor",
+    },
 }
 
 
@@ -328,12 +392,23 @@ def computed_keys(
 ) -> dict[str, Any]:
     """Return the keys of a family that are not fields of config.json."""
     hidden = config["hidden_size"]
+    if arch == "kimi-linear":
+        return {
+            "attention.key_length": config["kv_lora_rank"] + config["qk_rope_head_dim"],
+            "attention.key_length_mla": config["qk_nope_head_dim"] + config["qk_rope_head_dim"],
+            "leading_dense_block_count": config["mlp_layer_types"].count("dense"),
+        }
     if arch == "gpt-oss":
         return {
             "rope.scaling.type": "yarn",
             "rope.scaling.factor": float(rotation["factor"]),
             "rope.scaling.original_context_length": rotation["original_max_position_embeddings"],
         }
+    if arch == "phi3":
+        size = config["hidden_size"] // config["num_attention_heads"]
+        return {"rope.dimension_count": int(size * rotation.get("partial_rotary_factor", 1.0))}
+    if arch == "olmo2" and "sliding_attention" in kinds:
+        return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in kinds]}
     if arch == "gemma3":
         local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta", 10000.0)
         pattern = [kind == "sliding_attention" for kind in kinds]
@@ -366,23 +441,40 @@ def convert(
 
 def type_of(name: str, tensor: Tensor, mixture: Mixture | None) -> str:
     """Return a tensor's type: what converters never quantise is float32."""
-    kept = tensor.ndim < 2 or not name.endswith(".weight") or re.search(r"norm|gate_inp|conv", name)
+    kept = tensor.ndim < 2 or not name.endswith(".weight") or re.search(r"norm|gate_inp|conv1d|shortconv\.conv", name)
     return "F32" if mixture is None or kept else mixture(name, tuple(tensor.shape))
+
+
+Written = tuple[str, tuple[int, ...], bytes]
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, Written]]:
+    """Return metadata and tensors, as the public reader finds them."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    # Values with their types, which other readers are strict about.
+    fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    metadata = {key: b"".join(part.tobytes() for part in field.parts[2:]) for key, field in fields.items()}
+    shapes = {each.name: tuple(int(n) for n in reversed(each.shape)) for each in reader.tensors}
+    return metadata, {
+        each.name: (each.tensor_type.name, shapes[each.name], each.data.tobytes()) for each in reader.tensors
+    }
 
 
 def widened(path: Path, target: Path) -> Path:
     """Write the same numbers in float32, as the public reader decodes them."""
-    from gguf import GGUFReader
+    metadata, tensors = read(path)
+    return write(target, metadata, {name: dequantised(each) for name, each in tensors.items()})
 
-    reader = GGUFReader(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items() if not key.startswith("GGUF.")}
-    tensors = {
-        each.name: dequantised(
-            (each.tensor_type.name, tuple(int(n) for n in reversed(each.shape)), each.data.tobytes())
-        )
-        for each in reader.tensors
-    }
-    return write(target, metadata, tensors)
+
+def remade(path: Path, target: Path, mixture: Mixture) -> Path:
+    """Write a file of float32 numbers with its matrices in other types."""
+    metadata, tensors = read(path)
+    numbers = {name: torch.frombuffer(bytearray(raw), dtype=torch.float32).view(shape) for name, (kind, shape, raw) in
+               tensors.items()}  # fmt: skip
+    written = {name: stored(each, type_of(name, each, mixture), len(name)) for name, each in numbers.items()}
+    return write(target, metadata, written)
 
 
 def names_of(types: Sequence[str]) -> Mixture:

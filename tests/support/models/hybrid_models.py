@@ -47,6 +47,24 @@ LFM2_MOE = Tiny(
         "layer_types": CONV_AND_ATTENTION,
     },
 )
+LFM3 = Tiny(
+    "Lfm3Config",
+    "Lfm3ForCausalLM",
+    COMMON
+    | {
+        "intermediate_size": 96,
+        "num_hidden_layers": 5,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "conv_L_cache": 7,
+        "sliding_window": 20,
+        "layer_types": ["conv", "sliding_attention", "conv", "full_attention", "conv"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        },
+    },
+)
 DELTA = COMMON | {
     "num_hidden_layers": 3,
     "num_key_value_heads": 2,
@@ -213,6 +231,7 @@ GRANITE = Tiny(
 HYBRIDS: dict[str, Tiny] = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": LFM3,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,
@@ -247,6 +266,23 @@ ODD_HYBRIDS: dict[str, Tiny] = {
         },
         conv_L_cache=2,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "lfm3, as released: a part that is not read": LFM3.variant(
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+        }
+    ),
+    "lfm3, no gates, no norms after, biases, width 3, untied": LFM3.variant(
+        published={"layer_types": None, "rope_parameters": None},
+        layer_types=None,
+        rope_parameters=None,
+        use_attention_gate=False,
+        use_sandwich_norm=False,
+        attention_bias=True,
+        conv_bias=True,
+        conv_L_cache=3,
+        tie_word_embeddings=False,
     ),
     "lfm2_moe, no expert bias, weights not normalised": LFM2_MOE.variant(
         use_expert_bias=False, norm_topk_prob=False, routed_scaling_factor=1.5, conv_L_cache=2

@@ -87,7 +87,8 @@ class Oracle:
         self.model.save_pretrained(folder)
         file = folder / "config.json"
         config = json.loads(file.read_text()) | self.tiny.published
-        file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
+        removed = [name for name, value in self.tiny.published.items() if value is None]
+        file.write_text(json.dumps({name: value for name, value in config.items() if name not in removed}))
         return folder
 
     @torch.no_grad()

@@ -66,9 +66,27 @@ GPT_OSS = Tiny(
         },
     },
 )
+QWEN2 = Tiny("Qwen2Config", "Qwen2ForCausalLM", COMMON)
+PHI3 = Tiny("Phi3Config", "Phi3ForCausalLM", COMMON | {"sliding_window": 70})
+SMOLLM3 = Tiny("SmolLM3Config", "SmolLM3ForCausalLM", COMMON)
+OLMO2 = Tiny("Olmo2Config", "Olmo2ForCausalLM", COMMON)
+OLMO3 = Tiny(
+    "Olmo3Config",
+    "Olmo3ForCausalLM",
+    COMMON | {"sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+)
+GEMMA2 = Tiny(
+    "Gemma2Config", "Gemma2ForCausalLM", COMMON | {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 8}
+)
 PLAIN: dict[str, Tiny] = {
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "phi3": PHI3,
+    "smollm3": SMOLLM3,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "gemma2": GEMMA2,
     "qwen3": QWEN3,
     "qwen3_moe": QWEN3_MOE,
     "gemma3": GEMMA3,
@@ -98,6 +116,13 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.05 * pair for pair in range(6)],
+    "long_factor": [1.5 + 0.7 * pair for pair in range(6)],
+}
 ODD_PLAIN: dict[str, Tiny] = {
     "llama, tied, biases, one kv head, llama3 rope": LLAMA.variant(
         tie_word_embeddings=True,
@@ -117,6 +142,58 @@ ODD_PLAIN: dict[str, Tiny] = {
     ),
     "mistral, window of 17": MISTRAL.variant(sliding_window=17),
     "mistral, window longer than everything": MISTRAL.variant(sliding_window=1000),
+    "mistral, multimodal": Tiny(
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        {
+            "text_config": MISTRAL.settings | {"model_type": "mistral", "sliding_window": None},
+            "vision_config": VISION | {"head_dim": 16, "model_type": "pixtral"},
+            "image_token_index": 3,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen2, windows in the later layers, tied, one kv head": QWEN2.variant(
+        use_sliding_window=True, sliding_window=65, max_window_layers=1, tie_word_embeddings=True, num_key_value_heads=1
+    ),
+    "qwen2, yarn": QWEN2.variant(rope_parameters=YARN_ROPE),
+    "phi3, tied, part of each head, factors of a short context": PHI3.variant(
+        tie_word_embeddings=True,
+        sliding_window=None,
+        original_max_position_embeddings=2048,
+        rope_parameters=LONG_ROPE | {"factor": 3.0},
+    ),
+    "smollm3, windows without positions, untied, biases": SMOLLM3.variant(
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=17,
+        tie_word_embeddings=False,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "olmo2, biases, no grouping, tied": OLMO2.variant(
+        attention_bias=True, num_key_value_heads=4, tie_word_embeddings=True
+    ),
+    "olmo3, yarn of full layers in the old spelling": OLMO3.variant(
+        published={
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "rope_scaling": {**YARN_ROPE, "rope_theta": None},
+            "layer_types": None,
+        },
+        num_hidden_layers=4,
+        layer_types=None,
+        rope_parameters={
+            "full_attention": YARN_ROPE | {"rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    ),
+    "gemma2, no bounds, default layers, biases": GEMMA2.variant(
+        published={"layer_types": None},
+        attn_logit_softcapping=None,
+        final_logit_softcapping=None,
+        attention_bias=True,
+        sliding_window=70,
+    ),
     "mistral, no window, linear rope": MISTRAL.variant(
         sliding_window=None, rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 3.0}
     ),

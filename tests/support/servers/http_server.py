@@ -27,7 +27,7 @@ from weft.server.front import pool_for
 from weft.server.http.connections import bounded_connections
 from weft.server.http.listener import bind
 from weft.server.settings import ServerSettings
-from weft.start.launch import Server
+from weft.start.launch import Server, open_stored
 from weft.start.thread_backend import ThreadBackend
 from weft.text.template import ChatTemplate
 
@@ -80,15 +80,17 @@ class Served:
         ends = tokenizer.end_tokens if tokenizer else frozenset([257])
         self.pool = pool_for(tokenizer, template, self.settings, **self._pool)
         connections = bounded_connections(self.settings.limits)
-        self.app = create_app(
-            self.backend, tokenizer, template, ends, self.settings, pool=self.pool, connections=connections
-        )
+        stored = open_stored(self.settings)
+        more = {"pool": self.pool, "connections": connections, "stored": stored}
+        self.app = create_app(self.backend, tokenizer, template, ends, self.settings, **more)
         listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         ready = self._ready.set
         self.server = Server(self.app, self.settings, self._drain, lambda _: ready(), connections=connections)
         await self.server.serve(sockets=[listener])
         self.pool.stop()
+        if stored is not None:
+            stored.close()
         await self.backend.stop(0)
 
     async def _drain(self) -> None:

@@ -1,4 +1,4 @@
-"""A server as users start it: `weft serve` in a process of its own, found by its first line."""
+"""A server as users start it: `weft serve` in a process of its own, found by the address that it prints."""
 
 from __future__ import annotations
 
@@ -23,20 +23,26 @@ from tests.support.models import tiny_model
 SMALL = [*tiny_model.ARGUMENTS, "--port", "0", "--memory", "64MiB", "--threads", "1", "--max-length", "4096"]
 # Far more than anything takes.
 SECONDS = 300
+ADDRESS = re.compile(r"https?://\S+|unix:\S+")
 
 
 @dataclass
 class Served:
     process: subprocess.Popen[str]
-    first_line: str
+    lines: list[str]  # those that it prints at the start; the last one is its address
     errors: Path
     environment: dict[str, str]
 
     @property
     def url(self) -> str:
-        found = re.search(r"at (https?://\S+|unix:\S+),", self.first_line)
-        assert found is not None, f"{self.first_line!r}\n{self.errors.read_text()}"
-        return found[1]
+        assert self.lines, self.errors.read_text()
+        assert ADDRESS.fullmatch(self.lines[-1]), f"{self.lines!r}\n{self.errors.read_text()}"
+        return self.lines[-1]
+
+    @property
+    def curl(self) -> str:
+        """The request that it logs at the level debug."""
+        return self.wait_for("try: curl ").partition("weft: try: ")[2].splitlines()[0]
 
     @property
     def children(self) -> list[int]:
@@ -68,6 +74,17 @@ class Served:
         if self.process.poll() is None:
             self.process.send_signal(number)
         return self.process.wait(SECONDS)
+
+
+def first_lines(process: subprocess.Popen[str]) -> list[str]:
+    """Return the lines of a server up to its address; fewer if it ends before."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if ADDRESS.fullmatch(lines[-1]):
+            break
+    return lines
 
 
 def wait_for_log(process: subprocess.Popen[str], log: Path, words: str) -> str:
@@ -111,7 +128,7 @@ def serving(
         )
         try:
             assert process.stdout is not None
-            yield Served(process, process.stdout.readline().strip(), Path(errors.name), known)
+            yield Served(process, first_lines(process), Path(errors.name), known)
         finally:
             if process.poll() is None:
                 process.terminate()

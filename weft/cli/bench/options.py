@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from weft.base.errors import InvalidOption
 from weft.base.options import option
+from weft.cli.options import argument
 
 KINDS = ("random", "generated-shared-prefix", "multi-turn", "long-document", "trace")
 FORMS = ("auto", "tokens", "text", "chat")
@@ -15,7 +16,10 @@ FORMS = ("auto", "tokens", "text", "chat")
 class BenchOptions:
     """What to send, to which server, and at what rate."""
 
-    url: str = option("http://127.0.0.1:8000", "URL of any OpenAI-compatible server; unix:PATH for a Unix socket")
+    url: str = argument(
+        "URL of any OpenAI-compatible server; unix:PATH for a Unix socket; default: http://127.0.0.1:8000",
+        default="http://127.0.0.1:8000",
+    )
     api_key: str | None = option(None, "API key of the server; better: WEFT_API_KEY")
     model: str | None = option(None, "the server's name of the model; default: the first one that it lists")
     workload: str = option("random", "kind of traffic to send", KINDS)

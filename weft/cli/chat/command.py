@@ -11,7 +11,7 @@ from weft.base.sampling import SamplingParams
 from weft.cli.chat.conversation import COMMANDS, Conversation, command_of, run_command
 from weft.cli.chat.options import ChatOptions
 from weft.cli.chat.partners import Local, Partner, Remote, Spent, ignoring_interrupts
-from weft.cli.chat.terminal import Colours, Reader, is_terminal, reader
+from weft.cli.chat.terminal import Colours, Reader, is_terminal, reader, wrapper
 from weft.cli.generate import pace, params_of
 
 ABOUT = "chat with a model in the terminal"
@@ -69,15 +69,17 @@ def take_turn(chat: Conversation, said: str, with_stats: bool) -> None:
     spent, started = Spent(), time.monotonic()
     colours = Colours(sys.stdout)
 
+    wrapped = wrapper(sys.stdout)
+
     def show(piece: str) -> None:
         pieces.append(piece)
-        print(colours.harmless(piece), end="", flush=True)
+        print(wrapped.feed(colours.harmless(piece)), end="", flush=True)
 
     try:
         chat.partner.answer([*chat.messages, asked], show, spent)
-        print()
+        print(wrapped.rest())
     except KeyboardInterrupt:
-        print(" (interrupted)")
+        print(f"{wrapped.rest()} (interrupted)")
     except EngineStopped:
         raise
     except WeftError as error:

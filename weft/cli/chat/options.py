@@ -22,6 +22,6 @@ class ChatOptions(Options):
     temperature: float | None = option(
         None, "0 is greedy, higher is more varied; default: the model's generation_config.json"
     )
-    stats: bool = option(False, "print tokens per second and the cached share of the prompt after every answer")
+    stats: bool = option(True, "print tokens per second and the cached share of the prompt after every answer")
     # Off by default, because questions may be private.
     history: str | None = option(None, "keep the history of questions in this file; default: until the program ends")

@@ -18,7 +18,7 @@ from weft.base.errors import OptionError, RequestError
 from weft.base.sampling import SamplingParams
 from weft.base.suggest import did_you_mean
 from weft.cli.chat.options import ChatOptions
-from weft.cli.generate import params_of
+from weft.cli.generate import params_of, start
 
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
@@ -110,9 +110,7 @@ class Local:
     """A model that runs in this process."""
 
     def __init__(self, options: ChatOptions) -> None:
-        from weft.offline.llm import LLM
-
-        self._llm: LLM = LLM.from_options(options)
+        self._llm: LLM = start(options)
         self.model = options.model or builtin.NAME
         self._params = params_of(self._llm.suggested, options.max_tokens, options.temperature)
         if self._llm.template is None:

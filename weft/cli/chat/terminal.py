@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from unicodedata import east_asian_width
 
 from weft.base.errors import OptionError
 
@@ -130,6 +132,65 @@ def _keys() -> KeyBindings:
         event.current_buffer.newline(copy_margin=False)
 
     return keys
+
+
+def wrapper(stream: TextIO) -> Wrapper:
+    """Return what wraps text for a stream: at the width of a terminal, and nothing elsewhere."""
+    is_shown = stream is not None and stream.isatty()
+    return Wrapper(shutil.get_terminal_size().columns if is_shown else None)
+
+
+class Wrapper:
+    r"""Wraps a text that comes in pieces between words. A word is held back until it ends.
+
+    >>> wrapped = Wrapper(10)
+    >>> wrapped.feed("one two "), wrapped.feed("thr"), wrapped.feed("ee four"), wrapped.rest()
+    ('one two', '', '\nthree', ' four')
+    >>> Wrapper(None).feed("as it is ")
+    'as it is '
+    """
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+        self._column = 0
+        self._blank = self._word = ""
+
+    def feed(self, text: str) -> str:
+        """Return what can be printed now."""
+        if self._width is None:
+            return text
+        shown = []
+        for part in re.split(r"(\s)", text):
+            if not part.isspace():
+                self._word += part
+                continue
+            shown.append(self.rest())
+            self._blank += part
+            if part == "\n":
+                shown.append(self._blank)
+                self._blank, self._column = "", 0
+        return "".join(shown)
+
+    def rest(self) -> str:
+        """Return the word that was held back, on this line or the next."""
+        if not self._word:
+            return ""
+        width = columns(self._word)
+        if self._width is not None and self._column and self._column + len(self._blank) + width > self._width:
+            shown, self._column = f"\n{self._word}", width
+        else:
+            shown, self._column = self._blank + self._word, self._column + len(self._blank) + width
+        self._blank = self._word = ""
+        return shown
+
+
+def columns(word: str) -> int:
+    """Return the columns that a word takes on a terminal, where some characters take two.
+
+    >>> columns("loom"), columns("織機")
+    (4, 4)
+    """
+    return sum(1 + (east_asian_width(each) in "WF") for each in word)
 
 
 class Colours:

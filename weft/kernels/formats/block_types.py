@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from weft.kernels.formats.block_writers import pack_q4_0, pack_q4_k, pack_q5_k, pack_q6_k, pack_q8_0
 from weft.kernels.formats.blocks import BlockFormat, OtherInputs
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
 from weft.kernels.formats.stored import Stored
@@ -171,16 +172,16 @@ def unpack_iq4_xs(block: Bytes) -> Numbers:
     return _in_runs(scales, _looked_up(UNEVEN, _nibbles(block[..., 8:].unflatten(-1, (8, 16)))).flatten(-2))
 
 
-Q4_0 = BlockFormat("q4_0 1", 32, 18, unpack_q4_0)
+Q4_0 = BlockFormat("q4_0 1", 32, 18, unpack_q4_0, pack_q4_0)
 Q4_1 = BlockFormat("q4_1 1", 32, 20, unpack_q4_1)
 Q5_0 = BlockFormat("q5_0 1", 32, 22, unpack_q5_0)
 Q5_1 = BlockFormat("q5_1 1", 32, 24, unpack_q5_1)
-Q8_0 = BlockFormat("q8_0 1", 32, 34, unpack_q8_0)
+Q8_0 = BlockFormat("q8_0 1", 32, 34, unpack_q8_0, pack_q8_0)
 Q2_K = BlockFormat("q2_k 1", 256, 84, unpack_q2_k)
 Q3_K = BlockFormat("q3_k 1", 256, 110, unpack_q3_k)
-Q4_K = BlockFormat("q4_k 1", 256, 144, unpack_q4_k)
-Q5_K = BlockFormat("q5_k 1", 256, 176, unpack_q5_k)
-Q6_K = BlockFormat("q6_k 1", 256, 210, unpack_q6_k)
+Q4_K = BlockFormat("q4_k 1", 256, 144, unpack_q4_k, pack_q4_k)
+Q5_K = BlockFormat("q5_k 1", 256, 176, unpack_q5_k, pack_q5_k)
+Q6_K = BlockFormat("q6_k 1", 256, 210, unpack_q6_k, pack_q6_k)
 IQ4_NL = BlockFormat("iq4_nl 1", 32, 18, unpack_iq4_nl)
 IQ4_XS = BlockFormat("iq4_xs 1", 256, 136, unpack_iq4_xs)
 MXFP4 = BlockFormat("mxfp4 blocks 1", 32, 17, unpack_mxfp4)

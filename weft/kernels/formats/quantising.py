@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from weft.kernels.formats.block_types import Q4_K, Q6_K, Q8_0
 from weft.kernels.formats.fp8 import BLOCK, Fp8
 from weft.kernels.formats.groups import GROUP, Grouped
 from weft.kernels.formats.mxfp4 import BLOCK as FOUR_BIT_BLOCK
 from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.stored import DENSE, Format
 
-KINDS = ("off", "fp8", "int8", "int4", "mxfp4")
+KINDS = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
 # What public recipes leave in 16 bits, by the model's own names: routers and gates, decays and step sizes of recurrent
 # layers, low-rank and latent projections, and the matrix that joins the inputs of an MTP head.
 KEPT = re.compile(
@@ -42,6 +43,8 @@ class Quantising:
         is_head = HEADS.search(name) is not None or (tied and EMBEDDINGS.search(name) is not None)
         if (is_head and not self.head) or (not is_head and (EMBEDDINGS.search(name) or KEPT.search(name))):
             return DENSE
+        if self.kind in ("q8_0", "q4_k"):
+            return in_blocks(self.kind, is_head, inputs)
         return self._format_of(outputs, inputs)
 
     def _format_of(self, outputs: int, inputs: int) -> Format:
@@ -53,6 +56,16 @@ class Quantising:
             return DENSE if inputs % FOUR_BIT_BLOCK else Mxfp4()
         # A block with the last few outputs alone would cost kernels more than scales for each output.
         return Fp8(1, inputs) if outputs % BLOCK else Fp8(BLOCK, min(BLOCK, inputs))
+
+
+def in_blocks(kind: str, is_head: bool, inputs: int) -> Format:
+    """Return the type of blocks for a matrix. Of rows that are no whole blocks, smaller blocks, or none.
+
+    >>> [in_blocks("q4_k", False, inputs).name for inputs in (512, 288, 100)]
+    ['q4_k 1', 'q8_0 1', 'dense']
+    """
+    wanted = [Q8_0] if kind == "q8_0" else [Q6_K if is_head else Q4_K, Q8_0]
+    return next((format for format in wanted if inputs % format.numbers == 0), DENSE)
 
 
 AS_STORED = Quantising()

@@ -1,12 +1,12 @@
-"""C++ kernels of this folder: compiled once by the machine's own compiler, for its own CPU, and loaded.
+"""C++ kernels of this folder: those that a wheel carries, or compiled once by the machine's own compiler; and loaded.
 
-Without a compiler, or if compilation fails, there is no library: the PyTorch operations run instead, and one warning
-says so. `WEFT_NATIVE=0` requests that. `WEFT_ISA` restricts the instruction set. Compiled libraries are kept in the
-user's cache folder. A file's name has a fingerprint of the sources, the compiler and the CPU, and a checksum of its
-content: a damaged one is compiled again.
+Without either there is no library: the PyTorch operations run instead, and one warning says so. `WEFT_NATIVE=0`
+requests that, and `WEFT_NATIVE=compile` a library for just this CPU where a wheel carries one for many. `WEFT_ISA`
+restricts the instruction set. Compiled libraries are kept in the user's cache folder. A file's name has a fingerprint
+of the sources, the compiler and the CPU, and a checksum of its content: a damaged one is compiled again.
 
-A library has the sources that the first model of a process needs, unless there is one of all sources already. It is
-compiled while weights are loaded (`begin`).
+A compiled library has the sources that the first model of a process needs, unless there is one of all sources already.
+It is compiled while weights are loaded (`begin`).
 """
 
 from __future__ import annotations
@@ -32,24 +32,17 @@ from torch import Tensor
 from tqdm import tqdm
 
 from weft.base.processor import ISA
+from weft.kernels.native import prebuilt
+from weft.kernels.native.flags import FLAGS
 
 log = logging.getLogger("weft")
 
 FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
+COMPILE = "compile"
 # The compiler's name of each instruction set.
 ISAS = {"native": "native", "sse2": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
 COMPILERS = ("g++", "clang++", "c++")
-# NaN and infinity keep their meaning (no -ffast-math): a kernel that reads unused memory must show it.
-FLAGS = (
-    "-std=c++17",
-    "-O3",
-    "-fPIC",
-    "-pthread",
-    "-fno-math-errno",
-    "-fno-trapping-math",
-    "-Wno-psabi",
-)
 # The longest file takes 13 s alone. On a crowded machine 180 s were not enough, and its absence is felt at every step.
 COMPILE_SECONDS = 900
 # Groups of operations with a source of their own, which only some models need.
@@ -136,8 +129,21 @@ def attempt_for(groups: frozenset[str]) -> ctypes.CDLL | str:
         return str(reason)
 
 
+def origin() -> str:
+    """Return where the loaded library came from."""
+    found = attempt()
+    path = Path(found._name) if isinstance(found, ctypes.CDLL) else None
+    if path is not None and path.parent == prebuilt.FOLDER:
+        return f"prebuilt for {path.name.split('-')[1]}"
+    return f"compiled by {find_compiler()}"
+
+
 def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
-    """Load a library of all sources if one is kept, otherwise one with the sources of these groups; or compile that."""
+    """Load a prebuilt library, a kept one of all sources, or one of these groups' sources, or compile that."""
+    shipped = None if os.environ.get(SWITCH) == COMPILE else prebuilt.find(instruction_set())
+    loaded = None if shipped is None else _open_kept(shipped[1])
+    if loaded is not None:
+        return loaded
     compiler, kept = find_compiler(), cache_folder()
     found: list[Path] = []
     # Largest first: the longest job must not be the last one to start.
@@ -155,23 +161,19 @@ def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
         compile_library(compiler, sources, built)
         loaded = _open(built)
         if kept is not None:
-            _keep(built, kept / f"{stem}-{checksum(built)}.so", instead_of=found)
+            _keep(built, kept / f"{stem}-{prebuilt.checksum(built)}.so", instead_of=found)
     return loaded
-
-
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _open_kept(path: Path) -> ctypes.CDLL | None:
     """Load a library from the cache folder; return None, and log it, if its content has changed."""
     try:
         # Check before loading: mapping half a library can kill the process.
-        if checksum(path) != path.stem.rpartition("-")[2]:
+        if prebuilt.checksum(path) != path.stem.rpartition("-")[2]:
             raise Unavailable(f"{path} is damaged: its content does not match the checksum in its name")
         return _open(path)
     except (Unavailable, OSError) as reason:
-        log.warning("recompiling the kernels: %s", reason)
+        log.warning("compiling the kernels: %s", reason)
         return None
 
 
@@ -203,9 +205,9 @@ def find_compiler() -> str:
 
 def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
     """Compile the sources side by side, with a line in the log for each, or a bar where the log is not shown."""
-    log.info("compiling %d files of kernels for this processor; later starts reuse them", len(sources))
+    log.info("compiling %d files of C++ kernels for this processor; later starts reuse them", len(sources))
     objects = [target.with_name(source.stem + ".o") for source in sources]
-    begun, is_logged = time.monotonic(), log.isEnabledFor(logging.INFO)
+    begun, is_logged = time.monotonic(), log.isEnabledFor(logging.DEBUG)
 
     def compile_one(source: Path, result: Path) -> None:
         _call([compiler, *flags(), "-c", str(source), "-o", str(result)])
@@ -217,7 +219,7 @@ def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
         for number, job in enumerate(as_completed(jobs), 1):
             job.result()
             bar.update()
-            log.info("compiling kernels: %d of %d, %.0f s", number, len(jobs), time.monotonic() - begun)
+            log.debug("compiling kernels: %d of %d, %.0f s", number, len(jobs), time.monotonic() - begun)
     _call([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(target)])
 
 

@@ -122,8 +122,10 @@ __attribute__((noinline)) void add_blocks(const Format& format, const char* pane
                     Floats factor = format.scales.factor(place, run), least = format.scales.least(place);
 #pragma GCC unroll 8
                     for (int row = 0; row < ROWS; row++) {
-                        total[tile][row][j] += as_floats(found.sum[row][j].value()) * (factor * x[row]->scale);
-                        if constexpr (Format::Scales::HAS_LEAST) total[tile][row][j] += least * x[row]->weighted;
+                        Floats& sum = total[tile][row][j];
+                        sum = plus_product(sum, as_floats(found.sum[row][j].value()), factor * x[row]->scale);
+                        if constexpr (Format::Scales::HAS_LEAST)
+                            sum = plus_product(sum, least, Floats{} + x[row]->weighted);
                     }
                 }
             }

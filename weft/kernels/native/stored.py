@@ -7,7 +7,7 @@ sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,8 @@ PANEL, STRIP, BLOCK = 32, 16, 32
 # In the order of stored.h.
 KINDS = ("floats", "brains", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs",
          "mxfp4", "fp8", "int4", "int4_zeros", "int8", "int8_zeros", "nvfp4")  # fmt: skip
+# Numbers of a matrix that are packed together.
+PACKED = 1 << 20
 # Codes that are no number.
 FP8_NONE, MXFP4_NONE = 0x7F, 0xFF
 
@@ -191,23 +193,43 @@ def pack(stored: Stored, are_rounded: bool) -> Stored | None:
     name = name_of(stored.format)
     if name is None or not stored.tensors[0].numel():
         return None
-    own = FORMATS[name]
+    layout = StoredPanels(f"panels of {stored.format.name}", KINDS.index(name), are_rounded)
+    experts = stored.tensors[0].shape[:-2]
+    size = (-(-stored.outputs // PANEL), panel_bytes(layout, stored.inputs))
+    panels = torch.empty(*experts, *size, dtype=torch.uint8)
+    # Outputs that are packed together, so that all steps between find them in the cache.
+    step = max(1, PACKED // stored.inputs // PANEL) * PANEL
+    for matrix, target in zip(stored_matrices(stored), panels.view(-1, *size), strict=True):
+        for first in range(0, stored.outputs, step):
+            some = stored.format.cut_rows(matrix, first, min(first + step, stored.outputs))
+            assert some is not None
+            parsed = _parsed(some, FORMATS[name])
+            if name == "mxfp4" and bool((parsed.shared == MXFP4_NONE).any()):
+                return None
+            target[first // PANEL : (first + step) // PANEL] = _in_panels(parsed, FORMATS[name])
+    return Stored(layout, (panels,), stored.outputs, stored.inputs)
+
+
+def stored_matrices(stored: Stored) -> Iterator[Stored]:
+    """Return one matrix, or that of each expert."""
+    if stored.tensors[0].ndim == 2:
+        yield stored
+    else:
+        yield from (stored.expert(number) for number in range(stored.experts))
+
+
+def _parsed(stored: Stored, own: CodeLayout) -> Parsed:
     if isinstance(stored.format, Mxfp4):
         codes, scales = stored.tensors
-        parsed = Parsed(torch.stack((codes & 15, codes >> 4), -1).flatten(-2), scales[..., None, None])
-    else:
-        assert isinstance(stored.format, BlockFormat)
-        codes, shared, scales_of_blocks = own.parse(stored.tensors[0].unflatten(-1, (-1, stored.format.bytes)))
-        size = 1 if own.shared_bytes == 1 else 2
-        parsed = Parsed(
-            codes.flatten(-2),
-            shared.unflatten(-1, (-1, size)),
-            None if scales_of_blocks is None else scales_of_blocks.flatten(-3, -2),
-        )
-    if name == "mxfp4" and bool((parsed.shared == MXFP4_NONE).any()):
-        return None
-    layout = StoredPanels(f"panels of {stored.format.name}", KINDS.index(name), are_rounded)
-    return Stored(layout, (_in_panels(parsed, own),), stored.outputs, stored.inputs)
+        return Parsed(torch.stack((codes & 15, codes >> 4), -1).flatten(-2), scales[..., None, None])
+    assert isinstance(stored.format, BlockFormat)
+    codes, shared, scales_of_blocks = own.parse(stored.tensors[0].unflatten(-1, (-1, stored.format.bytes)))
+    size = 1 if own.shared_bytes == 1 else 2
+    return Parsed(
+        codes.flatten(-2),
+        shared.unflatten(-1, (-1, size)),
+        None if scales_of_blocks is None else scales_of_blocks.flatten(-3, -2),
+    )
 
 
 def panel_bytes(layout: StoredPanels, inputs: int) -> int:

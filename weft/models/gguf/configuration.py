@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.base.errors import ModelError
 from weft.base.gguf.header import Header, StoredTensor, shown
-from weft.models.gguf.frequencies import stretched
+from weft.models.gguf.frequencies import numbers_of, stretched
 
 Fields = dict[str, Any]
 # Of a list of layers, so that a number cannot make it long.
@@ -152,6 +152,60 @@ def llama(keys: FileKeys) -> Fields:
 def mistral(keys: FileKeys) -> Fields:
     window = keys.get("attention.sliding_window")
     return {"architectures": ["MistralForCausalLM"], "sliding_window": window or None}
+
+
+def qwen2(keys: FileKeys) -> Fields:
+    return {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def phi3(keys: FileKeys) -> Fields:
+    size = keys.integer("embedding_length") // max(1, keys.largest("attention.head_count"))
+    fields: Fields = {
+        "architectures": ["Phi3ForCausalLM"],
+        "sliding_window": keys.get("attention.sliding_window") or None,
+        "partial_rotary_factor": keys.integer("rope.dimension_count", size) / max(1, size),
+        "original_max_position_embeddings": keys.get("rope.scaling.original_context_length"),
+    }
+    if keys.has("rope_factors_long.weight"):
+        fields["rope_scaling"] = {
+            "rope_type": "longrope",
+            "long_factor": numbers_of(keys.tensor("rope_factors_long.weight")),
+            "short_factor": numbers_of(keys.tensor("rope_factors_short.weight")),
+            "attention_factor": keys.get("rope.scaling.attn_factor"),
+        }
+    return fields
+
+
+def smollm3(keys: FileKeys) -> Fields:
+    return {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 4}
+
+
+def olmo2(keys: FileKeys) -> Fields:
+    """Return the configuration of OLMo 2, or of OLMo 3 if there is a window."""
+    window = keys.get("attention.sliding_window")
+    if not window:
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    windowed = keys.each("attention.sliding_window_pattern")
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": window,
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
+        "rope_local_base_freq": keys.get("rope.freq_base"),
+    }
+
+
+def gemma2(keys: FileKeys) -> Fields:
+    # The largest model has another scale, which files leave to the program.
+    size, heads = keys.integer("attention.key_length", 256), max(1, keys.largest("attention.head_count"))
+    is_largest = keys.layers == 46
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "sliding_window": keys.get("attention.sliding_window"),
+        "query_pre_attn_scalar": keys.integer("embedding_length") // heads if is_largest else size,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
+        "final_logit_softcapping": keys.get("final_logit_softcapping"),
+    }
 
 
 def qwen3(keys: FileKeys) -> Fields:
@@ -299,19 +353,19 @@ def falcon_h1(keys: FileKeys) -> Fields:
     }
 
 
+def nemotron_kind(keys: FileKeys, number: int, heads: int, size: int) -> str:
+    """Return the kind of a block, each of which is one layer."""
+    if heads:
+        return "attention"
+    if keys.has(f"blk.{number}.ffn_gate_inp.weight"):
+        return "moe"
+    return "mlp" if size else "mamba"
+
+
 def nemotron_h(keys: FileKeys) -> Fields:
     heads, sizes = keys.each("attention.head_count_kv"), keys.each("feed_forward_length")
     experts = keys.get("expert_count") or 0
-    kinds = [
-        "attention"
-        if kv
-        else "mamba"
-        if not size
-        else "moe"
-        if experts and keys.has(f"blk.{n}.ffn_gate_inp.weight")
-        else "mlp"
-        for n, (kv, size) in enumerate(zip(heads, sizes))
-    ]
+    kinds = [nemotron_kind(keys, number, *sizes) for number, sizes in enumerate(zip(heads, sizes))]
     inner, count = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
     fields: Fields = {
         "architectures": ["NemotronHForCausalLM"],
@@ -367,6 +421,11 @@ def kimi_linear(keys: FileKeys) -> Fields:
 FAMILIES: Mapping[str, Callable[[FileKeys], Fields]] = {
     "llama": llama,
     "mistral": mistral,
+    "qwen2": qwen2,
+    "phi3": phi3,
+    "smollm3": smollm3,
+    "olmo2": olmo2,
+    "gemma2": gemma2,
     "qwen3": qwen3,
     "qwen3moe": qwen3_moe,
     "lfm2": lfm2,

@@ -1,4 +1,4 @@
-"""Llama 3's stretched rotation, which a GGUF file states as a factor for each frequency."""
+"""Stretched rotations, which a GGUF file states as a factor for each frequency."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ CLOSE = 1e-4
 MOST_FREQUENCIES = 1 << 12
 
 
-def stretched(tensor: StoredTensor, theta: float, settings: Mapping[str, float]) -> float:
-    """Return the largest factor; raise unless all factors follow from it and these settings."""
+def numbers_of(tensor: StoredTensor) -> list[float]:
+    """Return the factors of a tensor."""
     if tensor.type != "F32" or len(tensor.shape) != 1 or not 0 < tensor.shape[0] <= MOST_FREQUENCIES:
         raise ModelError(
             f"{tensor.file}: {tensor.name} must be float32 factors, got {tensor.type} {list(tensor.shape)}"
         )
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        found = np.frombuffer(file.read(tensor.bytes), "<f4").astype(float)
+        numbers: list[float] = np.frombuffer(file.read(tensor.bytes), "<f4").tolist()
+    return numbers
+
+
+def stretched(tensor: StoredTensor, theta: float, settings: Mapping[str, float]) -> float:
+    """Return the largest factor; raise unless all factors follow from it and these settings."""
+    found = np.array(numbers_of(tensor))
     largest = float(found.max())
     wavelengths = 2 * math.pi * theta ** (np.arange(len(found)) / len(found))
     turns = settings["original_max_position_embeddings"] / wavelengths

@@ -140,6 +140,8 @@ GEMMA = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+OLMO = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+PHI = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 GPT_OSS = {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"}
 LFM2 = {**CONV, "exp_probs_b": "mlp.expert_bias"}
 ROOT = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": "model.norm"}
@@ -147,6 +149,11 @@ ROOT = {"token_embd": "model.embed_tokens", "output": "lm_head", "output_norm": 
 TABLES = {
     "llama": FamilyNames(COMMON, interleaved=True),
     "mistral": FamilyNames(COMMON, interleaved=True),
+    "qwen2": FamilyNames(COMMON),
+    "phi3": FamilyNames(COMMON | PHI),
+    "smollm3": FamilyNames(COMMON, interleaved=True),
+    "olmo2": FamilyNames(COMMON | OLMO),
+    "gemma2": FamilyNames(COMMON | GEMMA, plus_one=True),
     "qwen3": FamilyNames(COMMON),
     "qwen3moe": FamilyNames(COMMON),
     "lfm2": FamilyNames(COMMON | LFM2, whole={"token_embd_norm": "model.norm"}),
@@ -184,7 +191,7 @@ def derived(keys: FileKeys) -> Iterator[Derived]:
         number, stem, ending = int(found[1]), found[2], found[3] or ""
         if (keys.arch, stem) == ("qwen3next", "attn_gate"):
             continue
-        if stem in JOINED or (keys.arch == "granitehybrid" and stem in GRANITE_PAIRS):
+        if (stem in JOINED and stem not in table.names) or (keys.arch == "granitehybrid" and stem in GRANITE_PAIRS):
             continue
         own = table.names.get(stem)
         yield simple(
@@ -361,7 +368,7 @@ def joined(keys: FileKeys, table: FamilyNames, number: int) -> Iterator[Derived]
         yield Derived(place("self_attn.kv_b_proj.weight", "attn"), latent, values=expansions)
     for ending in (".weight", ".bias"):
         fused = there("attn_qkv", ending=ending)
-        if fused is not None:
+        if fused is not None and "attn_qkv" not in table.names:
             yield from attention_of(keys, table, number, fused[0].tensor, ending)
 
 

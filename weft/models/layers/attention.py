@@ -18,7 +18,7 @@ from weft.memory.spec import AttentionMemory, Memory
 from weft.models.layers.linear import OutputLinear, PackedLinear, parent_of
 from weft.models.layers.norm import AcrossHeadsNorm, QueryKeyNorm
 from weft.models.model import ProjectedMixer, Source, sources
-from weft.models.sharding import ALONE, RankCut, Shard, current_shard
+from weft.models.sharding import ALONE, RankCut, Shard, current_shard, side_by_side
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -42,6 +42,8 @@ class AttentionShape:
     softcap: float | None = None
     sinks: bool = False
     gated: bool = False  # the output is multiplied by a sigmoid of gates that `q_proj` also computes, head by head
+    head_gates: bool = False  # each head's output is multiplied by a sigmoid of one gate, which `g_proj` computes
+    fused: str | None = None  # the checkpoint's name of one matrix with queries, keys and values
     shard: Shard = field(default_factory=current_shard)
 
     @property
@@ -71,7 +73,7 @@ class AttentionShape:
 
 
 class Attention(ProjectedMixer):
-    """Attention layer. Checkpoint names: q_proj, k_proj, v_proj, o_proj, and where present q_norm, k_norm, sinks."""
+    """Attention layer. Checkpoint names: q_proj, k_proj, v_proj, o_proj; some have q_norm, k_norm, g_proj or sinks."""
 
     projections = ("qkv", "o_proj")
 
@@ -88,7 +90,7 @@ class Attention(ProjectedMixer):
             window=shape.window,
             softcap=shape.softcap,
             norm_eps=shape.norm_eps or 0.0,
-            gated=shape.gated,
+            gated=shape.gated or shape.head_gates,
         )
         self.qkv = projection(shape)
         self.o_proj = OutputLinear(shape.inner, shape.hidden, shape.output_bias)
@@ -135,6 +137,10 @@ class Attention(ProjectedMixer):
 def projection(shape: AttentionShape) -> PackedLinear:
     if shape.gated:
         return GatedProjection(shape.hidden, shape.sections, shape.bias, shape.local.heads)
+    if shape.head_gates:
+        return HeadGatedProjection(shape)
+    if shape.fused is not None:
+        return PackedLinear(shape.hidden, {shape.fused: side_by_side(*shape.sections.values())}, shape.bias)
     return PackedLinear(shape.hidden, shape.sections, shape.bias)
 
 
@@ -158,6 +164,34 @@ class GatedProjection(PackedLinear):
             take = partial(half_of_heads, heads=self.heads, second=part == "gate")
             both = self.cuts["q_proj"].times(2)
             yield Source(f"{siblings}q_proj.{leaf}", source.target, shape=stored, cut=both, order=take)
+
+
+class HeadGatedProjection(PackedLinear):
+    """Projection of queries, keys, values and then gates, where all channels of a head have the gate of the head.
+
+    The rows of gates are repeated, so that one matmul and the gating of attention compute them on every device.
+    """
+
+    def __init__(self, shape: AttentionShape) -> None:
+        super().__init__(shape.hidden, {**shape.sections, "g_proj": shape.inner}, shape.bias)
+        self.head_cut, self.head_dim = shape.head_cut, shape.head_dim
+        if self.bias is not None:
+            # Gates have none.
+            self.bias.zero_()
+
+    def checkpoint_sources(self, prefix: str) -> Iterator[Source]:
+        siblings = parent_of(prefix)
+        for source in super().checkpoint_sources(prefix):
+            if not source.name.startswith(f"{siblings}g_proj."):
+                yield source
+            elif source.target.ndim > 1:
+                stored = (self.head_cut.kept, source.target.shape[1])
+                repeat = partial(repeated_rows, times=self.head_dim)
+                yield Source(source.name, source.target, shape=stored, cut=self.head_cut, order=repeat)
+
+
+def repeated_rows(stored: Tensor, times: int) -> Tensor:
+    return stored.repeat_interleave(times, 0)
 
 
 def half_of_heads(stored: Tensor, heads: int, second: bool) -> Tensor:

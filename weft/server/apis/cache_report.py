@@ -20,6 +20,7 @@ from weft.backends.backend import Backend
 from weft.base.errors import InvalidField
 from weft.base.tenants import TENANT_BYTES, tenant_digest
 from weft.server.access.auth import Keys
+from weft.server.stored.answers import StoredAnswers
 
 DEFAULT_LIMIT = 20
 MAX_LIMIT = 1000
@@ -30,7 +31,7 @@ NAME_LETTERS, KEY_LETTERS = 16, 64
 CHOICES = ("tenant", "digest", "prefix", "all")
 
 
-def routes(backend: Backend, keys: Keys) -> list[Route]:
+def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
@@ -43,7 +44,10 @@ def routes(backend: Backend, keys: Keys) -> list[Route]:
         return answer(report)
 
     async def drop(request: Request) -> Response:
-        found = await backend.drop(**chosen(dict(request.query_params), keys))
+        named = chosen(dict(request.query_params), keys)
+        found = await backend.drop(**named)
+        if stored is not None and named["prefix"] is None:
+            found["dropped_responses"] = await stored.drop(named["tenant"])
         # A whole answer even so: what is no longer in memory cannot be hit.
         return answer(found, 200 if found.get("erased", True) else 500)
 

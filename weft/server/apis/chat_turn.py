@@ -61,6 +61,7 @@ class ChatTurn:
         n: int = 1,
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
+        keeps_answer: bool = False,
     ) -> Generation:
         """Start the answers. `max_tokens` is the body's value and its name."""
         front = self.front
@@ -80,6 +81,7 @@ class ChatTurn:
             form=self._whole_form(),
             skip_special=body.skip_special_tokens is not False,
             shown=self._shown,
+            keeps_answer=keeps_answer,
         )
 
     def _whole_form(self) -> Form | None:

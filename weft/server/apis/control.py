@@ -97,6 +97,8 @@ async def server_info(front: Front, request: Request) -> Response:
             # Of a fleet, each replica has its own, in the stats.
             **({} if "replicas" in stats else {"role": info.settings.get("role", "both")}),
             "weights": info.settings.get("weights", {}),
+            "device": info.settings.get("device", ""),
+            "auto": info.settings.get("auto", {}),
             "quantize": info.settings.get("quantize", "off"),
             "memory_bytes": info.memory_bytes,
             "memory_tokens": info.memory_tokens,

@@ -1,9 +1,10 @@
-"""POST /v1/responses: OpenAI's newer API. Nothing is stored: every request brings its whole conversation."""
+"""POST /v1/responses: OpenAI's newer API. Stored responses are in `stored_responses.py`."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,6 +16,8 @@ from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
 from weft.engine.events import FinishReason
+from weft.server.access.auth import Tenant
+from weft.server.apis import stored_responses
 from weft.server.apis.chat_turn import ChatTurn
 from weft.server.apis.delivery import deliver
 from weft.server.apis.openai_shapes import chat_logprobs, miss_of
@@ -25,6 +28,7 @@ from weft.server.generation import Generation
 from weft.server.http.errors import describe
 from weft.server.http.sse import named_event
 from weft.server.settings import Limits
+from weft.server.stored.answers import StoredAnswer
 from weft.server.texts.bodies import check_text_depth
 from weft.server.texts.body_reader import BodyReader
 from weft.server.texts.grammars import Form, from_schema
@@ -106,12 +110,15 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     store: bool | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128)] | None = None
     user: str | None = None
 
 
 async def respond(front: Front, request: Request) -> Response:
-    body, [prompt] = await front.read_prompts(request, RESPONSE)
-    answer = ResponseAnswer(front, body)
+    sent, tenant = await front.receiving.read_body(request), request.state.tenant
+    data, before = stored_responses.continued(front, sent, tenant)
+    body, [prompt] = await front.read_texts(request, RESPONSE, data)
+    answer = ResponseAnswer(front, body, ConversationBefore(front, tenant, sent, before))
     generation = await answer.start(request, prompt)
     events = answer.events(generation) if body.stream else None
     return await deliver(
@@ -231,12 +238,24 @@ def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
     return None if sequence.finish is None else INCOMPLETE.get(sequence.finish)
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationBefore:
+    """What a response's storage needs: the body as it was sent, and the response that it goes on with."""
+
+    front: Front
+    tenant: Tenant
+    sent: bytes
+    before: StoredAnswer | None
+
+
 class ResponseAnswer:
     """Runs one request through the engine and shapes its response."""
 
-    def __init__(self, front: Front, body: ResponsesRequest) -> None:
+    def __init__(self, front: Front, body: ResponsesRequest, memory: ConversationBefore) -> None:
         self.front = front
         self.body = body
+        self.memory = memory
+        self.stores = front.stored is not None and body.store is not False
         self.name = new_name("resp_")
         self.created = int(time.time())
         self.turn = turn_of(front, body)
@@ -246,8 +265,15 @@ class ResponseAnswer:
     async def start(self, request: Request, prompt: Prompt) -> Generation:
         most = ("max_output_tokens", self.body.max_output_tokens)
         logprobs = (self.body.top_logprobs or 0) if self.scored else None
-        tenant = request.state.tenant
-        return await self.turn.generate(prompt, self.body, tenant, self.name, max_tokens=most, logprobs=logprobs)
+        return await self.turn.generate(
+            prompt,
+            self.body,
+            request.state.tenant,
+            self.name,
+            max_tokens=most,
+            logprobs=logprobs,
+            keeps_answer=self.stores,
+        )
 
     # whole response ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +283,14 @@ class ResponseAnswer:
         events.take(parts.feed(sequence.answer.text) + parts.finish())
         cut = cut_by(sequence, parts)
         events.end(self._logprobs(sequence), whole=cut is None or not parts.broken_off)
-        return self._response(events.output, sequence, cut, parts.reasoning)
+        return self._kept(self._response(events.output, sequence, cut, parts.reasoning), sequence)
+
+    def _kept(self, response: dict[str, Any], sequence: FollowedAnswer) -> dict[str, Any]:
+        """Store a response, if it is to be, and return it."""
+        memory = self.memory
+        if self.stores and sequence.finish in (FinishReason.STOP, FinishReason.LENGTH):
+            stored_responses.keep(memory.front, memory.tenant, response, memory.sent, memory.before, sequence)
+        return response
 
     def _logprobs(self, sequence: FollowedAnswer) -> list[Any]:
         return chat_logprobs(self.front.tokenizer, sequence.outputs).content if self.scored else []
@@ -285,9 +318,9 @@ class ResponseAnswer:
             "model": self.front.model_name,
             "output": output,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
-            "store": False,
+            "store": self.stores,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": {"format": {k: v for k, v in msgspec.to_builtins(format_).items() if v is not None}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
@@ -326,7 +359,7 @@ class ResponseAnswer:
             yield named_event(*each)
         thought = parts.reasoning
         found = await self.front.run_off_loop(
-            len(thought), lambda: self._response(events.output, sequence, cut, thought)
+            len(thought), lambda: self._kept(self._response(events.output, sequence, cut, thought), sequence)
         )
         yield named_event(*events.numbered(f"response.{found['status']}", {"response": found}))
 

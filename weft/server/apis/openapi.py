@@ -11,6 +11,7 @@ from weft import __version__
 from weft.server.apis.anthropic_messages import CountRequest, MessagesRequest
 from weft.server.apis.anthropic_route import CountAnswer, MessageAnswerBody
 from weft.server.apis.control import AbortAnswer, AbortRequest, FlushAnswer
+from weft.server.apis.fork import ForkRequest
 from weft.server.apis.llama_cpp.bodies import InfillRequest, LlamaCompletionRequest
 from weft.server.apis.native import GenerateAnswer, GenerateRequest
 from weft.server.apis.ollama.bodies import OllamaChatRequest, OllamaGenerateRequest
@@ -32,6 +33,10 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/completions", "post", "Continue a text or token ids", CompletionRequest, CompletionAnswer),
     ("/v1/chat/completions", "post", "Generate the next message of a conversation", ChatRequest, ChatAnswer),
     ("/v1/responses", "post", "Generate a response with OpenAI's newer API", ResponsesRequest, Object),
+    ("/v1/responses/{name}", "get", "Show a stored response", None, Object),
+    ("/v1/responses/{name}", "delete", "Remove a stored response", None, Object),
+    ("/v1/responses/{name}/input_items", "get", "List what a stored response was given", None, Object),
+    ("/v1/fork", "post", "Go on with a running or stored answer from any of its tokens", ForkRequest, Object),
     ("/v1/messages", "post", "Generate a message with Anthropic's API", MessagesRequest, MessageAnswerBody),
     ("/v1/messages/count_tokens", "post", "Count the tokens of a conversation", CountRequest, CountAnswer),
     ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
@@ -79,7 +84,14 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
-STREAMED: tuple[str, ...] = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+STREAMED: tuple[str, ...] = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/fork",
+    "/v1/messages",
+    "/generate",
+)
 STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
 
 

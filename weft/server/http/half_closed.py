@@ -31,7 +31,7 @@ class HalfClosed:
         self._socket = transport.get_extra_info("socket")
         # On a Unix socket, writing to a client that left fails at once.
         self._is_tcp = self._socket.family != socket.AF_UNIX
-        if self._is_tcp:
+        if self._is_tcp and hasattr(socket, "TCP_USER_TIMEOUT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNANSWERED_SECONDS)
         self._begin()
 
@@ -42,10 +42,15 @@ class HalfClosed:
     def _look_after(self, seconds: float) -> None:
         self._loop.call_later(seconds, self._look, seconds)
 
+    def _is_reset(self) -> bool:
+        """Return whether the client has reset the connection. Where the system does not say, only a probe finds it."""
+        knows = self._is_tcp and hasattr(socket, "TCP_INFO")
+        return knows and self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSED
+
     def _look(self, pause: float) -> None:
         if self._transport.is_closing():
             return
-        if self._is_tcp and self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == CLOSED:
+        if self._is_reset():
             self._transport.abort()
         elif pause >= PROBE_SECONDS / 2:
             # All pauses since the last probe add up to twice the last one.

@@ -17,7 +17,9 @@ from weft.server.http.connections import Connections
 from weft.server.metrics import registry, vllm
 from weft.server.metrics.connections import ConnectionCollector
 from weft.server.metrics.keys import KeyCollector
+from weft.server.metrics.stored import StoredCollector
 from weft.server.settings import ServerSettings
+from weft.server.stored.answers import StoredAnswers
 
 HEAD = """\
 # Metrics
@@ -76,6 +78,7 @@ def families() -> Iterator[Metric]:
         metrics.engine.collect(),
         KeyCollector(keys).collect(),
         ConnectionCollector(Connections(1, 1)).collect(),
+        StoredCollector(StoredAnswers(1)).collect(),
     )
 
 

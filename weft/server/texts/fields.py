@@ -195,7 +195,7 @@ RULES: tuple[Rule, ...] = (
     *ignored("mm_processor_kwargs", "only text is supported"),
     *refused("web_search_options", "nothing is fetched", OPENAI),
     *refused("session_params", "nothing is stored; send the whole prompt"),
-    *refused("previous_response_id conversation prompt messages", "nothing is stored; send `input`", ("response",)),
+    *refused("conversation prompt messages", "send `input`, or `previous_response_id`", ("response",)),
     *refused("background", "nothing is stored; wait for the response or stream it", ("response",)),
     *refused("truncate_prompt_tokens continue_final_message add_generation_prompt", NOT_HERE, ("response", "generate")),
     *refused("reasoning_effort", "use `reasoning.effort`", ("response",)),

@@ -173,10 +173,12 @@ def sampling_params(
     prompt_logprobs_start: int = 0,
     scored: str = "logprobs",
     suggested: SamplingParams = USUAL,
+    before: int = 0,
 ) -> SamplingParams:
     """Return a body's fields as the engine's parameters; errors name the field that exceeds a bound.
 
-    `scored` is the body's name for the number of alternatives; `suggested` has the defaults.
+    `scored` is the body's name for the number of alternatives; `suggested` has the defaults. `before` tokens of the
+    answer exist, and count as its minimum's.
     """
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     check_stops(stops, limits)
@@ -187,9 +189,10 @@ def sampling_params(
         check_count(scored, logprobs, min(limits.logprobs, MAX_LOGPROBS))
     if (fields.min_tokens or 0) > max_tokens:
         raise InvalidField("min_tokens", f"must not exceed max_tokens {max_tokens}, got {fields.min_tokens}")
+    least = before + fields.min_tokens if fields.min_tokens else 0
     return SamplingParams(
         max_tokens=max_tokens,
-        min_tokens=fields.min_tokens or 0,
+        min_tokens=least,
         temperature=_or(fields.temperature, suggested.temperature),
         top_k=max(int(_or(fields.top_k, suggested.top_k)), 0),
         top_p=_or(fields.top_p, suggested.top_p),

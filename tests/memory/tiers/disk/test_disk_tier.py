@@ -123,13 +123,13 @@ def nothing(blocks: FlakyBlocks, random: Random) -> None:
 
 
 def test_every_answer_is_the_oracles_across_restarts() -> None:
-    loaded, failed = (sum(each) for each in zip(*(run_on_disk(seed, nothing) for seed in range(12)), strict=True))
+    loaded, failed = (sum(each) for each in zip(*(run_on_disk(seed, nothing) for seed in range(6)), strict=True))
     assert loaded > 0
     assert failed == 0
 
 
 def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
-    results = [run_on_disk(seed, power_loss) for seed in range(12)]
+    results = [run_on_disk(seed, power_loss) for seed in range(6)]
     loaded, failed = (sum(each) for each in zip(*results, strict=True))
     assert loaded > 0
     assert failed > 0
@@ -137,7 +137,7 @@ def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
 
 @pytest.mark.parametrize("faults", ["tears", "syncs"])
 def test_every_answer_is_the_oracles_while_writes_or_syncs_fail(faults: str) -> None:
-    results = [run_on_disk(seed, nothing if faults == "tears" else power_loss, faults) for seed in range(12)]
+    results = [run_on_disk(seed, nothing if faults == "tears" else power_loss, faults) for seed in range(6)]
     loaded, failed = (sum(each) for each in zip(*results, strict=True))
     assert loaded > 0
     assert failed > 0

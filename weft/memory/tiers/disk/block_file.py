@@ -74,7 +74,11 @@ class FileBlocks:
         if self.size_bytes >= size_bytes:
             return
         try:
-            os.posix_fallocate(self._file, 0, size_bytes)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file, 0, size_bytes)
+            else:
+                # A full disk is found when it is written to.
+                os.ftruncate(self._file, size_bytes)
         except OSError as error:
             # As it was opened: a new file is empty again, so that it may get another size.
             os.ftruncate(self._file, self._first_bytes)

@@ -1,0 +1,1 @@
+"""Answers that the server keeps: responses with memory, and where forks begin."""
