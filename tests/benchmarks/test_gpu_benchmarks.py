@@ -111,6 +111,7 @@ def test_edits_are_measured_with_and_without_drafts(monkeypatch: pytest.MonkeyPa
     assert "tokens/s" in draft_texts.line_of("file", found)
 
 
+@pytest.mark.thorough
 def test_prose_of_engines_in_turns_is_compared_place_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_prose, "STORY", 40)
     options = {"device": "cpu", "max_length": 256, "max_sequences": 2, "memory": "64MiB", "draft": "suffix"}
@@ -181,6 +182,7 @@ def test_verification_is_measured_with_scripted_acceptance(
     benchmark.show(model, found)
 
 
+@pytest.mark.thorough
 def test_costs_of_drafts_are_measured_against_an_engine_without(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "PROMPT": 16,

@@ -81,6 +81,7 @@ def secret(tmp_path):
     return str(file)
 
 
+@pytest.mark.thorough
 def test_a_chat_through_a_router_is_prefilled_by_one_engine_and_answered_by_another(secret, tmp_path):
     with serving_role("prefill", secret) as (prefill, first), serving_role("decode", secret) as (decode, second):
         with routing([first, second], secret, tmp_path) as router:

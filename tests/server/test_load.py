@@ -177,6 +177,7 @@ def test_growth_would_be_seen() -> None:
         check_growth([size + (i << 16) for i, size in enumerate(steady)], 1 << 20)
 
 
+@pytest.mark.thorough
 def test_sixty_requests_for_more_than_memory_holds() -> None:
     check_load(48 << 20, requests=60)
 

@@ -78,6 +78,7 @@ def test_a_text_worker_logs_in_the_servers_format(format):
         assert [line for line in lines if not LINE.fullmatch(line)] == []
 
 
+@pytest.mark.thorough
 def test_all_lines_of_a_server_with_notes_and_warnings_have_one_format():
     """The note is the front's, the warning the engine's. Only the first lines, on standard output, are for people."""
     with serving("--enforce-eager", "--max-length", "40000") as served:

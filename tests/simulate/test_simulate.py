@@ -170,7 +170,7 @@ def predicted(spec, config: EngineConfig, plan: list[list[SimulatedRequest]], st
 # Ample memory is quick to check with two kinds of layers, and slow with the others.
 SLOW = [("qwen3_next", 64 << 20), ("nemotron_h", 64 << 20)]
 PREDICTED = [(family, 1 << 20) for family in ("qwen3_next", "lfm2", "nemotron_h", "gemma3")]
-PREDICTED += [("lfm2", 64 << 20), ("gemma3", 64 << 20)]
+PREDICTED += [pytest.param(family, 64 << 20, marks=pytest.mark.thorough) for family in ("lfm2", "gemma3")]
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,7 @@ class Manager:
         self._socket.close()
 
 
+@pytest.mark.thorough
 def test_a_service_manager_hears_that_the_server_is_ready_lives_and_stops(tmp_path):
     with (
         closing(Manager(tmp_path)) as manager,

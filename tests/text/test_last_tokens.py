@@ -124,7 +124,7 @@ def texts(draw: st.DrawFn) -> str:
     return text
 
 
-@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("special", [True, pytest.param(False, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
 @given(text=texts(), keep=st.sampled_from([1, 2, 10, 100, 1000, 5000]))

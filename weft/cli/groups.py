@@ -109,6 +109,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
     "convert": (
         "weft convert LiquidAI/LFM2-1.2B lfm2-q4_k.gguf --quantize q4_k",
+        "weft convert LiquidAI/LFM2-1.2B lfm2-int4 --quantize int4",
         "weft convert model-Q8_0.gguf folder",
     ),
     "cache": (

@@ -182,6 +182,7 @@ def test_rows_of_16_bits_are_recorded_unless_units_of_the_cpu_multiply_them():
     assert (steps[many] is None) == HAS_BFLOAT16, "oneDNN multiplies this many rows with 16-bit units"
 
 
+@pytest.mark.thorough
 def test_recording_does_not_import_the_compiler_of_torch():
     """That takes longer than a first answer does."""
     program = (

@@ -92,7 +92,7 @@ def loopback_only(number: int) -> bool:
     return bool(listening) and all(address.startswith("0100007F:") for address in listening)
 
 
-@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("expert_parallel", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_two_processes_answer_like_one_and_end_with_the_llm(expert_parallel, folder):
     with LLM(str(folder), **OPTIONS) as llm:
         alone = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -290,6 +290,7 @@ def test_a_hangup_reads_the_keys_again_only_where_there_is_a_file():
     asyncio.run(installed())
 
 
+@pytest.mark.thorough
 def test_a_server_rereads_its_key_files_when_it_is_hung_up(tmp_path):
     path = written(tmp_path / "keys", "alice one\nbob two\n")
     admin = written(tmp_path / "admin", "root three\n")

@@ -116,7 +116,7 @@ def is_quiet(server: Served) -> bool:
     return not stats["leases"] and not stats["running"] and not stats["waiting"]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [pytest.param(0, marks=pytest.mark.thorough), 1])
 def test_answers_under_load_are_those_of_a_quiet_server(depth):
     with serving(
         memory="6MiB", max_length=512, max_sequences=12, max_tokens_per_step=96, depth=depth, paranoid=True

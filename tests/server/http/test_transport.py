@@ -169,6 +169,7 @@ def test_options_that_cannot_work_are_one_line(capsys, caplog, arguments, messag
 # Unix sockets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_unix_socket_of_its_mode_that_clients_of_ours_and_curl_can_use(tmp_path, monkeypatch, capsys):
     path = tmp_path / "weft.sock"
     with serving("--uds", str(path), "--uds-mode", "660", "--log-level", "debug") as served:
