@@ -71,7 +71,14 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/fork", "/v1/messages", "/generate")
+STREAMED: tuple[str, ...] = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/fork",
+    "/v1/messages",
+    "/generate",
+)
 STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
 
 
