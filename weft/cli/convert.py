@@ -36,7 +36,7 @@ def run(options: ConvertOptions) -> None:
 
     from weft import builtin
     from weft.base.gguf.header import is_gguf
-    from weft.models.weights import find_checkpoint
+    from weft.models.finding import find_checkpoint
 
     target = Path(options.paths[1]).expanduser()
     if target.exists():
