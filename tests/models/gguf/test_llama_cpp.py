@@ -48,7 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 64,
     },
     # The scale of queries is left to the program.
-    "gemma3": WIDE | {"query_pre_attn_scalar": 32},
+    "gemma3": WIDE | {"query_pre_attn_scalar": 32, "vocab_size": llama_cpp.TOKENS},
     "gpt_oss": WIDE,
     "granite_moe_hybrid": WIDE | {"shared_intermediate_size": 256, "mamba_n_heads": 16, "mamba_d_head": 32},
     "falcon_h1": WIDE | {"mamba_d_ssm": 256, "mamba_n_heads": 16},
