@@ -58,7 +58,7 @@ def main() -> int:
         began = time.monotonic()
         user = install(Path(folder), str(arguments.wheel or ROOT), arguments.dependencies, arguments.no_compiler)
         print(f"install       {time.monotonic() - began:6.1f} s", flush=True)
-        check(user)
+        check(user, arguments.dependencies is not None)
         serve(user)
     return 0
 
@@ -67,7 +67,7 @@ def install(folder: Path, source: str, dependencies: Path | None, no_compiler: b
     """Make an environment and install Weft into it."""
     place, home = folder / "venv", folder / "home"
     home.mkdir()
-    venv.create(place, with_pip=True)
+    venv.create(place, with_pip=False)
     python = place / "bin" / "python"
     if dependencies is not None:
         [theirs] = (dependencies / "lib").glob("python3*/site-packages")
@@ -75,7 +75,7 @@ def install(folder: Path, source: str, dependencies: Path | None, no_compiler: b
         # Searched after the environment's own packages, so Weft itself comes from the new one.
         (ours / "dependencies.pth").write_text(f"{theirs.resolve()}\n")
     only = [] if dependencies is None else ["--no-deps"]
-    subprocess.run([str(python), "-m", "pip", "install", "--quiet", *only, source], check=True, cwd=folder)
+    subprocess.run([*pip(python), "install", "--quiet", *only, source], check=True, cwd=folder)
     path = str(hidden(folder / "bin")) if no_compiler else os.environ["PATH"]
     return FirstRun(python, place / "bin" / "weft", home, {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8"})
 
@@ -91,12 +91,21 @@ def hidden(folder: Path) -> Path:
     return folder
 
 
-def check(user: FirstRun) -> None:
+def pip(python: Path) -> list[str]:
+    """Return this environment's pip for another one, which then has nothing but what is installed for Weft."""
+    return [sys.executable, "-m", "pip", "--python", str(python)]
+
+
+def check(user: FirstRun, borrowed: bool) -> None:
     """Raise unless the installed package is the new one, and complete."""
     place = user.output(str(user.python), "-c", "import weft; print(weft.__file__)").strip()
     if not place.startswith(str(user.python.parents[1])):
         raise SystemExit(f"weft comes from {place}, not from the new environment")
-    user.output(str(user.python), "-m", "pip", "check")
+    done = subprocess.run([*pip(user.python), "check"], capture_output=True, text=True)
+    # What a borrowed environment holds besides is not ours.
+    wrong = [line for line in done.stdout.splitlines() if not borrowed or line.startswith("weft-serve ")]
+    if done.returncode and wrong:
+        raise SystemExit("\n".join(["pip check:", *wrong]))
     user.output(str(user.weft), "models")
 
 

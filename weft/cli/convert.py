@@ -1,4 +1,4 @@
-"""`weft convert`: writes a checkpoint as a GGUF file, or a GGUF file as a folder of safetensors."""
+"""`weft convert`: writes a checkpoint as a GGUF file or a quantised folder, or a GGUF file as a plain folder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from weft.base.errors import OptionError
 from weft.base.options import option
 from weft.cli.options import argument
 
-ABOUT = "write a checkpoint as a GGUF file, or a GGUF file as a folder of safetensors"
-KINDS = ("off", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k")
+ABOUT = "write a checkpoint as a GGUF file or a quantised folder, or a GGUF file as a folder of safetensors"
+OF_FILES, OF_FOLDERS = ("q8_0", "q4_0", "q4_k", "q5_k", "q6_k"), ("int4", "int8", "fp8", "mxfp4")
+KINDS = ("off", *OF_FILES, *OF_FOLDERS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConvertOptions:
     """Options of `weft convert`."""
 
-    paths: tuple[str, ...] = argument("model and file to write, or GGUF file and folder to write", many=True)
+    paths: tuple[str, ...] = argument("model, or GGUF file, and the file or folder to write", many=True)
     quantize: str = option(
-        "off", "type of matrices in a GGUF file; q4_k and q5_k give some of them six bits, as other tools do", KINDS
+        "off",
+        "type of matrices in a GGUF file (q4_k and q5_k give some of them six bits, as other tools do), or format of "
+        "those in a folder (int4, int8, fp8, mxfp4: compressed-tensors)",
+        KINDS,
     )
 
 
@@ -32,15 +36,23 @@ def run(options: ConvertOptions) -> None:
 
     from weft import builtin
     from weft.base.gguf.header import is_gguf
-    from weft.models.weights import find_checkpoint
+    from weft.models.finding import find_checkpoint
 
     target = Path(options.paths[1]).expanduser()
     if target.exists():
         raise OptionError(f"{target} exists already; pass another path")
     source = find_checkpoint(builtin.place_of(options.paths[0]), True)
     to_file = is_gguf(target)
+    if not is_gguf(source) and not to_file and options.quantize in OF_FOLDERS:
+        write_compressed(source, target, options.quantize)
+        return
     if is_gguf(source) == to_file:
-        raise OptionError("one of the two paths must be a GGUF file, whose name ends in .gguf")
+        raise OptionError(
+            "one of the two paths must be a GGUF file, whose name ends in .gguf; "
+            f"or pass --quantize {' or '.join(OF_FOLDERS)} to quantise a folder of safetensors"
+        )
+    if options.quantize in OF_FOLDERS:
+        raise OptionError(f"--quantize {options.quantize} is for folders; a GGUF file has {', '.join(OF_FILES)}")
     unfinished = target.with_name(f"{target.name}.unfinished")
     remove(unfinished)
     try:
@@ -66,6 +78,17 @@ def write_file(source: Path, target: Path, kind: str, written: Callable[[int], o
     arch = architecture_of(config)
     more = tokenizer_metadata(source, arch, config.get("vocab_size") or 0, tuple(sorted(end_tokens(source))))
     export(source, target, kind, more, written)
+
+
+def write_compressed(source: Path, target: Path, kind: str) -> None:
+    from weft.kernels.formats.quantising import Quantising
+    from weft.models.compressing import compress
+
+    written = compress(source, target, Quantising(kind))
+    sizes = f"{written.bytes_before / 1e9:.3g} GB became {written.bytes_after / 1e9:.3g} GB"
+    print(f"{target}: {written.quantised} matrices in {kind}, {sizes}")
+    if written.fused:
+        print(f"kept wide: {len(written.fused)} tensors of all experts of a layer ({written.fused[0]}...)")
 
 
 def write_folder(source: Path, target: Path, written: Callable[[int], object]) -> None:

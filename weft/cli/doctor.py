@@ -6,12 +6,13 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__, builtin
 from weft.base.cores import usable_cores
-from weft.base.errors import WeftError
+from weft.base.errors import InvalidOption, WeftError
 from weft.base.options import Options, features, option
 from weft.base.refused import refused_with
 from weft.cli.options import argument
@@ -39,9 +40,19 @@ class DoctorOptions(Options):
 
     model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
     self_test: bool = option(True, "compare answers after a cache hit with cold runs")
+    check: bool = option(
+        False,
+        "compare answers to a page of texts with transformers if it is installed, and hits, drafts, a disk tier and "
+        "long prompts with cold runs; takes minutes",
+    )
+    against: str | None = option(
+        None, "with --check: a wide checkpoint of the same model; prints KL and perplexity", metavar="FOLDER"
+    )
 
 
 def run(options: DoctorOptions) -> int:
+    if options.against is not None and not options.check:
+        raise InvalidOption("against", "needs --check")
     show("weft", {"version": __version__, "python": platform.python_version(), **dict(libraries())})
     show("machine", machine())
     try:
@@ -106,9 +117,8 @@ def examine(options: DoctorOptions) -> list[str]:
         asked = replace(options, exact=llm.config.exact, draft=llm.config.draft)
         if refused := dict(refused_with(features(asked))):
             show("not supported with these", refused)
-        if not options.self_test:
-            return []
-        return exact_test(llm) if llm.config.exact else self_test(llm, dtype)
+        wrong = [] if not options.self_test else exact_test(llm) if llm.config.exact else self_test(llm, dtype)
+        return wrong + (check(llm, options, dtype) if options.check else [])
 
 
 def describe_file(options: DoctorOptions) -> None:
@@ -195,3 +205,28 @@ def exact_test(llm: LLM) -> list[str]:
         result = "equal" if each.differs is None else f"differ from token {each.differs} on"
         print(f"  {name + ':':<22}{result}, {each.cached_tokens} tokens cached")
     return exact_complaints(found)
+
+
+def check(llm: LLM, options: DoctorOptions, dtype: str) -> list[str]:
+    """Print a table of checks, and return what is wrong."""
+    from weft.cli.check.measures import LeftOut
+    from weft.cli.check.others import against_lines, transformers_lines
+    from weft.cli.check.ways import ways
+    from weft.models.weights import find_checkpoint
+
+    folder = builtin.FOLDER if options.model is None else find_checkpoint(options.model, with_weights=True)
+    print("check, KL unless another number is named")
+    wrong = []
+    lines = [transformers_lines(llm, folder, dtype), ways(llm, options, dtype)]
+    if options.against is not None:
+        lines.append(against_lines(llm, options, options.against))
+    for line in chain(*lines):
+        if isinstance(line, LeftOut):
+            print(f"  {line.name + ':':<36}left out: {line.why}")
+            continue
+        limit = "" if line.limit is None else f", at most {line.limit:.1e}"
+        more = f"; {line.detail}" if line.detail else ""
+        print(f"  {line.name + ':':<36}{line.found:.3g}{limit}{more}{'  WRONG' if line.is_wrong else ''}", flush=True)
+        if line.is_wrong:
+            wrong.append(f"{line.name}: {line.found:.3g} exceeds {line.limit:.1e}{more}")
+    return wrong

@@ -21,8 +21,9 @@ ENGINE: Groups = {
 FRONT: Groups = {
     "address": "host port uds uds_mode ssl_certfile ssl_keyfile ssl_keyfile_password_file allowed_host "
     "trusted_proxy cors_origin",
-    "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health page",
-    "limits": "max_open_requests max_body max_answers limit",
+    "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health page "
+    "usage_file",
+    "limits": "max_open_requests max_body max_answers batch_folder limit",
     "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
     "log": "log_level log_format log_requests",
 }
@@ -73,6 +74,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft route tcp://10.0.0.1:8100 tcp://10.0.0.2:8100 --fleet-secret secret",
         "weft route --replicas-file replicas --fleet-secret secret --model LiquidAI/LFM2-1.2B",
     ),
+    "batch": ("weft batch requests.jsonl answers.jsonl --model LiquidAI/LFM2-1.2B",),
     "serve": (
         "weft serve",
         "weft serve LiquidAI/LFM2-1.2B --port 8080 --api-key-file keys",
@@ -107,6 +109,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "doctor": ("weft doctor", "weft doctor LiquidAI/LFM2-1.2B --dtype bfloat16"),
     "convert": (
         "weft convert LiquidAI/LFM2-1.2B lfm2-q4_k.gguf --quantize q4_k",
+        "weft convert LiquidAI/LFM2-1.2B lfm2-int4 --quantize int4",
         "weft convert model-Q8_0.gguf folder",
     ),
     "cache": (

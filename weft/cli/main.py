@@ -15,7 +15,7 @@ from weft.base.aliases import BENCHMARK, SERVER, Alias, translate
 from weft.base.errors import WeftError
 from weft.base.options import Options
 from weft.base.suggest import did_you_mean
-from weft.cli import cache, completion, config, convert, doctor, generate, models, pull, route, serve, simulate
+from weft.cli import batch, cache, completion, config, convert, doctor, generate, models, pull, route, serve, simulate
 from weft.cli.bench import command as bench
 from weft.cli.bench.options import BenchOptions
 from weft.cli.chat import command as chat
@@ -49,6 +49,7 @@ COMMANDS = {
     "route": Command(route.ABOUT, route.RouteOptions, route.run, (), route.set_up_logs, takes_file=True),
     "chat": Command(chat.ABOUT, ChatOptions, chat.run, takes_file=True),
     "generate": Command(generate.ABOUT, generate.GenerateOptions, generate.run, takes_file=True),
+    "batch": Command(batch.ABOUT, batch.BatchOptions, batch.run, takes_file=True),
     "bench": Command(bench.ABOUT, BenchOptions, bench.run, BENCHMARK, takes_file=True),
     "simulate": Command(simulate.ABOUT, simulate.SimulateOptions, simulate.run),
     "doctor": Command(doctor.ABOUT, doctor.DoctorOptions, doctor.run, SERVER, takes_file=True),

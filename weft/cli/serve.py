@@ -75,6 +75,12 @@ class FrontOptions:
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
     open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
+    usage_file: str | None = option(
+        None, "file that keeps the usage of each key by day, for GET /v1/usage", metavar="FILE"
+    )
+    batch_folder: str | None = option(
+        None, "folder for /v1/files and /v1/batches, which continue after a restart", metavar="FOLDER"
+    )
     page: bool = option(True, "serve a page at /, to talk to the model and look at the cache (docs/page.md)")
     max_open_requests: int = option(1024, "maximum requests running and waiting; others get a 429")
     max_body: str | int = option("8MiB", "maximum size of a request body")
@@ -357,6 +363,8 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         admin_key=read_admin_key(options),
         key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
+        batch_folder=options.batch_folder,
+        usage_file=options.usage_file,
         open_health=options.open_health,
         page=options.page,
         cors_origins=options.cors_origin,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from weft.base.errors import InvalidField, RequestError
 from weft.offline.asking import AnyPrompt, Params
@@ -47,7 +47,12 @@ class Generating(Protocol):
     tokenizer: Tokenizer | None
 
     def generate(
-        self, prompts: AnyPrompt | Sequence[AnyPrompt], sampling_params: Params, use_tqdm: bool, **how: Any
+        self,
+        prompts: AnyPrompt | Sequence[AnyPrompt],
+        sampling_params: Params,
+        use_tqdm: bool,
+        *,
+        cache_salt: str | None,
     ) -> list[Result]: ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from starlette.applications import Starlette
@@ -14,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.backends.backend import Backend
-from weft.base.errors import WeftError
+from weft.base.errors import RequestError, WeftError
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Keys
 from weft.server.access.guard import Guard
@@ -24,6 +25,7 @@ from weft.server.apis import (
     anthropic_route,
     cache_report,
     control,
+    docs_page,
     fork,
     lm_studio,
     native,
@@ -32,12 +34,17 @@ from weft.server.apis import (
     openai_responses,
     stored_responses,
     tokens,
+    usage,
 )
 from weft.server.apis.llama_cpp import about as llama_about
 from weft.server.apis.llama_cpp import completion as llama_completion
 from weft.server.apis.ollama import models as ollama_models
 from weft.server.apis.ollama import routes as ollama
 from weft.server.apis.openapi import document
+from weft.server.batches.lines import ENDPOINTS
+from weft.server.batches.routes import BatchRoutes
+from weft.server.batches.runner import BatchRunner
+from weft.server.batches.store import BatchStore
 from weft.server.front import Front
 from weft.server.http.connections import Connections
 from weft.server.http.errors import json_response, response
@@ -54,6 +61,7 @@ from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
+Background = Callable[[], AbstractAsyncContextManager[None]]
 
 # path, method, handler
 ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
@@ -99,6 +107,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/ping", "GET", control.health),
     ("/ping", "POST", control.health),
     ("/version", "GET", control.version),
+    ("/docs", "GET", docs_page.docs),
     ("/load", "GET", control.load),
 )
 
@@ -114,9 +123,13 @@ def create_app(
     pool: TextPool | None = None,
     keys: Keys | None = None,
     connections: Connections | None = None,
+    batch_store: BatchStore | None = None,
+    background: list[Background] | None = None,
     stored: StoredAnswers | None = None,
 ) -> AccessLog:
     """Return the app for a backend that the caller starts and stops.
+
+    With a `batch_store`, the app runs batches; what must run beside the server is added to `background`.
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
     those of the settings; a caller may replace them later. The metrics include `connections`. The caller opens and
@@ -132,6 +145,7 @@ def create_app(
         return json_response(document(front.model_name))
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
+    routes += no_batches() if batch_store is None else batching(front, keys, batch_store, background)
     routes += observing(front, keys) + cache_report.outline_routes(front.backend)
     if settings.page:
         routes += page_routes()
@@ -147,6 +161,29 @@ def create_app(
     if settings.vllm_metrics:
         front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
     return AccessLog(app, routes, front.metrics, settings.log_requests)
+
+
+def batching(front: Front, keys: Keys, store: BatchStore, background: list[Background] | None) -> list[Route]:
+    """Return the routes of files and batches, whose lines are answered by the routes of this server."""
+    width = front.backend.info.max_sequences // 2
+    runner = BatchRunner(store, keys, calls_of(front), front.limits, width)
+    if background is not None:
+        background.append(runner.running)
+    return BatchRoutes(runner, front.receiving, front.limits).routes()
+
+
+def calls_of(front: Front) -> dict[str, Callable[[Request], Awaitable[Response]]]:
+    """Return what answers the lines of batches, by path."""
+    return {path: bound(front, endpoint) for path, _, endpoint in ROUTES if path in ENDPOINTS}
+
+
+def no_batches() -> list[Route]:
+    """Return routes that say how to get batches."""
+
+    async def missing(request: Request) -> Response:
+        raise RequestError("this server keeps no files and batches; start it with --batch-folder FOLDER", 404)
+
+    return [Route(path, missing, methods=["GET", "POST"]) for path in ("/v1/files", "/v1/batches")]
 
 
 def with_cors(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
@@ -172,6 +209,7 @@ def observing(front: Front, keys: Keys) -> list[Route]:
         return show
 
     found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys, front.stored)
+    found += usage.routes(keys.usage)
     return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
 
 

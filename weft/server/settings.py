@@ -23,6 +23,7 @@ from weft.text.tool_grammar import MAX_TOOLS
 # Bounds of the lower layers, which no setting here can exceed.
 MOST = {
     "body_bytes": 100 << 20,
+    "batch_file_bytes": 200 << 20,
     "max_tokens": 1 << 24,
     "logprobs": MAX_LOGPROBS,
     "stops": MAX_STOPS,
@@ -78,6 +79,11 @@ class Limits:
     template_kwargs_depth: int = 16
     bad_words: int = 128
     allowed_tokens: int = 16384
+    batch_file_bytes: int = 100 << 20  # of one file for batches
+    batch_folder_bytes: int = 2 << 30  # of all files and answers of one key
+    batch_files: int = 1000  # of one key
+    batch_lines: int = 50_000  # requests in one batch
+    batches: int = 100  # of one key; the oldest complete one makes room
     open_sequences: int = 1024  # running and waiting, of all clients; more get a 429
 
     def __post_init__(self) -> None:
@@ -105,6 +111,8 @@ class ServerSettings:
     admin_key: str | Key | None = field(default=None, repr=False)
     key_rates: RateLimits = field(default_factory=RateLimits)
     model_name: str | None = None  # the name that clients use; None: the model's own
+    usage_file: str | None = None  # where usage by key and day is kept; None: only in memory
+    batch_folder: str | None = None  # where files and batches are kept; None: there are none
     aliases: tuple[str, ...] = ()  # further names of the model
     open_health: bool = True
     page: bool = True  # serve the page at /

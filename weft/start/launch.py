@@ -16,6 +16,7 @@ import signal
 import socket
 import ssl
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -38,8 +39,10 @@ from weft.fleet.backend import FleetBackend
 from weft.fleet.local import divide
 from weft.fleet.routing import RoutedChoice
 from weft.server.access.auth import Keys, reread
+from weft.server.access.usage import UsageBook
 from weft.server.access_log import AccessLog
-from weft.server.app import create_app
+from weft.server.app import Background, create_app
+from weft.server.batches.store import BatchStore
 from weft.server.front import pool_for
 from weft.server.http.addresses import TrustedProxies
 from weft.server.http.connections import Connections, bounded_connections, raise_descriptor_limit
@@ -137,7 +140,7 @@ async def serve(
     tls: ssl.SSLContext | None = None,
     read_again: Reread | None = None,
 ) -> int:
-    keys = Keys(settings)
+    keys, batch_store = keys_and_batches(settings)
     orders = Orders()
     if read_again is not None:
         orders.on_hangup(partial(reread, keys, read_again))
@@ -155,21 +158,12 @@ async def serve(
         pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
         connections = bounded_connections(settings.limits)
         log.debug("accepting up to %d connections", connections.bound)
-        app = create_app(
-            backend,
-            texts.tokenizer,
-            texts.template,
-            texts.end_tokens,
-            settings,
-            texts.suggested,
-            pool=pool,
-            keys=keys,
-            connections=connections,
-            stored=stored,
-        )
+        background: list[Background] = []
+        more: dict[str, Any] = {"keys": keys, "batch_store": batch_store, "background": background, "stored": stored}
+        app = app_for(backend, texts, settings, pool=pool, connections=connections, **more)
         await pool.start()
-        for companion in served.companions:
-            await companions.enter_async_context(companion(backend))
+        for run in (keys.usage.kept, *background, *(partial(each, backend) for each in served.companions)):
+            await companions.enter_async_context(run())
     except BaseException:
         await companions.aclose()
         await backend.stop(0)
@@ -192,6 +186,19 @@ async def serve(
         watchdog.stop()
         await companions.aclose()
         pool.stop()
+
+
+def app_for(backend: Running, texts: Texts, settings: ServerSettings, **more: Any) -> AccessLog:
+    """Return the application. `more` are further arguments of `create_app`."""
+    found = (texts.tokenizer, texts.template, texts.end_tokens)
+    return create_app(backend, *found, settings, texts.suggested, **more)
+
+
+def keys_and_batches(settings: ServerSettings) -> tuple[Keys, BatchStore | None]:
+    """Return the keys with their usage so far, and the folder of batches if there is one."""
+    keys = Keys(settings, usage=UsageBook(settings.usage_file, time.time))
+    folder = settings.batch_folder
+    return keys, None if folder is None else BatchStore(folder, settings.limits, time.time)
 
 
 def open_stored(settings: ServerSettings) -> StoredAnswers | None:

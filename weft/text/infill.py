@@ -42,8 +42,8 @@ class Infill:
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
         """Return the format of a tokenizer, or None if it has no tokens for it."""
         file = next((found for name in FILE if (found := token_of(tokenizer, name)) is not None), None)
-        for names in (*SPELLINGS, *HOLES):
-            prefix, suffix, middle = (token_of(tokenizer, name) for name in names)
+        for spelling in (*SPELLINGS, *HOLES):
+            prefix, suffix, middle = (token_of(tokenizer, name) for name in spelling)
             if prefix is not None and suffix is not None and middle is not None:
                 return cls(prefix, suffix, middle, file=file)
         for names in SUFFIX_FIRST:

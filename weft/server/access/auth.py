@@ -7,11 +7,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 
 from weft.base.errors import WeftError
 from weft.server.access.keys import Key
 from weft.server.access.rates import Account, Clock
+from weft.server.access.usage import UsageBook
 from weft.server.settings import ServerSettings
 
 log = logging.getLogger("weft.server")
@@ -37,10 +39,11 @@ class Tenant:
 class Keys:
     """The server's keys, which may be replaced while it runs. Without keys, every client is the same tenant."""
 
-    def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic) -> None:
+    def __init__(self, settings: ServerSettings, clock: Clock = time.monotonic, usage: UsageBook | None = None) -> None:
         self._clock = clock
+        self.usage = usage or UsageBook(None, time.time)
         self._known: list[tuple[bytes, Tenant]] = []
-        self._open = Tenant(account=Account(settings.key_rates, clock))
+        self._open = Tenant(account=Account(settings.key_rates, clock, partial(self.usage.note, None)))
         self.replace(settings)
 
     def replace(self, settings: ServerSettings) -> None:
@@ -50,12 +53,17 @@ class Keys:
 
     def _tenant(self, key: Key, before: dict[bytes, Account]) -> Tenant:
         salt = _salt(key.secret)
-        account = before.get(salt)
+        account, note = before.get(salt), partial(self.usage.note, key.name)
         if account is None:
-            account = Account(key.rates, self._clock)
+            account = Account(key.rates, self._clock, note)
         else:
-            account.change(key.rates)
+            account.change(key.rates, note)
         return Tenant(salt, key.admin, key.name, account)
+
+    @property
+    def all_tenants(self) -> list[Tenant]:
+        """Return the tenants of all keys, or the only one of a server without keys."""
+        return self.tenants or [self._open]
 
     @property
     def tenants(self) -> list[Tenant]:

@@ -11,6 +11,8 @@ from weft.base.errors import RequestError
 from weft.server.access.keys import RateLimits
 
 Clock = Callable[[], float]
+# Takes a number of requests, and what one of them used.
+Note = Callable[[int, "Used | None"], None]
 MINUTE_SECONDS = 60.0
 RATE_HEADERS = tuple(
     f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")
@@ -87,8 +89,14 @@ class Account:
     is returned when it ends. So only an answer of more than a minute's worth can overdraw a limit.
     """
 
-    def __init__(self, rates: RateLimits | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        rates: RateLimits | None = None,
+        clock: Clock = time.monotonic,
+        note: Note = lambda requests, used: None,
+    ) -> None:
         self._clock = clock
+        self._note = note
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.requests = 0
@@ -96,7 +104,9 @@ class Account:
         self.tokens = {"prompt": 0, "cached": 0, "generated": 0}
         self.change(rates or RateLimits())
 
-    def change(self, rates: RateLimits) -> None:
+    def change(self, rates: RateLimits, note: Note | None = None) -> None:
+        """Change the limits, and what counts usage if another one is given."""
+        self._note = note or self._note
         self._requests = self._changed(self._requests, rates.requests_per_minute)
         self._tokens = self._changed(self._tokens, rates.tokens_per_minute)
 
@@ -111,6 +121,7 @@ class Account:
     def take_request(self) -> None:
         """Count a request; raise if there are too many."""
         self.requests += 1
+        self._note(1, None)
         if self._requests is not None:
             self._need(self._requests, 1, "requests")
             self._requests.take(1)
@@ -138,6 +149,7 @@ class Account:
         self.tokens["prompt"] += used.prompt
         self.tokens["cached"] += used.cached
         self.tokens["generated"] += used.generated
+        self._note(0, used)
         if self._tokens is not None:
             self._tokens.take(used.charged - reserved)
 

@@ -20,6 +20,8 @@ from weft.server.apis.openai_chat import ChatAnswer, ChatRequest
 from weft.server.apis.openai_completions import CompletionAnswer, CompletionRequest
 from weft.server.apis.openai_responses import ResponsesRequest
 from weft.server.apis.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from weft.server.batches.routes import CreateBatch
+from weft.server.batches.store import StoredBatch, StoredFile
 from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, OllamaErrorAnswer, is_anthropic, is_ollama
 
 Object = dict[str, Any]
@@ -56,6 +58,15 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/infill", "post", "Fill in the text between two others (llama.cpp)", InfillRequest, Object),
     ("/props", "get", "Defaults and facts about the model (llama.cpp)", None, Object),
     ("/slots", "get", "Running and waiting requests of the caller's key (llama.cpp)", None, list[Object]),
+    ("/v1/files", "get", "List the files of the caller's key", None, Object),
+    ("/v1/files", "post", "Keep a file for a batch: a multipart form", None, StoredFile),
+    ("/v1/files/{name}", "get", "Facts about a file", None, StoredFile),
+    ("/v1/files/{name}", "delete", "Delete a file", None, Object),
+    ("/v1/files/{name}/content", "get", "The content of a file", None, str),
+    ("/v1/batches", "get", "List the batches of the caller's key", None, Object),
+    ("/v1/batches", "post", "Answer the requests of a file", CreateBatch, StoredBatch),
+    ("/v1/batches/{name}", "get", "The state of a batch", None, StoredBatch),
+    ("/v1/batches/{name}/cancel", "post", "Cancel a batch", None, StoredBatch),
     ("/abort_request", "post", "Abort requests by id", AbortRequest, AbortAnswer),
     ("/flush_cache", "post", "Drop all cached prefixes that no running sequence uses", None, FlushAnswer),
     ("/server_info", "get", "Settings and counters", None, Object),
@@ -64,6 +75,8 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/health_generate", "get", "Report whether the engine can generate a token", None, Object),
     ("/ping", "get", "Report whether the engine runs", None, Object),
     ("/ping", "post", "Report whether the engine runs", None, Object),
+    ("/docs", "get", "This document as a page", None, str),
+    ("/v1/usage", "get", "What each key used, by day", None, Object),
     ("/version", "get", "The server's version", None, Object),
     ("/load", "get", "The number of requests in progress", None, Object),
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
@@ -71,7 +84,14 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
-STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/fork", "/v1/messages", "/generate")
+STREAMED: tuple[str, ...] = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/fork",
+    "/v1/messages",
+    "/generate",
+)
 STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
 
 

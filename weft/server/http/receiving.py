@@ -48,10 +48,11 @@ class Share:
 class UnfinishedBody:
     """A body in the course of being received. `window` ends the wait for its next bytes."""
 
-    __slots__ = ("address", "began", "counted_bytes", "data", "key", "window", "without_room")
+    __slots__ = ("address", "began", "counted_bytes", "data", "key", "most", "window", "without_room")
 
-    def __init__(self, key: Hashable, address: str | None, began: float) -> None:
+    def __init__(self, key: Hashable, address: str | None, began: float, most: int) -> None:
         self.key = key
+        self.most = most
         self.address = address
         self.began = began
         self.data = bytearray()
@@ -75,12 +76,12 @@ class Receiving:
         self._shares: dict[Hashable, Share] = {}
         self._warnings = Occasionally(clock)
 
-    async def read_body(self, request: Request) -> bytes:
-        """Return a request's body; stop reading at a bound."""
-        stated = request.headers.get("content-length", "")
-        if stated.isdigit() and int(stated[:20]) > self.limits.body_bytes:
-            raise self._too_large()
-        body = self._begun(request)
+    async def read_body(self, request: Request, most: int | None = None) -> bytes:
+        """Return a request's body; stop reading at a bound. `most` is a route's own bound on its bytes."""
+        stated, most = request.headers.get("content-length", ""), most or self.limits.body_bytes
+        if stated.isdigit() and int(stated[:20]) > most:
+            raise too_large(most)
+        body = self._begun(request, most)
         try:
             while not await self._received(request, body):
                 pass
@@ -90,12 +91,12 @@ class Receiving:
             body.data = bytearray()
             self._release(body)
 
-    def _begun(self, request: Request) -> UnfinishedBody:
+    def _begun(self, request: Request, most: int) -> UnfinishedBody:
         address = None if request.client is None else share_of(request.client.host)
         tenant: Any = request.scope.get("state", {}).get("tenant")
         # Without keys, every address stands for itself.
         key: Hashable = tenant.salt if tenant is not None and tenant.salt else ("address", address)
-        return UnfinishedBody(key, address, self._clock())
+        return UnfinishedBody(key, address, self._clock(), most)
 
     async def _received(self, request: Request, body: UnfinishedBody) -> bool:
         """Receive for the time of a window, or until the end; return whether that was it."""
@@ -123,15 +124,12 @@ class Receiving:
             raise ClientDisconnect
         # One buffer, because a body may come in millions of parts. An error's traceback must not keep the part.
         body.data += message.pop("body", b"")
-        if len(body.data) > self.limits.body_bytes:
-            raise self._too_large()
+        if len(body.data) > body.most:
+            raise too_large(body.most)
         more = bool(message.get("more_body", False))
         if more and len(body.data) > FREE_BYTES:
             self._count(body, len(body.data) - FREE_BYTES - body.counted_bytes)
         return more
-
-    def _too_large(self) -> RequestError:
-        return RequestError(f"the body exceeds {self.limits.body_bytes} bytes", 413)
 
     # counting ---------------------------------------------------------------------------------------------------------
 
@@ -182,3 +180,7 @@ class Receiving:
             self._peak_bytes = self.held_bytes
             # By then the bytes are free.
             asyncio.get_running_loop().call_later(RETURN_SECONDS, return_free_memory)
+
+
+def too_large(most: int) -> RequestError:
+    return RequestError(f"the body exceeds {most} bytes", 413)

@@ -19,6 +19,7 @@ T = TypeVar("T")
 MAX_PLAIN_BYTES = 1 << 16
 # Maximum characters of a message that quotes the client.
 MAX_QUOTED = 300
+NO_BUILT_IN_TOOLS = "the server has no tools of its own, such as web search; send tools of the type function"
 
 
 async def read(request: Request, kind: type[T], receiving: Receiving) -> T:
@@ -61,6 +62,8 @@ def wrong_type(message: str) -> RequestError:
     if found is None or not found[1]:
         return RequestError(f"the body: {what}")
     field = found[1].replace("[...]", "")
+    if re.fullmatch(r"tools(\[\d*\])?\.type", field) and "enum value" in what:
+        return RequestError(f"{field}: {what}; {NO_BUILT_IN_TOOLS}", field=field)
     return RequestError(f"{field}: {what}", field=field)
 
 

@@ -162,5 +162,5 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1e9))
 
 
-def as_line(value: Object) -> bytes:
+def as_line(value: Any) -> bytes:
     return msgspec.json.encode(value) + b"\n"

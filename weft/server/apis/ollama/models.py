@@ -73,6 +73,7 @@ async def show(front: Front, request: Request) -> Response:
 
 
 async def unchanged(front: Front, request: Request) -> Response:
+    await front.receiving.read_body(request)
     raise RequestError(FIXED, 501)
 
 

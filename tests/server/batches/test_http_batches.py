@@ -1,0 +1,332 @@
+"""Files and batches: bounded, per key, resumed after a kill, behind interactive traffic. Engines without a model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.fences import ROOT
+from tests.support.servers.asgi import Exchange, PacedEngine, application
+from tests.support.servers.backends import in_loop
+from tests.support.servers.fake_engines import answer
+from tests.support.servers.held_steps import SECONDS, wait_until
+from weft.base.errors import RequestError
+from weft.server.app import Background
+from weft.server.batches.journal import BatchAnswer, BatchError, Journal, read_answers
+from weft.server.batches.lines import PRIORITY, InvalidBatch, places_of
+from weft.server.batches.store import BatchStore
+from weft.server.batches.upload import read_upload
+from weft.server.settings import Limits, ServerSettings
+
+KEYS = ServerSettings(api_keys=("one", "two"), admin_key="root")
+LINES = 40
+
+
+def line(name: str, prompt: Any = (5,), **more: Any) -> dict[str, Any]:
+    body = {"prompt": list(prompt), "max_tokens": 3, **more}
+    return {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def form(data: bytes, purpose: str = "batch") -> tuple[bytes, dict[str, str]]:
+    request = httpx.Request("POST", "http://x", files={"file": ("in.jsonl", data)}, data={"purpose": purpose})
+    return request.read(), dict(request.headers)
+
+
+class Client:
+    """A client of an application without a socket."""
+
+    def __init__(self, app: Any, key: str | None = None) -> None:
+        self._app = app
+        self._key = key
+
+    async def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        exchange = Exchange(self._app, path, body, self._key, method=method)
+        found = await exchange.answer()
+        assert found.status == status, found.body
+        return found.json if found.headers["content-type"] == "application/json" else found.body
+
+    async def upload(self, data: bytes, status: int = 200) -> Any:
+        content, headers = form(data)
+        sent = [(b"host", b"here"), (b"content-type", headers["content-type"].encode())]
+        sent += [(b"authorization", f"Bearer {self._key}".encode())] if self._key else []
+        exchange = Exchange(self._app, "/v1/files", "", method="POST")
+        exchange.scope["headers"] = sent
+        exchange._incoming.get_nowait()
+        exchange._incoming.put_nowait({"type": "http.request", "body": content})
+        found = await exchange.answer()
+        assert found.status == status, found.body
+        return found.json
+
+    async def batch(self, lines: list[dict[str, Any]], endpoint: str = "/v1/completions") -> Any:
+        file = await self.upload(jsonl(lines))
+        return await self.ask("POST", "/v1/batches", {"input_file_id": file["id"], "endpoint": endpoint})
+
+    async def ended(self, name: str) -> Any:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                found = await self.ask("GET", f"/v1/batches/{name}")
+                if found["status"] not in ("in_progress", "finalizing", "cancelling"):
+                    return found
+                await asyncio.sleep(0.001)
+
+    async def output(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(each) for each in (await self.ask("GET", f"/v1/files/{name}/content")).splitlines()]
+
+
+@asynccontextmanager
+async def batching(folder: Path, settings: ServerSettings | None = None, engine: Any = None, run: bool = True) -> Any:
+    background: list[Background] = []
+    chosen = settings or ServerSettings()
+    store = BatchStore(str(folder), chosen.limits, lambda: 1000.0)
+    async with AsyncExitStack() as stack:
+        more = {"batch_store": store, "background": background}
+        app = await stack.enter_async_context(application(chosen, engine, **more))
+        if run:
+            await stack.enter_async_context(background[0]())
+        yield app
+
+
+@in_loop
+async def test_every_line_is_answered_once_under_its_own_id(tmp_path):
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        made = await client.batch([line(f"line-{n}", (n + 20,)) for n in range(LINES)])
+        assert (made["status"], made["request_counts"]["total"]) == ("in_progress", LINES)
+        done = await client.ended(made["id"])
+        assert done["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+        assert done["usage"]["output_tokens"] == 3 * LINES
+        assert "cached_tokens" in done["usage"]["input_tokens_details"]
+        output = await client.output(done["output_file_id"])
+        assert sorted(each["custom_id"] for each in output) == sorted(f"line-{n}" for n in range(LINES))
+        for each in output:
+            number = int(each["custom_id"].removeprefix("line-"))
+            assert each["response"]["status_code"] == 200
+            assert each["response"]["body"]["choices"][0]["token_ids"] == answer([number + 20], 3)
+        assert done["error_file_id"] is None
+
+
+@in_loop
+async def test_lines_that_fail_are_in_a_file_of_their_own(tmp_path):
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        made = await client.batch([line("good"), line("bad", temperature=-1), line("none", ())])
+        done = await client.ended(made["id"])
+        assert done["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
+        errors = {each["custom_id"]: each["response"] for each in await client.output(done["error_file_id"])}
+        assert errors["bad"]["status_code"] == 400
+        assert errors["bad"]["body"]["error"]["param"] == "temperature"
+        assert sorted(errors) == ["bad", "none"]
+
+
+@in_loop
+async def test_a_file_that_is_no_batch_fails_with_its_lines(tmp_path):
+    lines = [
+        line("a"),
+        {**line("b"), "url": "/v1/chat/completions"},
+        line("a"),
+        line("c", stream=True),
+        {"custom_id": "d"},
+    ]
+    async with batching(tmp_path) as app:
+        made = await Client(app).batch(lines)
+        assert made["status"] == "failed"
+        assert [each["line"] for each in made["errors"]["data"]] == [2, 3, 4, 5]
+
+
+@in_loop
+async def test_keys_see_only_their_own_files_and_batches(tmp_path):
+    async with batching(tmp_path, KEYS) as app:
+        one, two = Client(app, "one"), Client(app, "two")
+        made = await one.batch([line("a")])
+        done = await one.ended(made["id"])
+        for path in (f"/v1/batches/{made['id']}", f"/v1/files/{done['output_file_id']}/content"):
+            assert await one.ask("GET", path)
+            await two.ask("GET", path, status=404)
+        assert (await two.ask("GET", "/v1/files"))["data"] == []
+        assert (await two.ask("GET", "/v1/batches"))["data"] == []
+        await two.ask("POST", f"/v1/batches/{made['id']}/cancel", {}, 404)
+        await two.ask("DELETE", f"/v1/files/{made['input_file_id']}", status=404)
+        await Client(app).ask("GET", "/v1/files", status=401)
+        for name in ("..%2f", "file-../../x", "file-" + "0" * 24):
+            await one.ask("GET", f"/v1/files/{name}", status=404)
+
+
+@in_loop
+async def test_bounds_hold_for_each_key(tmp_path):
+    limits = Limits(batch_files=2, batch_file_bytes=2000, batch_folder_bytes=2500, batch_lines=3)
+    async with batching(tmp_path, ServerSettings(limits=limits)) as app:
+        client = Client(app)
+        await client.upload(b"x" * 3000, 413)
+        first = await client.upload(b"x" * 1500)
+        await client.upload(b"x" * 1500, 413)
+        await client.upload(b"x")
+        await client.upload(b"x", 413)
+        assert (await client.ask("DELETE", f"/v1/files/{first['id']}"))["deleted"]
+        made = await client.batch([line(str(n)) for n in range(4)])
+        assert made["status"] == "failed"
+        assert "3 lines" in made["errors"]["data"][0]["message"]
+
+
+@in_loop
+async def test_a_batch_is_cancelled_with_what_it_has(tmp_path):
+    engine = PacedEngine()
+    async with batching(tmp_path, engine=engine) as app:
+        client = Client(app)
+        made = await client.batch([line(str(n), max_tokens=1000) for n in range(8)])
+        engine.allow(1)
+        assert (await client.ask("POST", f"/v1/batches/{made['id']}/cancel", {}))["status"] == "cancelling"
+        engine.free()
+        done = await client.ended(made["id"])
+        assert (done["status"], done["request_counts"]["completed"]) == ("cancelled", 0)
+        # The next one runs.
+        again = await client.batch([line("x")])
+        assert (await client.ended(again["id"]))["status"] == "completed"
+
+
+@in_loop
+async def test_lists_are_paged_and_filtered(tmp_path):
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        names = [(await client.upload(b"x"))["id"] for _ in range(3)]
+        first = await client.ask("GET", "/v1/files")
+        assert sorted(each["id"] for each in first["data"]) == sorted(names)
+
+
+@in_loop
+async def test_without_a_folder_the_routes_say_how_to_get_them():
+    async with application() as app:
+        found = await Client(app).ask("GET", "/v1/batches", status=404)
+        assert "--batch-folder" in found["error"]["message"]
+
+
+# order ----------------------------------------------------------------------------------------------------------------
+
+
+def test_prompts_that_begin_alike_follow_each_other(tmp_path):
+    path = tmp_path / "in.jsonl"
+    stems = [[1] * 50, [2] * 50, [3] * 50]
+    lines = [line(f"{stem[0]}-{n}", [*stem, n]) for n in range(5) for stem in stems]
+    path.write_bytes(jsonl(lines))
+    order = [place.custom_id.partition("-")[0] for place in places_of(path, None, Limits())]
+    assert order == ["1"] * 5 + ["2"] * 5 + ["3"] * 5
+    # The input interleaves them.
+    assert [each["custom_id"].partition("-")[0] for each in lines[:3]] == ["1", "2", "3"]
+
+
+@in_loop
+async def test_lines_come_after_all_interactive_requests(tmp_path):
+    seen: list[int] = []
+
+    class Noting(PacedEngine):
+        def add(self, request: Any, constraint: None = None) -> int:
+            seen.append(request.priority)
+            return super().add(request, constraint)
+
+    engine = Noting()
+    engine.free()
+    async with batching(tmp_path, engine=engine) as app:
+        client = Client(app)
+        done = await client.ended((await client.batch([line("a", priority=-5)]))["id"])
+        assert done["status"] == "completed"
+        await client.ask("POST", "/v1/completions", {"prompt": [5], "max_tokens": 1})
+    assert seen == [PRIORITY, 0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\n\n", b"{", b"[1]\n", b'{"custom_id": 5}\n', b"\xff\n", b"[" * 10_000])
+def test_hostile_files_are_refused(tmp_path, data):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(InvalidBatch):
+        places_of(path, None, Limits())
+
+
+# forms ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_form_is_read():
+    body, headers = form(b'{"a": "\r\n--x"}')
+    found = read_upload(headers["content-type"], body)
+    assert (found.filename, found.purpose, found.data) == ("in.jsonl", "batch", b'{"a": "\r\n--x"}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b"--x--"),
+        ("multipart/form-data; boundary=x", b""),
+        ("multipart/form-data; boundary=x", b"--x--"),
+        ("multipart/form-data; boundary=x", b"--x\r\n\r\na\r\n--x--"),
+        ("multipart/form-data; boundary=x", b'--x\r\nname="file"\r\n\r\na'),
+        ("multipart/form-data; boundary=x", b'--x\r\nname="purpose"\r\n\r\nbatch\r\n--x--'),
+        ("multipart/form-data; boundary=x", b'--x\r\nname="file"\r\n\r\na\r\n' * 20 + b"--x--"),
+        ("multipart/form-data; boundary=x", b'--x\r\nname="file"' + b"y" * 2000 + b"\r\n\r\na\r\n--x--"),
+    ],
+)
+def test_hostile_forms_are_refused(kind, body):
+    with pytest.raises(RequestError):
+        read_upload(kind, body)
+
+
+# restarts -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_journal_cuts_off_a_line_that_was_not_complete(tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path)
+    given = [BatchAnswer(f"r{n}", f"c{n}", None, BatchError(None, "x")) for n in range(3)]
+    for each in given:
+        journal.append(each)
+    journal.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    Journal(path).close()
+    assert [each.custom_id for each in read_answers(path)] == ["c0", "c1"]
+
+
+@contextmanager
+def server(folder: Path, step_seconds: float) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    command = [sys.executable, "-m", "tests.support.servers.batch_server", str(folder), str(step_seconds)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            port = int(process.stdout.readline())
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=SECONDS) as client:
+                yield process, client
+        finally:
+            process.kill()
+
+
+def test_a_killed_server_answers_every_line_exactly_once_after_its_restart(tmp_path):
+    count = 150
+    data = jsonl([line(f"line-{n}", (n % 200 + 20,), max_tokens=2) for n in range(count)])
+    with server(tmp_path, 0.001) as (process, client):
+        file = client.post("/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}).json()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        name = client.post("/v1/batches", json=asked).json()["id"]
+        # In the middle: some lines are answered, others are not.
+        wait_until(lambda: client.get(f"/v1/batches/{name}").json()["request_counts"]["completed"] > 20)
+        process.kill()
+        process.wait()
+    before = sum(path.read_bytes().count(b"\n") for path in tmp_path.glob("*/*.journal"))
+    assert 20 < before < count
+    with server(tmp_path, 0.0) as (_, client):
+        wait_until(lambda: client.get(f"/v1/batches/{name}").json()["status"] == "completed")
+        done = client.get(f"/v1/batches/{name}").json()
+        output = client.get(f"/v1/files/{done['output_file_id']}/content").text.splitlines()
+    assert done["request_counts"] == {"total": count, "completed": count, "failed": 0}
+    found = [json.loads(each) for each in output]
+    assert sorted(each["custom_id"] for each in found) == sorted(f"line-{n}" for n in range(count))

@@ -1,0 +1,21 @@
+"""Writes whole files so that a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that only its owner can read. It replaces the old one once it is on the disk."""
+    other = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    file = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(file, view) :]
+        os.fsync(file)
+    finally:
+        os.close(file)
+    other.replace(path)

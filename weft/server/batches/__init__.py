@@ -1,0 +1,1 @@
+"""Batches: JSONL files of requests, answered behind interactive traffic, and resumed after a restart."""

@@ -1,0 +1,119 @@
+"""Answers the lines of one batch through the server's own routes, some at a time, and appends each to its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from weft.server.access.auth import Tenant
+from weft.server.access_log import Record
+from weft.server.batches.journal import BatchAnswer, BatchError, BatchResponse, Journal, Progress
+from weft.server.batches.lines import BatchLine, Place, request_at
+from weft.server.http.errors import response
+
+log = logging.getLogger("weft.batches")
+
+Call = Callable[[Request], Awaitable[Response]]
+Sleep = Callable[[float], Awaitable[Any]]
+# The server is full, a rate limit is reached, or the engine restarts: the line waits and is sent again.
+WAIT = (429, 503)
+MOST_TRIES = 100
+MOST_WAIT_SECONDS = 60.0
+
+
+class Job:
+    """One batch in the course of being answered. `calls` are the routes by path; `room` bounds lines at work."""
+
+    def __init__(
+        self,
+        source: Path,
+        journal: Journal,
+        places: list[Place],
+        tenant: Tenant,
+        calls: dict[str, Call],
+        room: asyncio.Semaphore,
+        width: int,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.progress = Progress(len(places))
+        self._source = source
+        self._journal = journal
+        self._tenant = tenant
+        self._calls = calls
+        self._room = room
+        self._width = width
+        self._sleep = sleep
+        done = set()
+        for answer in journal.answers():
+            done.add(answer.custom_id)
+            self.progress.add(answer)
+        self._left = [place for place in places if place.custom_id not in done]
+
+    async def run(self) -> None:
+        """Answer all lines that have no answer yet, in their order."""
+        file = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            lines = iter(self._left)
+            # Each takes the next line when it is free, so lines begin in order.
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._width, len(self._left))):
+                    group.create_task(self._work(file, lines))
+        finally:
+            os.close(file)
+
+    async def _work(self, file: int, lines: Iterator[Place]) -> None:
+        for place in lines:
+            async with self._room:
+                answer = await self._answered(request_at(file, place))
+            self._journal.append(answer)
+            self.progress.add(answer)
+
+    async def _answered(self, line: BatchLine) -> BatchAnswer:
+        name = "batch_req_" + secrets.token_hex(12)
+        for tries in range(MOST_TRIES):
+            answer = await self._sent(line, name)
+            if answer.status_code not in WAIT:
+                break
+            await self._sleep(min(MOST_WAIT_SECONDS, float(answer.headers.get("retry-after", 1)) * (1 + tries)))
+        body = bytes(answer.body)
+        if not body.startswith((b"{", b"[")):
+            return BatchAnswer(name, line.custom_id, None, BatchError(None, "the route returned no JSON"))
+        return BatchAnswer(name, line.custom_id, BatchResponse(answer.status_code, name, msgspec.Raw(body)))
+
+    async def _sent(self, line: BatchLine, name: str) -> Response:
+        """Return the response of a route, as a client of this tenant would get it."""
+        body = [{"type": "http.request", "body": msgspec.json.encode(line.body)}]
+        never = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if not body:
+                # The client never leaves.
+                await never.wait()
+            return body.pop()
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": line.url,
+            "query_string": b"",
+            "headers": [(b"x-request-id", name.encode())],
+            "client": None,
+        }
+        record = Record(scope, perf_counter())
+        record.tenant = self._tenant
+        scope["state"] = {"tenant": self._tenant, "record": record}
+        try:
+            return await self._calls[line.url](Request(scope, receive))
+        except Exception as error:  # every line gets an answer, as every request does
+            record.note(error)
+            return response(error, line.url)

@@ -1,0 +1,191 @@
+"""Files and batches on disk, in a folder for each key. Everything is bounded; names come from here, never from clients.
+
+FOLDER/TENANT/file-ID.json, file-ID.data      a file and its facts
+FOLDER/TENANT/batch_ID.json, batch_ID.journal  a batch and its answers so far
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from weft.base.errors import OptionError, RequestError
+from weft.base.whole_files import write_whole
+from weft.server.access.auth import Tenant
+from weft.server.settings import Limits
+
+T = TypeVar("T", bound=msgspec.Struct)
+FILE_ID = re.compile(r"file-[0-9a-f]{24}")
+BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+PURPOSES = ("batch", "batch_output")
+OPEN = ("in_progress", "finalizing", "cancelling")
+
+
+class StoredFile(msgspec.Struct, kw_only=True):
+    """A file, in the shape of OpenAI's."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    object: str = "file"
+    status: str = "processed"
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class StoredBatch(msgspec.Struct, kw_only=True):
+    """A batch, in the shape of OpenAI's."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    created_at: int
+    status: str
+    completion_window: str = "24h"
+    object: str = "batch"
+    errors: dict[str, Any] | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    usage: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+
+
+class Shelf:
+    """Files and batches of one tenant."""
+
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder = folder
+        self._limits = limits
+
+    def path(self, name: str, kind: str) -> Path:
+        assert FILE_ID.fullmatch(name) or BATCH_ID.fullmatch(name)
+        return self.folder / f"{name}.{kind}"
+
+    # files ------------------------------------------------------------------------------------------------------------
+
+    def add_file(self, data: bytes, filename: str, purpose: str, now: int) -> StoredFile:
+        """Keep a client's file; refuse it beyond the tenant's bounds."""
+        files = self.files()
+        if len(files) >= self._limits.batch_files:
+            raise RequestError(f"this key has {len(files)} files, the limit; delete some with DELETE /v1/files/ID", 413)
+        used = self.used_bytes()
+        if used + len(data) > self._limits.batch_folder_bytes:
+            most = self._limits.batch_folder_bytes
+            raise RequestError(
+                f"this key uses {used} of {most} bytes, so {len(data)} more do not fit; delete files", 413
+            )
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        return self._keep(
+            data, StoredFile(id=new_id("file-"), bytes=len(data), created_at=now, filename=filename, purpose=purpose)
+        )
+
+    def add_output(self, data: bytes, name: str, filename: str, now: int) -> StoredFile:
+        """Keep a result under a name that was chosen before, so that a repeated call changes nothing."""
+        return self._keep(
+            data, StoredFile(id=name, bytes=len(data), created_at=now, filename=filename, purpose="batch_output")
+        )
+
+    def _keep(self, data: bytes, file: StoredFile) -> StoredFile:
+        write_whole(self.path(file.id, "data"), data)
+        write_whole(self.path(file.id, "json"), msgspec.json.encode(file))
+        return file
+
+    def files(self) -> list[StoredFile]:
+        return self._all("file-*.json", StoredFile)
+
+    def file(self, name: str) -> StoredFile:
+        return self._one(name, FILE_ID, StoredFile, "file")
+
+    def delete_file(self, name: str) -> None:
+        self.file(name)
+        if any(each.input_file_id == name and each.status in OPEN for each in self.batches()):
+            raise RequestError(f"file {name} belongs to a batch that is not complete; cancel the batch first", 409)
+        self.path(name, "json").unlink(missing_ok=True)
+        self.path(name, "data").unlink(missing_ok=True)
+
+    def used_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.glob("*")) if self.folder.is_dir() else 0
+
+    # batches ----------------------------------------------------------------------------------------------------------
+
+    def save(self, batch: StoredBatch) -> None:
+        write_whole(self.path(batch.id, "json"), msgspec.json.encode(batch))
+
+    def batches(self) -> list[StoredBatch]:
+        return self._all("batch_*.json", StoredBatch)
+
+    def batch(self, name: str) -> StoredBatch:
+        return self._one(name, BATCH_ID, StoredBatch, "batch")
+
+    def check_room(self) -> None:
+        """Refuse a further batch beyond the bound; forget the oldest one that is complete instead if there is any."""
+        known = sorted(self.batches(), key=lambda each: each.created_at)
+        if len(known) < self._limits.batches:
+            return
+        ended = next((each for each in known if each.status not in OPEN), None)
+        if ended is None:
+            raise RequestError(f"this key has {len(known)} batches that are not complete, the limit; wait for one", 429)
+        self.path(ended.id, "json").unlink(missing_ok=True)
+        self.path(ended.id, "journal").unlink(missing_ok=True)
+
+    def _one(self, name: str, form: re.Pattern[str], kind: type[T], word: str) -> T:
+        if form.fullmatch(name):
+            try:
+                return msgspec.json.decode(self.path(name, "json").read_bytes(), type=kind)
+            except FileNotFoundError:
+                pass
+        raise RequestError(f"{word} {name!r:.60} does not exist", 404, code=f"{word}_not_found")
+
+    def _all(self, pattern: str, kind: type[T]) -> list[T]:
+        found = [msgspec.json.decode(path.read_bytes(), type=kind) for path in sorted(self.folder.glob(pattern))]
+        return sorted(found, key=lambda each: each.created_at)  # type: ignore[attr-defined]
+
+
+class BatchStore:
+    """The folder of all tenants. `clock` gives the time of day in seconds."""
+
+    def __init__(self, folder: str, limits: Limits, clock: Callable[[], float]) -> None:
+        self._folder = Path(folder).expanduser()
+        self._limits = limits
+        self._clock = clock
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"batch_folder {folder} cannot be created: {error.strerror}") from None
+        if not os.access(self._folder, os.W_OK | os.X_OK):
+            raise OptionError(f"batch_folder {folder} must be a folder that this user can write to")
+
+    def now(self) -> int:
+        return int(self._clock())
+
+    def shelf(self, tenant: Tenant) -> Shelf:
+        return Shelf(self._folder / name_of(tenant), self._limits)
+
+
+def name_of(tenant: Tenant) -> str:
+    """Return the name of a tenant's folder, which does not reveal its salt."""
+    return sha256(b"weft batches " + tenant.salt).hexdigest()[:32]
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
