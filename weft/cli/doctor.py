@@ -212,7 +212,7 @@ def check(llm: LLM, options: DoctorOptions, dtype: str) -> list[str]:
     from weft.cli.check.measures import LeftOut
     from weft.cli.check.others import against_lines, transformers_lines
     from weft.cli.check.ways import ways
-    from weft.models.weights import find_checkpoint
+    from weft.models.finding import find_checkpoint
 
     folder = builtin.FOLDER if options.model is None else find_checkpoint(options.model, with_weights=True)
     print("check, KL unless another number is named")

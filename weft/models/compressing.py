@@ -28,7 +28,8 @@ from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.quantising import Quantising
 from weft.kernels.formats.stored import DENSE, Format, Stored
 from weft.models.config import checkpoint_config, read_config, text_part
-from weft.models.weights import build, checkpoint_files, find_checkpoint, match
+from weft.models.finding import find_checkpoint
+from weft.models.weights import build, checkpoint_files, match
 
 INDEX = "model.safetensors.index.json"
 # Files beside the weights that a copy needs too.
