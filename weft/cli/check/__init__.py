@@ -1,1 +1,1 @@
-"""`weft doctor --check`: is what a model computes here right, by every way in which Weft computes it."""
+"""`weft doctor --check`: compares what a model computes here by every way in which Weft computes it."""

@@ -1,4 +1,4 @@
-"""The same texts by another program or another checkpoint: transformers, and a wide copy of quantised weights."""
+"""Comparisons with another program or another checkpoint: transformers, and a wide copy of quantised weights."""
 
 from __future__ import annotations
 
