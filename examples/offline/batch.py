@@ -19,4 +19,4 @@ def main(model: str | None = None, count: int = 1000) -> list[RequestOutput]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1] if len(sys.argv) > 1 else None)

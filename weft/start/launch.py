@@ -162,7 +162,9 @@ async def serve(
         more: dict[str, Any] = {"keys": keys, "batch_store": batch_store, "background": background, "stored": stored}
         app = app_for(backend, texts, settings, pool=pool, connections=connections, **more)
         await pool.start()
-        for run in (keys.usage.kept, *background, *(partial(each, backend) for each in served.companions)):
+        beside: list[Background] = [keys.usage.kept, *background]
+        beside += [partial(each, backend) for each in served.companions]
+        for run in beside:
             await companions.enter_async_context(run())
     except BaseException:
         await companions.aclose()

@@ -107,7 +107,8 @@ def _with_scales_and_minima(numbers: Float[Tensor, "blocks 256"], top: int) -> t
 
 def _nibbles_of_runs(codes: UInt8[Tensor, "blocks 8 32"]) -> UInt8[Tensor, "blocks 128"]:
     both = codes.unflatten(-2, (4, 2)) & 15
-    return (both[..., 0, :] | (both[..., 1, :] << 4)).flatten(-2)
+    found: Tensor = (both[..., 0, :] | (both[..., 1, :] << 4)).flatten(-2)
+    return found
 
 
 def pack_q4_k(numbers: Numbers) -> Bytes:
