@@ -67,7 +67,10 @@ DENSE_NEMOTRON = {
 }
 CASES = {name: (name, changes) for name, changes in FAMILIES.items()} | {
     "nemotron_h dense": ("nemotron_h", DENSE_NEMOTRON),
-    "granite dense": ("granite_moe_hybrid", FAMILIES["granite_moe_hybrid"] | {"num_local_experts": 0}),
+    "granite dense": (
+        "granite_moe_hybrid",
+        FAMILIES["granite_moe_hybrid"] | {"num_local_experts": 0, "num_experts_per_tok": 0},
+    ),
 }
 # llama.cpp aborts while it computes this one.
 ABORTS = ("nemotron_h dense",)
