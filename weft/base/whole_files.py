@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read. It replaces the old one once it is on the disk."""
+    write_parts(path, (data,))
+
+
+def write_parts(path: Path, parts: Iterable[bytes]) -> int:
+    """Write a file as `write_whole` does, part by part; return its size."""
+    size = 0
     other = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     file = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
+        for data in parts:
+            view, size = memoryview(data), size + len(data)
+            while view:
+                view = view[os.write(file, view) :]
         os.fsync(file)
     finally:
         os.close(file)
     other.replace(path)
+    return size

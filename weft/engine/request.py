@@ -45,6 +45,10 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
         """The tokens to compute before the first one is sampled: the prompt, and what was answered before."""
         return self.prompt if self.answered is None else np.concatenate([self.prompt, self.answered])
 
+    @property
+    def known_length(self) -> int:
+        return len(self.prompt) + (0 if self.answered is None else len(self.answered))
+
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Check that the parameters' token ids are in the vocabulary."""

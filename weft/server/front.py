@@ -68,6 +68,10 @@ class AskedPrompt:
     scores_once: bool = False
     answered: Tokens | None = None  # of an answer to the prompt, with which its own go on
 
+    @property
+    def known_length(self) -> int:
+        return len(self.prompt.tokens) + (0 if self.answered is None else len(self.answered))
+
     def params_of(self, place: int) -> SamplingParams:
         """Return the parameters of the answer at this place."""
         found = numbered(self.params, place)
@@ -278,7 +282,7 @@ class Front:
         prompts: Sequence[AskedPrompt],
     ) -> Generation:
         self._reserve(sequences)
-        prompt = sum(len(asked.prompt.tokens) for asked in prompts)
+        prompt = sum(asked.known_length for asked in prompts)
         try:
             reserved = tenant.account.reserve(prompt, sum(asked.n * asked.params.max_tokens for asked in prompts))
         except BaseException:

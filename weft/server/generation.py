@@ -53,7 +53,7 @@ class OpenSequence:
         self.update_report()
         followed, report = self.followed, self.followed.report
         reason = FinishReason.ABORT if followed.finish is None else followed.finish
-        prompt = len(followed.request.prompt)
+        prompt = followed.request.known_length
         self.meter.finished(reason, prompt, report.cached_tokens, followed.generated, report.queued_seconds)
 
 
@@ -132,10 +132,10 @@ class Generation:
         return self.scores + sum(len(each.request.prompt) + 4 * each.generated for each in self.sequences)
 
     def used(self) -> Used:
-        """Return the tokens so far. Answers to one prompt share it, so it counts once."""
+        """Return the tokens so far. Answers to one prompt share it, so it counts once. A fork's has its answer."""
         prompts = {id(each.request.prompt): each for each in reversed(self.sequences)}.values()
         return Used(
-            sum(len(each.request.prompt) for each in prompts),
+            sum(each.request.known_length for each in prompts),
             sum(each.report.cached_tokens for each in prompts),
             sum(each.generated for each in self.sequences),
         )

@@ -72,7 +72,9 @@ def past_of(front: Front, body: ForkRequest, tenant: Tenant) -> Past:
             sequence = _chosen(generation.sequences, body.choice)
             request, done = sequence.request, np.array(sequence.answer.tokens, np.int32)
             before = request.known[len(request.prompt) :]
-            return Past(request.prompt, np.concatenate([before, done]), request.salt, None)
+            # What the tenant's salt does not begin with is the request's own; a stored fork must keep it.
+            own = request.salt.removeprefix(tenant.salt).decode() or None
+            return Past(request.prompt, np.concatenate([before, done]), request.salt, own)
     if front.stored is None:
         raise missing(body.id, "id")
     found = front.stored.find(body.id, tenant)

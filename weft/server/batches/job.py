@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,7 +33,10 @@ MOST_WAIT_SECONDS = 60.0
 
 
 class Job:
-    """One batch in the course of being answered. `calls` are the routes by path; `room` bounds lines at work."""
+    """One batch in the course of being answered. `calls` are the routes by path; `room` bounds lines at work.
+
+    It ends early when its journal has `most_bytes`, and when `allowed` says so: the tenant's key has been removed.
+    """
 
     def __init__(
         self,
@@ -43,6 +47,8 @@ class Job:
         calls: dict[str, Call],
         room: asyncio.Semaphore,
         width: int,
+        most_bytes: float = math.inf,
+        allowed: Callable[[], bool] = lambda: True,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.progress = Progress(len(places))
@@ -52,6 +58,8 @@ class Job:
         self._calls = calls
         self._room = room
         self._width = width
+        self._most_bytes = most_bytes
+        self._allowed = allowed
         self._sleep = sleep
         done = set()
         for answer in journal.answers():
@@ -72,16 +80,25 @@ class Job:
             os.close(file)
 
     async def _work(self, file: int, lines: Iterator[Place]) -> None:
-        for place in lines:
-            async with self._room:
-                answer = await self._answered(request_at(file, place))
+        while not self.full and self._allowed() and (place := next(lines, None)) is not None:
+            answer = await self._answered(request_at(file, place))
             self._journal.append(answer)
             self.progress.add(answer)
+
+    @property
+    def full(self) -> bool:
+        return self._journal.size >= self._most_bytes
+
+    @property
+    def complete(self) -> bool:
+        return self.progress.done == self.progress.total
 
     async def _answered(self, line: BatchLine) -> BatchAnswer:
         name = "batch_req_" + secrets.token_hex(12)
         for tries in range(MOST_TRIES):
-            answer = await self._sent(line, name)
+            # Not while it waits: the limits of one key would hold up the batches of all.
+            async with self._room:
+                answer = await self._sent(line, name)
             if answer.status_code not in WAIT:
                 break
             await self._sleep(min(MOST_WAIT_SECONDS, float(answer.headers.get("retry-after", 1)) * (1 + tries)))

@@ -113,10 +113,12 @@ class Journal:
         """Open a journal, or create it. An incomplete last line is cut off."""
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.path = path
-        os.ftruncate(self._file, end_of_lines(path))
+        self.size = end_of_lines(path)
+        os.ftruncate(self._file, self.size)
 
     def append(self, answer: BatchAnswer) -> None:
         data = memoryview(msgspec.json.encode(answer) + b"\n")
+        self.size += len(data)
         while data:
             data = data[os.write(self._file, data) :]
 

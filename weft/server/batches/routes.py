@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from weft.base.errors import InvalidField
+from weft.base.errors import InvalidField, RequestError
 from weft.server.batches.lines import ENDPOINTS
 from weft.server.batches.runner import BatchRunner
 from weft.server.batches.store import PURPOSES, Shelf, StoredBatch, StoredFile, new_id
@@ -22,6 +23,8 @@ from weft.server.settings import Limits
 from weft.server.texts.bodies import check_items, read
 
 MAX_PAGE = 100
+# A client may ask for this many, as in OpenAI's API, and gets a page.
+MAX_ASKED = 10_000
 Metadata = dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]]
 Listed = StoredFile | StoredBatch
 
@@ -40,6 +43,9 @@ class BatchRoutes:
         self._runner = runner
         self._receiving = receiving
         self._limits = limits
+        # Files are kept one after another, in a thread: a disk may be slow, and the bounds count what is there.
+        self._keeping = asyncio.Lock()
+        self._held_bytes = 0
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -60,15 +66,26 @@ class BatchRoutes:
 
     async def upload(self, request: Request) -> Response:
         body = await self._receiving.read_body(request, self._limits.batch_file_bytes)
-        found = read_upload(request.headers.get("content-type", ""), body)
-        now = self._runner.store.now()
-        return json_response(self._shelf(request).add_file(found.data, found.filename, found.purpose, now))
+        kind, shelf = request.headers.get("content-type", ""), self._shelf(request)
+        if self._held_bytes and self._held_bytes + len(body) > self._limits.waiting_bytes:
+            raise RequestError("the server is keeping too many files at once; try again later", 503)
+        self._held_bytes += len(body)
+        try:
+            async with self._keeping:
+                return json_response(await asyncio.to_thread(self._kept, shelf, kind, body))
+        finally:
+            self._held_bytes -= len(body)
+
+    def _kept(self, shelf: Shelf, kind: str, body: bytes) -> StoredFile:
+        found = read_upload(kind, body)
+        return shelf.add_file(found.data, found.filename, found.purpose, self._runner.store.now())
 
     async def files(self, request: Request) -> Response:
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in PURPOSES:
             raise InvalidField("purpose", f"must be one of {', '.join(PURPOSES)}, got {purpose!r:.40}")
-        found = [each for each in self._shelf(request).files() if purpose in (None, each.purpose)]
+        known = await asyncio.to_thread(self._shelf(request).files)
+        found = [each for each in known if purpose in (None, each.purpose)]
         return json_response(page(request, found))
 
     async def file(self, request: Request) -> Response:
@@ -76,7 +93,7 @@ class BatchRoutes:
 
     async def delete(self, request: Request) -> Response:
         name = request.path_params["name"]
-        self._shelf(request).delete_file(name)
+        await asyncio.to_thread(self._shelf(request).delete_file, name)
         return json_response({"id": name, "object": "file", "deleted": True})
 
     async def content(self, request: Request) -> Response:
@@ -102,7 +119,7 @@ class BatchRoutes:
         return json_response(await self._runner.create(request.state.tenant, batch))
 
     async def batches(self, request: Request) -> Response:
-        found = [self._runner.shown(each) for each in self._shelf(request).batches()]
+        found = [self._runner.shown(each) for each in await asyncio.to_thread(self._shelf(request).batches)]
         return json_response(page(request, found))
 
     async def batch(self, request: Request) -> Response:
@@ -116,8 +133,8 @@ def page(request: Request, found: list[Any]) -> dict[str, Any]:
     """Return the newest of a list after `after`, up to `limit`."""
     newest = found[::-1]
     asked = request.query_params.get("limit", "20")
-    if not asked.isdigit() or not 1 <= int(asked[:8]) <= 10_000:
-        raise InvalidField("limit", f"must be from 1 to {MAX_PAGE}, got {asked!r:.20}")
+    if not (asked.isascii() and asked.isdigit() and 1 <= int(asked[:8]) <= MAX_ASKED):
+        raise InvalidField("limit", f"must be from 1 to {MAX_ASKED}, got {asked!r:.20}")
     after = request.query_params.get("after")
     names = [each.id for each in newest]
     if after is not None and after not in names:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,7 @@ from weft.base.errors import InvalidField
 from weft.server.access.auth import Keys, Tenant
 from weft.server.batches.job import Call, Job
 from weft.server.batches.journal import BatchAnswer, Journal, Progress, read_answers
-from weft.server.batches.lines import InvalidBatch, Place, places_of
+from weft.server.batches.lines import InvalidBatch, Place, Problem, places_of
 from weft.server.batches.store import OPEN, BatchStore, Counts, Shelf, StoredBatch, new_id
 from weft.server.settings import Limits
 
@@ -38,20 +39,23 @@ class BatchRunner:
         self._progress: dict[str, Progress] = {}
         self._cancelled: set[str] = set()
         self._closing = False
+        # One at a time: a file is checked in a thread, and its beginnings are kept in memory meanwhile.
+        self._checking = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Resume what a server before this one has left, and run batches until the end."""
-        for tenant in self._keys.all_tenants:
-            self.wake(tenant)
-        try:
-            yield
-        finally:
-            self._closing = True
-            tasks = list(self._running.values())
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with self.store.claimed():
+            for tenant in self._keys.all_tenants:
+                self.wake(tenant)
+            try:
+                yield
+            finally:
+                self._closing = True
+                tasks = list(self._running.values())
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     # what routes ask --------------------------------------------------------------------------------------------------
 
@@ -61,18 +65,26 @@ class BatchRunner:
         file = shelf.file(batch.input_file_id)
         if file.purpose != "batch":
             raise InvalidField("input_file_id", f"must be a file with the purpose batch, got {file.purpose}")
-        shelf.check_room()
+        await asyncio.to_thread(shelf.check_room)
         try:
-            places = await asyncio.to_thread(places_of, shelf.path(file.id, "data"), batch.endpoint, self._limits)
+            places = await self._places(shelf, batch)
             batch.request_counts = Counts(total=len(places))
             batch.status, batch.in_progress_at = "in_progress", self.store.now()
         except InvalidBatch as error:
             batch.status, batch.failed_at = "failed", self.store.now()
-            problems = [{"code": "invalid_line", "message": each.message, "line": each.line} for each in error.problems]
-            batch.errors = {"object": "list", "data": problems}
-        shelf.save(batch)
+            batch.errors = shown_errors(error)
+        await asyncio.to_thread(shelf.save, batch)
         self.wake(tenant)
         return batch
+
+    async def _places(self, shelf: Shelf, batch: StoredBatch) -> list[Place]:
+        """Return the lines of a batch's file. Raises `InvalidBatch`, also for a file that was deleted meanwhile."""
+        path = shelf.path(batch.input_file_id, "data")
+        try:
+            async with self._checking:
+                return await asyncio.to_thread(places_of, path, batch.endpoint, self._limits)
+        except FileNotFoundError:
+            raise InvalidBatch([Problem(1, f"file {batch.input_file_id} was deleted")]) from None
 
     def cancel(self, tenant: Tenant, name: str) -> StoredBatch:
         """Cancel a batch; what it has answered so far becomes its output."""
@@ -95,9 +107,9 @@ class BatchRunner:
     # running ----------------------------------------------------------------------------------------------------------
 
     def wake(self, tenant: Tenant) -> None:
-        """Run a tenant's open batches, if none is running."""
+        """Run a tenant's open batches, if none is running and its key is still there."""
         name = self.store.shelf(tenant).folder.name
-        if self._closing or name in self._running:
+        if self._closing or name in self._running or not self._is_known(tenant):
             return
         task = asyncio.get_running_loop().create_task(self._run_all(tenant))
         self._running[name] = task
@@ -107,56 +119,85 @@ class BatchRunner:
         del self._running[name]
         if not task.cancelled() and task.exception() is not None:
             log.error("a batch has stopped; it continues with the next one or a restart", exc_info=task.exception())
-        elif task.cancelled():
-            # One of its batches was cancelled; others may wait.
+        elif task.cancelled() or any(each.status in OPEN for each in self.store.shelf(tenant).batches()):
+            # One of its batches was cancelled, or one came at the last moment; others may wait.
             self.wake(tenant)
+
+    def _is_known(self, tenant: Tenant) -> bool:
+        return tenant in self._keys.all_tenants
 
     async def _run_all(self, tenant: Tenant) -> None:
         shelf = self.store.shelf(tenant)
-        while (batch := next((each for each in shelf.batches() if each.status in OPEN), None)) is not None:
+        while self._is_known(tenant):
+            batch = next((each for each in shelf.batches() if each.status in OPEN), None)
+            if batch is None:
+                return
             await self._run(shelf, tenant, batch)
 
     async def _run(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch) -> None:
         journal = Journal(shelf.path(batch.id, "journal"))
         try:
-            if batch.status == "in_progress":
-                source = shelf.path(batch.input_file_id, "data")
-                places: Sequence[Place] = await asyncio.to_thread(places_of, source, batch.endpoint, self._limits)
-                job = Job(source, journal, [*places], tenant, self._calls, self._room, self._width)
-                self._progress[batch.id] = job.progress
-                await job.run()
+            if batch.status == "in_progress" and not await self._answer(shelf, tenant, batch, journal):
+                return
+        except InvalidBatch as error:
+            batch.errors = shown_errors(error)
         finally:
             self._progress.pop(batch.id, None)
             journal.close()
         await asyncio.to_thread(self._finish, shelf, batch)
 
+    async def _answer(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch, journal: Journal) -> bool:
+        """Answer a batch's lines; return whether that is over, which it is not if the key was removed meanwhile."""
+        places = await self._places(shelf, batch)
+        # The output is as large as the journal, and both are there for a moment.
+        most = journal.size + max(0, await asyncio.to_thread(lambda: shelf.free_bytes)) // 2
+        source, allowed = shelf.path(batch.input_file_id, "data"), partial(self._is_known, tenant)
+        width = self._width
+        # In a thread, because a journal of many answers takes long to read.
+        job = await asyncio.to_thread(
+            Job, source, journal, places, tenant, self._calls, self._room, width, most, allowed
+        )
+        self._progress[batch.id] = job.progress
+        if batch.id in self._cancelled:
+            return True
+        await job.run()
+        if job.full and not job.complete:
+            done, total = job.progress.done, job.progress.total
+            message = f"the answers to {done} of {total} lines fill all bytes of this key; delete files"
+            raise InvalidBatch([Problem(1, message)])
+        return job.complete
+
     def _finish(self, shelf: Shelf, batch: StoredBatch) -> None:
         """Turn the journal into the output. Repeating this after a crash gives the same files."""
         cancelled = batch.status == "cancelling" or batch.id in self._cancelled
-        progress, good, bad = Progress(batch.request_counts.total), list[bytes](), list[bytes]()
-        for answer in read_answers(shelf.path(batch.id, "journal")):
+        progress, journal = Progress(batch.request_counts.total), shelf.path(batch.id, "journal")
+        for answer in read_answers(journal):
             progress.add(answer)
-            (good if answer.succeeded else bad).append(as_line(answer))
         if batch.status == "in_progress":
             batch.status, batch.finalizing_at = "finalizing", self.store.now()
         # Chosen and saved before the files are written, so that a crash leaves none behind.
-        batch.output_file_id = batch.output_file_id or (new_id("file-") if good else None)
-        batch.error_file_id = batch.error_file_id or (new_id("file-") if bad else None)
+        batch.output_file_id = batch.output_file_id or (new_id("file-") if progress.completed else None)
+        batch.error_file_id = batch.error_file_id or (new_id("file-") if progress.failed else None)
         shelf.save(batch)
-        for name, lines, kind in ((batch.output_file_id, good, "output"), (batch.error_file_id, bad, "error")):
+        for name, kind in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):
             if name is not None:
-                shelf.add_output(b"".join(lines), name, f"{batch.id}_{kind}.jsonl", self.store.now())
+                lines = (as_line(each) for each in read_answers(journal) if each.succeeded == (kind == "output"))
+                shelf.add_output(lines, name, f"{batch.id}_{kind}.jsonl", self.store.now())
         batch = with_progress(batch, progress)
-        batch.status = "cancelled" if cancelled else "completed"
-        ended = {"cancelled_at": self.store.now()} if cancelled else {"completed_at": self.store.now()}
-        shelf.save(msgspec.structs.replace(batch, **ended))
-        shelf.path(batch.id, "journal").unlink(missing_ok=True)
+        batch.status = "cancelled" if cancelled else "failed" if batch.errors else "completed"
+        shelf.save(msgspec.structs.replace(batch, **{f"{batch.status}_at": self.store.now()}))
+        journal.unlink(missing_ok=True)
         self._cancelled.discard(batch.id)
 
 
 def with_progress(batch: StoredBatch, progress: Progress) -> StoredBatch:
     counts = Counts(total=progress.total, completed=progress.completed, failed=progress.failed)
     return msgspec.structs.replace(batch, request_counts=counts, usage=progress.usage())
+
+
+def shown_errors(error: InvalidBatch) -> dict[str, Any]:
+    problems = [{"code": "invalid_line", "message": each.message, "line": each.line} for each in error.problems]
+    return {"object": "list", "data": problems}
 
 
 def as_line(answer: BatchAnswer) -> bytes:

@@ -6,10 +6,12 @@ FOLDER/TENANT/batch_ID.json, batch_ID.journal  a batch and its answers so far
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from weft.base.errors import OptionError, RequestError
-from weft.base.whole_files import write_whole
+from weft.base.whole_files import write_parts, write_whole
 from weft.server.access.auth import Tenant
 from weft.server.settings import Limits
 
@@ -85,9 +87,7 @@ class Shelf:
 
     def add_file(self, data: bytes, filename: str, purpose: str, now: int) -> StoredFile:
         """Keep a client's file; refuse it beyond the tenant's bounds."""
-        files = self.files()
-        if len(files) >= self._limits.batch_files:
-            raise RequestError(f"this key has {len(files)} files, the limit; delete some with DELETE /v1/files/ID", 413)
+        self._check_files(1)
         used = self.used_bytes()
         if used + len(data) > self._limits.batch_folder_bytes:
             most = self._limits.batch_folder_bytes
@@ -96,17 +96,17 @@ class Shelf:
             )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         return self._keep(
-            data, StoredFile(id=new_id("file-"), bytes=len(data), created_at=now, filename=filename, purpose=purpose)
+            (data,), StoredFile(id=new_id("file-"), bytes=0, created_at=now, filename=filename, purpose=purpose)
         )
 
-    def add_output(self, data: bytes, name: str, filename: str, now: int) -> StoredFile:
+    def add_output(self, lines: Iterable[bytes], name: str, filename: str, now: int) -> StoredFile:
         """Keep a result under a name that was chosen before, so that a repeated call changes nothing."""
         return self._keep(
-            data, StoredFile(id=name, bytes=len(data), created_at=now, filename=filename, purpose="batch_output")
+            lines, StoredFile(id=name, bytes=0, created_at=now, filename=filename, purpose="batch_output")
         )
 
-    def _keep(self, data: bytes, file: StoredFile) -> StoredFile:
-        write_whole(self.path(file.id, "data"), data)
+    def _keep(self, parts: Iterable[bytes], file: StoredFile) -> StoredFile:
+        file.bytes = write_parts(self.path(file.id, "data"), parts)
         write_whole(self.path(file.id, "json"), msgspec.json.encode(file))
         return file
 
@@ -123,8 +123,18 @@ class Shelf:
         self.path(name, "json").unlink(missing_ok=True)
         self.path(name, "data").unlink(missing_ok=True)
 
+    def _check_files(self, more: int = 0) -> None:
+        """Refuse another file, or what makes files of its own if there are too many even without `more` of them."""
+        count = len(self.files())
+        if count + more > self._limits.batch_files:
+            raise RequestError(f"this key has {count} files, the limit; delete some with DELETE /v1/files/ID", 413)
+
     def used_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("*")) if self.folder.is_dir() else 0
+        return sum(map(_size, self.folder.glob("*")))
+
+    @property
+    def free_bytes(self) -> int:
+        return self._limits.batch_folder_bytes - self.used_bytes()
 
     # batches ----------------------------------------------------------------------------------------------------------
 
@@ -138,7 +148,14 @@ class Shelf:
         return self._one(name, BATCH_ID, StoredBatch, "batch")
 
     def check_room(self) -> None:
-        """Refuse a further batch beyond the bound; forget the oldest one that is complete instead if there is any."""
+        """Refuse a further batch beyond the bounds; of batches, forget the oldest one that is complete if there is any.
+
+        Its answers are files too, so there must be room for them.
+        """
+        self._check_files()
+        if self.free_bytes <= 0:
+            most = self._limits.batch_folder_bytes
+            raise RequestError(f"this key uses all of its {most} bytes; delete some with DELETE /v1/files/ID", 413)
         known = sorted(self.batches(), key=lambda each: each.created_at)
         if len(known) < self._limits.batches:
             return
@@ -157,7 +174,11 @@ class Shelf:
         raise RequestError(f"{word} {name!r:.60} does not exist", 404, code=f"{word}_not_found")
 
     def _all(self, pattern: str, kind: type[T]) -> list[T]:
-        found = [msgspec.json.decode(path.read_bytes(), type=kind) for path in sorted(self.folder.glob(pattern))]
+        found = []
+        for path in sorted(self.folder.glob(pattern)):
+            # It may have been deleted meanwhile.
+            with suppress(FileNotFoundError):
+                found.append(msgspec.json.decode(path.read_bytes(), type=kind))
         return sorted(found, key=lambda each: each.created_at)  # type: ignore[attr-defined]
 
 
@@ -175,11 +196,32 @@ class BatchStore:
         if not os.access(self._folder, os.W_OK | os.X_OK):
             raise OptionError(f"batch_folder {folder} must be a folder that this user can write to")
 
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Keep other servers from running the batches of this folder, which would answer lines twice."""
+        file = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            # Of this process alone: one that it starts does not hold it on.
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise OptionError(f"batch_folder {self._folder} is used by another server; pass another folder") from None
+        finally:
+            os.close(file)
+
     def now(self) -> int:
         return int(self._clock())
 
     def shelf(self, tenant: Tenant) -> Shelf:
         return Shelf(self._folder / name_of(tenant), self._limits)
+
+
+def _size(path: Path) -> int:
+    """Return a file's size; 0 if it has been deleted or renamed meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def name_of(tenant: Tenant) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -95,7 +96,9 @@ class LlamaAnswer:
             if piece.finish is None:
                 yield event(self._piece(sequence, piece))
             else:
-                yield event(self._end(generation, sequence, piece.text, tokens_of(piece), piece.outputs))
+                # The last event has the whole prompt, so it may take long.
+                end = partial(self._end, generation, sequence, piece.text, tokens_of(piece), piece.outputs)
+                yield event(await self.front.run_off_loop(generation.size, end))
 
     def _piece(self, sequence: FollowedAnswer, piece: Piece) -> Object:
         found: Object = {
