@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +13,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.servers.asgi import Exchange, PacedEngine, application
 from tests.support.servers.fake_engines import InstantEngine
+from weft.answers.followed import FollowedAnswer
+from weft.base.sampling import SamplingParams
 from weft.engine.events import Report
-from weft.server.access.auth import Keys
+from weft.engine.request import Request
+from weft.server.access.auth import Keys, Tenant
 from weft.server.access.keys import Key, RateLimits
 from weft.server.access.rates import RATE_HEADERS, Account, Bucket, RateLimited, Used
+from weft.server.front import AskedPrompt
+from weft.server.generation import Generation
+from weft.server.metrics.registry import Metrics
 from weft.server.settings import Limits, ServerSettings
+from weft.server.texts.prompt_builder import Prompt
 
 
 class Hand:
@@ -78,6 +86,20 @@ def test_tokens_are_reserved_and_those_not_used_are_given_back(clock):
     account.settle(reserved, Used(100, 64, 20))
     assert remaining(account) == 1000 - 36 - 20
     assert account.tokens == {"prompt": 100, "cached": 64, "generated": 20}
+
+
+def test_a_fork_pays_for_the_answer_that_it_goes_on_with(clock):
+    account = Account(RateLimits(tokens_per_minute=1000), clock)
+    prompt, before = np.zeros(10, np.int32), np.zeros(800, np.int32)
+    params = SamplingParams(max_tokens=5)
+    generation = Generation((), Tenant(), None, Metrics())
+    generation.sequences = [FollowedAnswer(Request(prompt, params, answered=before), None, 0)]
+    generation.sequences[0].report = Report(cached_tokens=768)
+    used = generation.used()
+    assert (used.prompt, used.cached, used.charged) == (810, 768, 42)
+    asked = AskedPrompt(Prompt(prompt), params, answered=before)
+    account.settle(account.reserve(asked.known_length, 5), used)
+    assert remaining(account) == 1000 - 42
 
 
 def test_an_answer_without_a_bound_may_start_and_is_paid_for_when_it_was_longer(clock):

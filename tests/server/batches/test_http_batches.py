@@ -12,14 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from tests.support.fences import ROOT
+from tests.support.servers import asgi
 from tests.support.servers.asgi import Exchange, PacedEngine, application
 from tests.support.servers.backends import in_loop
-from tests.support.servers.fake_engines import answer
+from tests.support.servers.fake_engines import answer, fake_info
 from tests.support.servers.held_steps import SECONDS, wait_until
-from weft.base.errors import RequestError
+from weft.base.errors import OptionError, RequestError
+from weft.server.access.auth import Keys
+from weft.server.access.keys import Key, RateLimits
 from weft.server.app import Background
 from weft.server.batches.journal import BatchAnswer, BatchError, Journal, read_answers
 from weft.server.batches.lines import PRIORITY, InvalidBatch, places_of
@@ -87,16 +91,24 @@ class Client:
 
 
 @asynccontextmanager
-async def batching(folder: Path, settings: ServerSettings | None = None, engine: Any = None, run: bool = True) -> Any:
+async def batching(
+    folder: Path, settings: ServerSettings | None = None, engine: Any = None, run: bool = True, **more: Any
+) -> Any:
     background: list[Background] = []
     chosen = settings or ServerSettings()
     store = BatchStore(str(folder), chosen.limits, lambda: 1000.0)
     async with AsyncExitStack() as stack:
-        more = {"batch_store": store, "background": background}
+        more |= {"batch_store": store, "background": background}
         app = await stack.enter_async_context(application(chosen, engine, **more))
         if run:
             await stack.enter_async_context(background[0]())
         yield app
+
+
+@pytest.fixture
+def few_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a batch have eight lines at work at once."""
+    monkeypatch.setattr(asgi, "fake_info", lambda: msgspec.structs.replace(fake_info(), max_sequences=16))
 
 
 @in_loop
@@ -181,6 +193,95 @@ async def test_bounds_hold_for_each_key(tmp_path):
 
 
 @in_loop
+async def test_answers_count_against_the_bytes_of_a_key(tmp_path, few_at_work):
+    limits = Limits(batch_folder_bytes=16_000)
+    async with batching(tmp_path, ServerSettings(limits=limits)) as app:
+        client = Client(app)
+        made = await client.batch([line(f"line-{n}") for n in range(LINES)])
+        done = await client.ended(made["id"])
+        assert done["status"] == "failed"
+        assert "fill all bytes" in done["errors"]["data"][0]["message"]
+        assert 0 < done["request_counts"]["completed"] < LINES
+        assert len(await client.output(done["output_file_id"])) == done["request_counts"]["completed"]
+        # Where nothing is left, nothing begins.
+        await client.upload(b"x" * (16_000 - sum(path.stat().st_size for path in tmp_path.glob("*/*"))))
+        again = {"input_file_id": made["input_file_id"], "endpoint": "/v1/completions"}
+        refused = await client.ask("POST", "/v1/batches", again, 413)
+        assert "all of its 16000 bytes" in refused["error"]["message"]
+
+
+@in_loop
+async def test_a_batch_whose_file_is_gone_fails_and_the_next_one_runs(tmp_path):
+    async with batching(tmp_path, run=False) as app:
+        engine = Client(app)
+        file = await engine.upload(jsonl([line("a")]))
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        for path in tmp_path.glob(f"*/{file['id']}.data"):
+            path.unlink()
+        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions"}
+        made = await client.ask("POST", "/v1/batches", asked)
+        assert made["status"] == "failed"
+        # So does one that had begun.
+        folder = next(tmp_path.glob("*/*.json")).parent
+        begun = {**made, "id": "batch_" + "0" * 24, "status": "in_progress", "errors": None}
+        (folder / f"{begun['id']}.json").write_text(json.dumps(begun))
+        assert (await client.ended((await client.batch([line("b")]))["id"]))["status"] == "completed"
+        assert (await client.ended(begun["id"]))["status"] == "failed"
+
+
+@in_loop
+async def test_a_key_at_its_rate_limit_does_not_hold_up_the_batches_of_others(tmp_path, few_at_work):
+    slow = Key("slow", rates=RateLimits(tokens_per_minute=10))
+    settings = ServerSettings(api_keys=(slow, "two"), admin_key="root")
+    async with batching(tmp_path, settings) as app:
+        # Each of these waits for a minute: no prompt of this length is ever allowed.
+        await Client(app, "slow").batch([line(f"line-{n}", range(20, 60)) for n in range(LINES)])
+        other = Client(app, "two")
+        made = await other.batch([line("a")])
+        assert (await other.ended(made["id"]))["status"] == "completed"
+
+
+@in_loop
+async def test_the_batches_of_a_removed_key_stop(tmp_path, few_at_work):
+    engine, keys = PacedEngine(), Keys(KEYS)
+    async with batching(tmp_path, KEYS, engine, keys=keys) as app:
+        client = Client(app, "one")
+        made = await client.batch([line(f"line-{n}") for n in range(LINES)])
+        async with asyncio.timeout(SECONDS):
+            while not any(path.stat().st_size for path in tmp_path.glob("*/*.journal")):
+                engine.allow(1)
+                await asyncio.sleep(0.001)
+        keys.replace(ServerSettings(api_keys=("two",), admin_key="root"))
+        engine.free()
+        async with asyncio.timeout(SECONDS):
+            while any("_run_all" in str(task.get_coro()) for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.001)
+        journal = next(tmp_path.glob(f"*/{made['id']}.journal"))
+        assert journal.read_bytes().count(b"\n") < LINES
+        # It goes on once the key is back, with the next batch at the latest.
+        keys.replace(KEYS)
+        await client.batch([line("b")])
+        assert (await client.ended(made["id"]))["request_counts"]["completed"] == LINES
+
+
+@in_loop
+async def test_a_folder_has_one_server(tmp_path):
+    (tmp_path / "lock").touch()
+    held = "import fcntl, sys; f = open(sys.argv[1], 'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    command = [sys.executable, "-c", held, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(OptionError, match="another server"):
+            async with batching(tmp_path):
+                pass
+        other.kill()
+    async with batching(tmp_path):
+        pass
+
+
+@in_loop
 async def test_a_batch_is_cancelled_with_what_it_has(tmp_path):
     engine = PacedEngine()
     async with batching(tmp_path, engine=engine) as app:
@@ -203,6 +304,9 @@ async def test_lists_are_paged_and_filtered(tmp_path):
         names = [(await client.upload(b"x"))["id"] for _ in range(3)]
         first = await client.ask("GET", "/v1/files")
         assert sorted(each["id"] for each in first["data"]) == sorted(names)
+        for limit in ("0", "x", "10001", "%C2%B2"):
+            exchange = Exchange(app, "/v1/files", query_string=f"limit={limit}".encode())
+            assert (await exchange.answer()).status == 400
 
 
 @in_loop
