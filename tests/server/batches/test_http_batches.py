@@ -298,6 +298,17 @@ async def test_a_batch_is_cancelled_with_what_it_has(tmp_path):
 
 
 @in_loop
+async def test_the_usage_of_a_key_counts_each_line(tmp_path):
+    keys = Keys(KEYS)
+    async with batching(tmp_path, KEYS, keys=keys) as app:
+        client = Client(app, "one")
+        await client.ended((await client.batch([line(f"line-{n}") for n in range(LINES)]))["id"])
+    (usage,) = keys.usage.days.values()
+    assert usage["key-1"].generated_tokens == 3 * LINES
+    assert usage["key-1"].requests > LINES
+
+
+@in_loop
 async def test_lists_are_paged_and_filtered(tmp_path):
     async with batching(tmp_path) as app:
         client = Client(app)

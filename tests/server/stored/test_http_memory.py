@@ -139,6 +139,16 @@ def test_a_fork_can_be_stored_and_forked_again(served: Served) -> None:
     assert "a fork is continued" in ask(served, 400, previous_response_id=one["id"])["error"]["message"]
 
 
+@pytest.mark.parametrize("value", [b'"\xff"', b"1e999"])
+def test_items_that_cannot_be_stored_are_refused_before_an_answer(served: Served, value: bytes) -> None:
+    made = ask(served)
+    for before in (b"", b'"previous_response_id": "%s", ' % made["id"].encode()):
+        item = b'{"role": "user", "content": "Hello", "more": %s}' % value
+        body = b'{%s"input": [%s], "max_output_tokens": 2}' % (before, item)
+        found = served.client.post("/v1/responses", content=body, headers=bearer(ONE))
+        assert found.status_code == 400, found.text
+
+
 def test_a_stored_fork_of_a_running_answer_keeps_its_own_salt(served: Served) -> None:
     salted = {"cache_salt": "pepper", "stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 400}
     body = {"prompt": LONG, **salted}

@@ -118,10 +118,13 @@ class Account:
         bucket.resize(per_minute)
         return bucket
 
-    def take_request(self) -> None:
-        """Count a request; raise if there are too many."""
+    def count_request(self) -> None:
         self.requests += 1
         self._note(1, None)
+
+    def take_request(self) -> None:
+        """Count a request; raise if there are too many."""
+        self.count_request()
         if self._requests is not None:
             self._need(self._requests, 1, "requests")
             self._requests.take(1)

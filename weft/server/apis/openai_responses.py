@@ -116,9 +116,12 @@ class ResponsesRequest(SamplingFields, kw_only=True):
 
 async def respond(front: Front, request: Request) -> Response:
     sent, tenant = await front.receiving.read_body(request), request.state.tenant
-    data, before = stored_responses.continued(front, sent, tenant)
+    data, before = await front.run_off_loop(len(sent), lambda: stored_responses.continued(front, sent, tenant))
     body, [prompt] = await front.read_texts(request, RESPONSE, data)
-    answer = ResponseAnswer(front, body, ConversationBefore(front, tenant, sent, before))
+    stores = front.stored is not None and body.store is not False
+    # Now, so that nothing is computed for an answer that cannot be stored.
+    items = await front.run_off_loop(len(sent), lambda: stored_responses.own_items(sent)) if stores else b""
+    answer = ResponseAnswer(front, body, ConversationBefore(front, tenant, stores, items, before))
     generation = await answer.start(request, prompt)
     events = answer.events(generation) if body.stream else None
     return await deliver(
@@ -240,11 +243,12 @@ def cut_by(sequence: FollowedAnswer, parts: SplitAnswer) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ConversationBefore:
-    """What a response's storage needs: the body as it was sent, and the response that it goes on with."""
+    """What a response's storage needs: its own items, and the response that it goes on with."""
 
     front: Front
     tenant: Tenant
-    sent: bytes
+    stores: bool
+    items: bytes
     before: StoredAnswer | None
 
 
@@ -255,7 +259,7 @@ class ResponseAnswer:
         self.front = front
         self.body = body
         self.memory = memory
-        self.stores = front.stored is not None and body.store is not False
+        self.stores = memory.stores
         self.name = new_name("resp_")
         self.created = int(time.time())
         self.turn = turn_of(front, body)
@@ -289,7 +293,8 @@ class ResponseAnswer:
         """Store a response, if it is to be, and return it."""
         memory = self.memory
         if self.stores and sequence.finish in (FinishReason.STOP, FinishReason.LENGTH):
-            stored_responses.keep(memory.front, memory.tenant, response, memory.sent, memory.before, sequence)
+            salt = self.body.cache_salt
+            stored_responses.keep(memory.front, memory.tenant, response, memory.items, salt, memory.before, sequence)
         return response
 
     def _logprobs(self, sequence: FollowedAnswer) -> list[Any]:

@@ -40,6 +40,7 @@ def continued(front: Front, data: bytes, tenant: Tenant) -> tuple[bytes, StoredA
     if PREVIOUS not in data:
         return data, None
     check_depth(data, front.limits.json_depth)
+    check_utf8(data)
     try:
         shown = msgspec.json.decode(data, type=Shown)
     except msgspec.MsgspecError:
@@ -73,37 +74,51 @@ def items_of(value: msgspec.Raw) -> Items:
     return [msgspec.Raw(msgspec.json.encode(message))]
 
 
+def check_utf8(data: bytes) -> None:
+    """Refuse a body whose unknown fields are no text either: they are stored, or sent on, with the others."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"the body must be UTF-8; byte {error.start} is not") from None
+
+
 def own_items(data: bytes) -> bytes:
     """Return the items that a body as it was sent adds to the conversation, each with an id."""
-    found = [msgspec.json.decode(item) for item in items_of(msgspec.json.decode(data, type=Shown).input)]
+    check_utf8(data)
+    try:
+        found = [msgspec.json.decode(item) for item in items_of(msgspec.json.decode(data, type=Shown).input)]
+    except msgspec.MsgspecError as error:
+        raise InvalidField("input", f"cannot be stored: {error}") from None
     for item in found:
         item.setdefault("id", new_name("msg_"))
     return msgspec.json.encode(found)
 
 
 def keep(
-    front: Front, tenant: Tenant, body: dict[str, Any], sent: bytes, before: StoredAnswer | None, answer: FollowedAnswer
+    front: Front,
+    tenant: Tenant,
+    body: dict[str, Any],
+    items: bytes,
+    cache_salt: str | None,
+    before: StoredAnswer | None,
+    answer: FollowedAnswer,
 ) -> None:
-    """Store a response with its conversation and its tokens."""
+    """Store a response with its conversation, whose own part are the `items`, and its tokens."""
     assert front.stored is not None
     front.stored.add(
         StoredAnswer(
             id=body["id"],
             tenant=tenant_digest(tenant.salt),
             created=float(body["created_at"]),
-            cache_salt=msgspec.json.decode(sent, type=Salted).cache_salt,
+            cache_salt=cache_salt,
             tokens=as_bytes(answer.request.prompt),
             answers=[as_bytes(answer.answer.tokens)],
             earlier=b"[]" if before is None else msgspec.json.encode(conversation(before)),
-            items=own_items(sent),
+            items=items,
             output=msgspec.json.encode(body["output"]),
             body=msgspec.json.encode(body),
         )
     )
-
-
-class Salted(msgspec.Struct):
-    cache_salt: str | None = None
 
 
 def named(front: Front, request: Request) -> StoredAnswer:

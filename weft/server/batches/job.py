@@ -95,6 +95,8 @@ class Job:
 
     async def _answered(self, line: BatchLine) -> BatchAnswer:
         name = "batch_req_" + secrets.token_hex(12)
+        # Once, however often it is sent. Limits of requests a minute are for interactive traffic.
+        self._tenant.account.count_request()
         for tries in range(MOST_TRIES):
             # Not while it waits: the limits of one key would hold up the batches of all.
             async with self._room:

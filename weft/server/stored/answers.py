@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import takewhile
 
 import msgspec
 import numpy as np
@@ -117,9 +118,9 @@ class StoredAnswers:
             self._remove(largest, next(iter(self._kept[largest])))
 
     def _expire(self, tenant: bytes) -> None:
-        oldest = self._now() - MOST_SECONDS
-        old = [name for name, (answer, _) in self._kept.get(tenant, {}).items() if answer.created < oldest]
-        for name in old:
+        oldest, kept = self._now() - MOST_SECONDS, self._kept.get(tenant, {})
+        # They are in the order of their arrival, so the rest need not be looked at.
+        for name, _ in list(takewhile(lambda each: each[1][0].created < oldest, kept.items())):
             self._remove(tenant, name)
 
     def find(self, name: str, tenant: Tenant, field: str = "id") -> StoredAnswer:
