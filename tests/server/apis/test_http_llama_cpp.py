@@ -141,7 +141,9 @@ def test_slots_show_the_callers_own_requests_only():
     with serving(KEYS, max_sequences=4) as server:
         first, second = ({"authorization": f"Bearer {key}"} for key in ("first-key", "second-key"))
         with server.client.stream("POST", "/completion", json=body, headers=first) as answer:
-            next(answer.iter_lines())
+            # Kept, because a stream whose reader is dropped is closed.
+            lines = answer.iter_lines()
+            next(lines)
             assert server.client.get("/slots", headers=second).json() == []
             [slot] = server.client.get("/slots", headers=first).json()
             assert slot["n_prompt_tokens"] == 9

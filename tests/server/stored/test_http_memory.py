@@ -153,7 +153,9 @@ def test_a_stored_fork_of_a_running_answer_keeps_its_own_salt(served: Served) ->
     salted = {"cache_salt": "pepper", "stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 400}
     body = {"prompt": LONG, **salted}
     with served.client.stream("POST", "/v1/completions", json=body, headers=bearer(ONE)) as stream:
-        line = next(each for each in stream.iter_lines() if each.startswith("data: "))
+        # Kept, because a stream whose reader is dropped is closed.
+        lines = stream.iter_lines()
+        line = next(each for each in lines if each.startswith("data: "))
         name = json.loads(line.removeprefix("data: "))["id"]
         kept = fork(served, id=name, at=1, store=True)
     # What the salted request computed is found again, so it lies under the same salt.
@@ -163,7 +165,9 @@ def test_a_stored_fork_of_a_running_answer_keeps_its_own_salt(served: Served) ->
 def test_a_running_answer_can_be_forked(served: Served) -> None:
     body = {"prompt": "Once upon", "max_tokens": 400, "stream": True, "ignore_eos": True, "temperature": 0}
     with served.client.stream("POST", "/v1/completions", json=body, headers=bearer(ONE)) as stream:
-        line = next(each for each in stream.iter_lines() if each.startswith("data: "))
+        # Kept, because a stream whose reader is dropped is closed.
+        lines = stream.iter_lines()
+        line = next(each for each in lines if each.startswith("data: "))
         name = json.loads(line.removeprefix("data: "))["id"]
         found = fork(served, id=name, at=1)
         fork(served, 404, TWO, id=name)
