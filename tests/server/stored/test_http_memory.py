@@ -8,6 +8,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tests.support.servers.held_steps import wait_until
 from tests.support.servers.http_server import Served, serving
 from tests.support.servers.http_values import LONG, RICH
 from weft.server.settings import ServerSettings
@@ -171,6 +172,9 @@ def test_a_running_answer_can_be_forked(served: Served) -> None:
         name = json.loads(line.removeprefix("data: "))["id"]
         found = fork(served, id=name, at=1)
         fork(served, 404, TWO, id=name)
+    # The server notices soon that its client has left.
+    asked = {"id": name, "max_tokens": 1}
+    wait_until(lambda: served.client.post("/v1/fork", json=asked, headers=bearer(ONE)).status_code == 404)
     again = fork(served, 404, id=name)
     assert "no answer" in again["error"]["message"]
     whole = {**body, "max_tokens": 7, "stream": False, "return_token_ids": None}
