@@ -12,10 +12,10 @@ import msgspec
 
 from weft.base.errors import InvalidField
 from weft.server.access.auth import Keys, Tenant
-from weft.server.batches.job import Call, Job
-from weft.server.batches.journal import BatchAnswer, Journal, Progress, read_answers
-from weft.server.batches.lines import InvalidBatch, Place, places_of
-from weft.server.batches.store import OPEN, BatchStore, Counts, Shelf, StoredBatch, new_id
+from weft.server.batches.job import BatchJob, Call
+from weft.server.batches.journal import BatchAnswer, BatchJournal, BatchProgress, read_answers
+from weft.server.batches.lines import InvalidBatch, LinePlace, places_of
+from weft.server.batches.store import OPEN, BatchStore, LineCounts, Shelf, StoredBatch, new_id
 from weft.server.settings import Limits
 
 log = logging.getLogger("weft.batches")
@@ -35,7 +35,7 @@ class BatchRunner:
         self._width = max(1, width)
         self._room = asyncio.Semaphore(self._width)
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, BatchProgress] = {}
         self._cancelled: set[str] = set()
         self._closing = False
 
@@ -64,7 +64,7 @@ class BatchRunner:
         shelf.check_room()
         try:
             places = await asyncio.to_thread(places_of, shelf.path(file.id, "data"), batch.endpoint, self._limits)
-            batch.request_counts = Counts(total=len(places))
+            batch.request_counts = LineCounts(total=len(places))
             batch.status, batch.in_progress_at = "in_progress", self.store.now()
         except InvalidBatch as error:
             batch.status, batch.failed_at = "failed", self.store.now()
@@ -117,12 +117,12 @@ class BatchRunner:
             await self._run(shelf, tenant, batch)
 
     async def _run(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch) -> None:
-        journal = Journal(shelf.path(batch.id, "journal"))
+        journal = BatchJournal(shelf.path(batch.id, "journal"))
         try:
             if batch.status == "in_progress":
                 source = shelf.path(batch.input_file_id, "data")
-                places: Sequence[Place] = await asyncio.to_thread(places_of, source, batch.endpoint, self._limits)
-                job = Job(source, journal, [*places], tenant, self._calls, self._room, self._width)
+                places: Sequence[LinePlace] = await asyncio.to_thread(places_of, source, batch.endpoint, self._limits)
+                job = BatchJob(source, journal, [*places], tenant, self._calls, self._room, self._width)
                 self._progress[batch.id] = job.progress
                 await job.run()
         finally:
@@ -133,7 +133,7 @@ class BatchRunner:
     def _finish(self, shelf: Shelf, batch: StoredBatch) -> None:
         """Turn the journal into the output. Repeating this after a crash gives the same files."""
         cancelled = batch.status == "cancelling" or batch.id in self._cancelled
-        progress, good, bad = Progress(batch.request_counts.total), list[bytes](), list[bytes]()
+        progress, good, bad = BatchProgress(batch.request_counts.total), list[bytes](), list[bytes]()
         for answer in read_answers(shelf.path(batch.id, "journal")):
             progress.add(answer)
             (good if answer.succeeded else bad).append(as_line(answer))
@@ -154,8 +154,8 @@ class BatchRunner:
         self._cancelled.discard(batch.id)
 
 
-def with_progress(batch: StoredBatch, progress: Progress) -> StoredBatch:
-    counts = Counts(total=progress.total, completed=progress.completed, failed=progress.failed)
+def with_progress(batch: StoredBatch, progress: BatchProgress) -> StoredBatch:
+    counts = LineCounts(total=progress.total, completed=progress.completed, failed=progress.failed)
     return msgspec.structs.replace(batch, request_counts=counts, usage=progress.usage())
 
 
