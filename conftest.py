@@ -29,6 +29,8 @@ if not Path("/dev/nvidiactl").exists():
 # Comparisons in what tests share are reported as those in tests.
 pytest.register_assert_rewrite("tests.support")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*cuda*"]
+# What a process of a test imports instead of its own start: it takes away compilers and files of Linux.
+collect_ignore_glob.append("tests/support/elsewhere/*")
 
 
 def pytest_configure(config: pytest.Config) -> None:

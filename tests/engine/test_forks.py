@@ -29,6 +29,7 @@ from weft.engine.loop import Engine
 from weft.engine.pacing import canonical_end
 from weft.engine.request import Request
 from weft.engine.seat_sampling import SeatSampling
+from weft.engine.service import checked
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
@@ -199,6 +200,11 @@ def test_a_fork_takes_no_grammar() -> None:
     server = Alone()
     with pytest.raises(InvalidField, match="must not be set for a fork"):
         server.engine.add(ask([1, 2], 3, answered=np.array([5], np.int32), grammar=Grammar("regex", "a")))
+
+
+def test_the_tokens_of_a_forked_answer_are_in_the_vocabulary() -> None:
+    with pytest.raises(InvalidField, match="answered must have token ids from 0 to 89"):
+        checked(ask([1, 2], 3, answered=np.array([5, 90], np.int32)), 90)
 
 
 # planted bugs ---------------------------------------------------------------------------------------------------------

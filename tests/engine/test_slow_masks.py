@@ -62,6 +62,17 @@ def test_the_end_of_a_grammar_is_the_same_whenever_its_mask_is_found(depth: int)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+def test_a_prompt_without_an_answer_does_not_end_the_row_beside_it_whose_last_mask_is_looked_for(depth: int) -> None:
+    for ends, breaks, finish in ((1, 99, FinishReason.STOP), (99, 1, FinishReason.ERROR)):
+        watched, constraint = Watched(2, depth), HeldConstraint(0, 0, ends, breaks)
+        number, silent = watched.add(constraint, count=1), watched.add(count=0)
+        watched.run_until_finished(silent)
+        constraint.allow()
+        watched.run()
+        assert (watched.tokens(number), watched.finish(number)) == (alone()[:1], finish)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
 def test_a_request_that_is_aborted_while_its_mask_is_looked_for_is_gone_at_once(depth: int) -> None:
     watched, constraint = Watched(2, depth), HeldConstraint(0)
     number = watched.add(constraint)

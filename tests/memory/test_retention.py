@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -25,6 +26,7 @@ from weft.engine.events import FinishReason, Output, Report
 from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.audit import audit
+from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
 from weft.memory.retention import Retentions
 from weft.memory.valuation import Valuation
@@ -157,6 +159,23 @@ def test_a_lost_retention_is_a_miss_with_its_own_reason() -> None:
     server.engine.flush()
     server.clock.seconds = 11.0
     assert server.ask([7, *prompt]).miss.reason is not Reason.RETAINED_LOST
+
+
+def test_a_lost_retention_is_looked_for_once_for_each_start_and_not_while_requests_wait(monkeypatch) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(kind: type, name: str) -> None:
+        original = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *args, **more: calls.update([name]) or original(*args, **more))
+
+    count(Retentions, "explain")
+    count(Ledger, "open")
+    server, params = Server(), SamplingParams(max_tokens=20, temperature=0.0)
+    for number in range(12):
+        server.engine.add(Request(np.full(40, number, np.int32), params))
+    while not server.engine.idle:
+        server.engine.step()
+    assert calls["explain"] == calls["open"] >= 12
 
 
 def test_all_tenants_together_retain_at_most_half_of_memory_and_the_largest_gives_way() -> None:

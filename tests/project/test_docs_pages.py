@@ -20,7 +20,7 @@ GENERATED = {"cli.md", "api.md", "metrics.md", "python.md"}
 # For those who work on Weft: they may use its own words, after docs/design.md has explained them.
 INSIDE = {
     "add-a-model.md", "behaviours.md", "design-serving.md", "design.md", "formats.md", "memory.md",
-    "operations-interface.md", "sources.md", "tour.md",
+    "operations-interface.md", "tour.md",
 }  # fmt: skip
 PRIVATE = ("slab", "lease", "seat", "front")
 # Options of other programs that pages name.

@@ -18,12 +18,12 @@ from tests.support.fences import ROOT, project_files
 from tests.support.kernels import gpu_memory
 from tests.support.kernels.gpu_memory import CONTEXT_BYTES, DEVICE_BYTES, GIB, KERNEL_BYTES, PROCESSES, allocation_of
 from tests.support.models import cuda_engines
-from weft.models import configurations
+from tests.support.models.cuda_engines import tested_in_full
 
 
 def test_the_largest_tests_fit_on_one_gpu_side_by_side():
     kernels = [KERNEL_BYTES] * PROCESSES
-    taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, configurations.names()), *kernels]]
+    taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, tested_in_full()), *kernels]]
     assert sum(sorted(taken)[-PROCESSES:]) <= DEVICE_BYTES
 
 

@@ -13,10 +13,9 @@ import torch
 
 from tests.support.kernels.gpu_memory import ARENA_BYTES
 from tests.support.kernels.operations import PLAIN
-from tests.support.models.cuda_engines import few_layers, for_each, free, packaged, release
+from tests.support.models.cuda_engines import few_layers, for_each, free, packaged, release, tested_in_full
 from tests.support.models.engines import FAMILIES, TINY, dummy_model
 from tests.support.models.exact_steps import EXACT, Sequenced, Steps, drawn, spec_for
-from weft.models import configurations
 from weft.models.model import CausalModel
 from weft.models.weights import load_model
 from weft.runner.cuda.recorded import StepRecording
@@ -45,7 +44,7 @@ def published_model(name: str) -> CausalModel:
 
 MODELS = {f"tiny {family} bfloat16": partial(tiny_model, family, torch.bfloat16) for family in (*FAMILIES, *ODD)}
 MODELS |= {f"tiny {family} float16": partial(tiny_model, family, torch.float16) for family in FLOAT16}
-MODELS |= {name: partial(published_model, name) for name in configurations.names()}
+MODELS |= {name: partial(published_model, name) for name in tested_in_full()}
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from tests.support.servers.fake_engines import InstantEngine, answer, fake_info
 from weft.base.errors import OptionError
 from weft.base.sampling import SamplingParams
 from weft.cli.batch import BatchOptions, files_of
-from weft.server.batches.journal import Progress
+from weft.server.batches.journal import BatchProgress
 from weft.server.batches.lines import InvalidBatch
 from weft.server.settings import ServerSettings
 from weft.start.batch import answer_file
@@ -22,7 +22,7 @@ from weft.start.thread_backend import ThreadBackend
 COUNT = 20
 
 
-def answered(source: Path, target: Path, asked: list[int]) -> Progress:
+def answered(source: Path, target: Path, asked: list[int]) -> BatchProgress:
     class Noting(InstantEngine):
         def add(self, request, constraint=None) -> int:
             asked.append(int(request.prompt[-1]))

@@ -18,7 +18,7 @@ from tests.support.fences import ROOT
 REPRESENTATIVES = ("lfm2", "falcon_h1", "qwen3_next", "gemma3", "kimi_linear")
 OTHERS = (
     "lfm2_moe", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "nemotron_h", "granite_moe_hybrid", "granite", "llama",
-    "mistral", "qwen3", "qwen3_moe", "gpt_oss",
+    "mistral", "qwen3", "qwen3_moe", "gpt_oss", "lfm3", "qwen2", "phi3", "gemma2", "smollm3", "olmo2", "olmo3",
 )  # fmt: skip
 # Tests that take next to no time for a family.
 QUICK = (

@@ -29,12 +29,13 @@ def names_of_tests() -> set[str]:
 
 @cache
 def planted_bugs() -> set[str]:
-    """Functions below a decorator `plant`."""
+    """Functions below a decorator `plant`, and those that take a patch and nothing else."""
     found = set()
     for path in project_files(".py", under="tests"):
         text = path.read_text()
-        for name, function in functions(parse(text)) if "@plant" in text else ():
-            if any(ast.unparse(each).split("(")[0] == "plant" for each in function.decorator_list):
+        for name, function in functions(parse(text)) if "planted" in text or "@plant" in text else ():
+            alone = ast.unparse(function.args) == "patch: pytest.MonkeyPatch" and not name.startswith("check_")
+            if alone or any(ast.unparse(each).split("(")[0] == "plant" for each in function.decorator_list):
                 found.add(name)
     return found
 

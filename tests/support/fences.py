@@ -49,7 +49,7 @@ NARROW = {
 DOORS = {"simulate": ("weft.cli.simulate",), "ray": ()}
 WITH_TENSORS = (
     "weft.device", "weft.kernels", "weft.models", "weft.runner", "weft.start.loading", "weft.start.rank_loading",
-    "weft.start.assembling", "weft.start.drafters", "weft.offline.llm",
+    "weft.start.assembling", "weft.start.drafters", "weft.offline.llm", "weft.cli.check.others",
 )  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "triton"}
 

@@ -13,7 +13,7 @@ from weft.base.options import Options
 from weft.cli.options import argument
 
 if TYPE_CHECKING:
-    from weft.server.batches.journal import Progress
+    from weft.server.batches.journal import BatchProgress
 
 ABOUT = "answer a JSONL file of requests without a server; run it again to continue"
 
@@ -60,15 +60,15 @@ def files_of(options: BatchOptions) -> tuple[Path, Path]:
     return source, target
 
 
-def show(progress: Progress) -> None:
+def show(progress: BatchProgress) -> None:
     print(f"\r{summary(progress)}", end="", file=sys.stderr, flush=True)
 
 
-def summary(progress: Progress) -> str:
+def summary(progress: BatchProgress) -> str:
     """Return the state of a batch as a line.
 
-    >>> from weft.server.batches.journal import Progress
-    >>> summary(Progress(total=10, completed=3, failed=1, prompt=200, cached=50, generated=30))
+    >>> from weft.server.batches.journal import BatchProgress
+    >>> summary(BatchProgress(total=10, completed=3, failed=1, prompt=200, cached=50, generated=30))
     '4 of 10 requests, 1 failed; 50 of 200 prompt tokens cached (25%), 30 generated'
     """
     share = progress.cached / progress.prompt if progress.prompt else 0.0

@@ -525,11 +525,9 @@ class Engine:
     def _finish_silent(self, step: PlannedStep) -> None:
         """Finish sequences that generate no token once their prompt is computed."""
         for sequence, end in zip(step.sequences, step.plan.end.tolist(), strict=True):
-            if (
-                sequence.max_tokens == len(sequence.generated)
-                and sequence.reason is None
-                and end == len(sequence.known)
-            ):
+            # One that awaits a mask has its last token: its grammar says how the answer ends.
+            is_done = sequence.max_tokens == len(sequence.generated) and not sequence.awaits_mask
+            if is_done and sequence.reason is None and end == len(sequence.known):
                 departs = self.exchange is not None and self.exchange.computed(sequence)
                 self._finish(sequence, FinishReason.LENGTH)
                 if departs:

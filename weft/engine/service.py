@@ -344,7 +344,7 @@ class Service:
 def checked(request: Request, vocab_size: int) -> Request:
     """Check that all token ids are in the vocabulary: one that is not would fail the step of all requests."""
     prompt = request.prompt
-    for name, ids in (("prompt", prompt), ("prediction", request.prediction)):
+    for name, ids in (("prompt", prompt), ("answered", request.answered), ("prediction", request.prediction)):
         if ids is not None and len(ids) and not 0 <= int(np.min(ids)) <= int(np.max(ids)) < vocab_size:
             raise InvalidField(name, f"must have token ids from 0 to {vocab_size - 1}, the vocabulary's range")
     check_token_ids(request.params, vocab_size)

@@ -133,7 +133,7 @@ class Ledger:
         if not self.enabled:
             reusable = floor_to_grid(limit, self.cell)
             return Miss(Reason.CACHE_OFF, 0, 0, reusable, reusable)
-        return self.retentions.explain(keys, self.cache.match(keys, limit, plain))
+        return self.cache.match(keys, limit, plain)
 
     def expects(self, keys: list[Key], match: Miss, limit: int) -> bool:
         """Return whether a running sequence is about to compute more of this prompt than is cached.
@@ -233,7 +233,8 @@ class Ledger:
             reusable = floor_to_grid(limit, self.cell)
             miss = Miss(Reason.BEING_DROPPED, 0, 0, reusable, reusable)
         else:
-            miss = self.match(keys, limit, plain)
+            # Only here: waiting requests are matched at every step, and a lost retention is looked for cell by cell.
+            miss = self.retentions.explain(keys, self.match(keys, limit, plain))
             if self.tiers is not None:
                 miss = self.tiers.explain(keys, limit, miss)
         kept = (repeatable(prompt, self.cell) if each.tokens is None else each.tokens for each in retain)

@@ -90,7 +90,7 @@ def refuse_others(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, object]:
-    """Return a JSON object; empty if it cannot be read, which whoever needs the file reports."""
+    """Return a JSON object; empty if it cannot be read, which the reader of the file reports."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(CONFIG_BYTES + 1))

@@ -11,36 +11,36 @@ from pathlib import Path
 
 from weft.server.access.auth import Tenant
 from weft.server.app import calls_of
-from weft.server.batches.job import Job
-from weft.server.batches.journal import Journal, Progress
+from weft.server.batches.job import BatchJob
+from weft.server.batches.journal import BatchJournal, BatchProgress
 from weft.server.batches.lines import places_of
 from weft.server.front import Front, pool_for
 from weft.server.settings import ServerSettings
 from weft.start.launch import Orders, Served, first_of, started
 
 SHOWN_SECONDS = 1.0
-Show = Callable[[Progress], None]
+Show = Callable[[BatchProgress], None]
 
 
-def answer_file(served: Served, settings: ServerSettings, source: Path, target: Path, show: Show) -> Progress:
+def answer_file(served: Served, settings: ServerSettings, source: Path, target: Path, show: Show) -> BatchProgress:
     """Answer every line of `source` that `target` has no answer for; stop at the first signal."""
     return asyncio.run(_answer(served, settings, source, target, show))
 
 
-async def _answer(served: Served, settings: ServerSettings, source: Path, target: Path, show: Show) -> Progress:
+async def _answer(served: Served, settings: ServerSettings, source: Path, target: Path, show: Show) -> BatchProgress:
     # A file that is not a batch is reported before a model is loaded.
     places = places_of(source, None, settings.limits)
     orders, backend = Orders(), served.backend()
     if not await started(backend, orders):
-        return Progress(len(places))
-    journal = Journal(target)
+        return BatchProgress(len(places))
+    journal = BatchJournal(target)
     try:
         texts = served.texts(backend.info)
         pool = pool_for(texts.tokenizer, texts.template, settings)
         front = Front(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool)
         await pool.start()
         width = backend.info.max_sequences
-        job = Job(source, journal, places, Tenant(), calls_of(front), asyncio.Semaphore(width), width)
+        job = BatchJob(source, journal, places, Tenant(), calls_of(front), asyncio.Semaphore(width), width)
         show(job.progress)
         await _run(job, orders, show)
         show(job.progress)
@@ -51,7 +51,7 @@ async def _answer(served: Served, settings: ServerSettings, source: Path, target
         await backend.stop(0)
 
 
-async def _run(job: Job, orders: Orders, show: Show) -> None:
+async def _run(job: BatchJob, orders: Orders, show: Show) -> None:
     async def report() -> None:
         while True:
             await asyncio.sleep(SHOWN_SECONDS)

@@ -175,7 +175,7 @@ async def serve(
     def ready(address: Address) -> None:
         name = settings.model_name or backend.info.name
         log.debug("try: %s", curl(address, name, bool(settings.api_keys), texts))
-        # One write, so that whoever waits for the address reads all lines.
+        # One write, so that a program that waits for the address reads all lines.
         print("\n".join(first_lines(backend.info, name, str(address))), flush=True)
         watchdog.start()
         notify("READY=1")

@@ -15,7 +15,7 @@ from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used
 from weft.kernels.cuda.formats.codes import FP8_TO_BFLOAT16, MXFP4_TO_BFLOAT16
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
-from weft.kernels.cuda.linear import prepare
+from weft.kernels.cuda.linear import packed, prepare
 from weft.kernels.cuda.linear.decoded import decode, multiply_decoded
 from weft.kernels.cuda.linear.few import counters
 from weft.kernels.cuda.linear.packed import Division, multiply_packed
@@ -149,6 +149,23 @@ def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares)
     matmul = F.linear(x.float(), stored.decode())
     gate, up = matmul.chunk(2, -1) if parts == 2 else (matmul, 1.0)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_launch_has_a_counter_for_every_tile_however_many_rows_there_are(parts, monkeypatch):
+    stored, x, by = pack(matrix("mxfp4", 128, 512)), torch.randn(37, 512), Division(8, 64, 2, 4, 3, True)
+    expected = multiply_packed(x, stored, None, "silu", parts, fold=True, by=by)
+    launched, kernel = [], packed.packed_kernel
+
+    class Noted:
+        def __getitem__(self, grid):
+            launched.append(grid[0])
+            return kernel[grid]
+
+    monkeypatch.setattr(packed, "packed_kernel", Noted())
+    monkeypatch.setattr(packed, "COUNTERS", 4, raising=False)
+    assert torch.equal(multiply_packed(x, stored, None, "silu", parts, fold=True, by=by), expected)
+    assert max(launched) <= 4
 
 
 def test_parts_of_a_matmul_add_up_to_it():

@@ -25,7 +25,7 @@ from weft.base.errors import OptionError, RequestError
 from weft.server.access.auth import Keys
 from weft.server.access.keys import Key, RateLimits
 from weft.server.app import Background
-from weft.server.batches.journal import BatchAnswer, BatchError, Journal, read_answers
+from weft.server.batches.journal import BatchAnswer, BatchError, BatchJournal, read_answers
 from weft.server.batches.lines import PRIORITY, InvalidBatch, places_of
 from weft.server.batches.store import BatchStore
 from weft.server.batches.upload import read_upload
@@ -401,14 +401,14 @@ def test_hostile_forms_are_refused(kind, body):
 
 def test_a_journal_cuts_off_a_line_that_was_not_complete(tmp_path):
     path = tmp_path / "journal"
-    journal = Journal(path)
+    journal = BatchJournal(path)
     given = [BatchAnswer(f"r{n}", f"c{n}", None, BatchError(None, "x")) for n in range(3)]
     for each in given:
         journal.append(each)
     journal.close()
     whole = path.read_bytes()
     path.write_bytes(whole[:-7])
-    Journal(path).close()
+    BatchJournal(path).close()
     assert [each.custom_id for each in read_answers(path)] == ["c0", "c1"]
 
 

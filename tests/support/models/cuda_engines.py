@@ -119,6 +119,16 @@ def published(name: str) -> LLM:
     return held(name, lambda: load(few_layers(packaged(name)), "bfloat16", ARENA_BYTES))
 
 
+# Of packaged configurations those whose kernels no other one has are tested in their own sizes.
+DENSE = {
+    "gemma-2-9b", "mistral-small-3.1-24b", "olmo-2-7b", "olmo-3-7b", "phi-4", "qwen2.5-7b", "smollm3-3b",
+}  # fmt: skip
+
+
+def tested_in_full() -> list[str]:
+    return [name for name in configurations.names() if name not in DENSE]
+
+
 def packaged(name: str) -> dict[str, Any]:
     file = configurations.find(name)
     assert file is not None

@@ -135,7 +135,10 @@ def origin() -> str:
     path = Path(found._name) if isinstance(found, ctypes.CDLL) else None
     if path is not None and path.parent == prebuilt.FOLDER:
         return f"prebuilt for {path.name.split('-')[1]}"
-    return f"compiled by {find_compiler()}"
+    try:
+        return f"compiled by {find_compiler()}"
+    except Unavailable:  # a kept one of an earlier start
+        return "compiled before"
 
 
 def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:

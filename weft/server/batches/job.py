@@ -13,18 +13,18 @@ from time import perf_counter
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from weft.server.access.auth import Tenant
 from weft.server.access_log import Record
-from weft.server.batches.journal import BatchAnswer, BatchError, BatchResponse, Journal, Progress
-from weft.server.batches.lines import BatchLine, Place, request_at
+from weft.server.batches.journal import BatchAnswer, BatchError, BatchJournal, BatchProgress, BatchResponse
+from weft.server.batches.lines import BatchLine, LinePlace, request_at
 from weft.server.http.errors import response
 
 log = logging.getLogger("weft.batches")
 
-Call = Callable[[Request], Awaitable[Response]]
+Call = Callable[[HttpRequest], Awaitable[Response]]
 Sleep = Callable[[float], Awaitable[Any]]
 # The server is full, a rate limit is reached, or the engine restarts: the line waits and is sent again.
 WAIT = (429, 503)
@@ -32,7 +32,7 @@ MOST_TRIES = 100
 MOST_WAIT_SECONDS = 60.0
 
 
-class Job:
+class BatchJob:
     """One batch in the course of being answered. `calls` are the routes by path; `room` bounds lines at work.
 
     It ends early when its journal has `most_bytes`, and when `allowed` says so: the tenant's key has been removed.
@@ -41,8 +41,8 @@ class Job:
     def __init__(
         self,
         source: Path,
-        journal: Journal,
-        places: list[Place],
+        journal: BatchJournal,
+        places: list[LinePlace],
         tenant: Tenant,
         calls: dict[str, Call],
         room: asyncio.Semaphore,
@@ -51,7 +51,7 @@ class Job:
         allowed: Callable[[], bool] = lambda: True,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.progress = Progress(len(places))
+        self.progress = BatchProgress(len(places))
         self._source = source
         self._journal = journal
         self._tenant = tenant
@@ -79,7 +79,7 @@ class Job:
         finally:
             os.close(file)
 
-    async def _work(self, file: int, lines: Iterator[Place]) -> None:
+    async def _work(self, file: int, lines: Iterator[LinePlace]) -> None:
         while not self.full and self._allowed() and (place := next(lines, None)) is not None:
             answer = await self._answered(request_at(file, place))
             self._journal.append(answer)
@@ -132,7 +132,7 @@ class Job:
         record.tenant = self._tenant
         scope["state"] = {"tenant": self._tenant, "record": record}
         try:
-            return await self._calls[line.url](Request(scope, receive))
+            return await self._calls[line.url](HttpRequest(scope, receive))
         except Exception as error:  # every line gets an answer, as every request does
             record.note(error)
             return response(error, line.url)

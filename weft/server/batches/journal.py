@@ -61,8 +61,8 @@ class _Body(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Progress:
-    """Counts of a batch so far. `cached` are the tokens that sharing prefixes saved."""
+class BatchProgress:
+    """LineCounts of a batch so far. `cached` are the tokens that sharing prefixes saved."""
 
     total: int = 0
     completed: int = 0
@@ -106,7 +106,7 @@ def used_by(body: msgspec.Raw) -> Used:
     return Used(prompt, details.cached_tokens or 0, generated)
 
 
-class Journal:
+class BatchJournal:
     """The answers of one batch, in the order in which they came."""
 
     def __init__(self, path: Path) -> None:

@@ -37,7 +37,7 @@ class BatchLine(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LinePlace:
     """Where a line is in its file, and the client's id of it."""
 
     custom_id: str
@@ -61,9 +61,9 @@ class InvalidBatch(Exception):
         self.problems = problems
 
 
-def places_of(path: Path, endpoint: str | None, limits: Limits) -> list[Place]:
+def places_of(path: Path, endpoint: str | None, limits: Limits) -> list[LinePlace]:
     """Return a file's lines in the order in which to answer them. `endpoint`: the only one allowed."""
-    found: list[tuple[str, str, Place]] = []
+    found: list[tuple[str, str, LinePlace]] = []
     problems: list[Problem] = []
     names: set[str] = set()
     with path.open("rb") as file:
@@ -75,7 +75,7 @@ def places_of(path: Path, endpoint: str | None, limits: Limits) -> list[Place]:
                     if line.custom_id in names:
                         raise RequestError(f"custom_id {line.custom_id!r:.80} is given twice")
                     names.add(line.custom_id)
-                    found.append((*key_of(line), Place(line.custom_id, start, len(data))))
+                    found.append((*key_of(line), LinePlace(line.custom_id, start, len(data))))
                 except RequestError as error:
                     problems.append(Problem(number, str(error)))
             start += len(data)
@@ -116,7 +116,7 @@ def key_of(line: BatchLine) -> tuple[str, str]:
     return json.dumps([line.url, *system])[:KEY_CHARACTERS], json.dumps(prompt)[:KEY_CHARACTERS]
 
 
-def request_at(file: int, place: Place) -> BatchLine:
+def request_at(file: int, place: LinePlace) -> BatchLine:
     """Return the line at a place of an open file, as it was checked before."""
     line = msgspec.json.decode(os.pread(file, place.size, place.start), type=BatchLine)
     line.body["priority"] = PRIORITY

@@ -13,10 +13,10 @@ import msgspec
 
 from weft.base.errors import InvalidField
 from weft.server.access.auth import Keys, Tenant
-from weft.server.batches.job import Call, Job
-from weft.server.batches.journal import BatchAnswer, Journal, Progress, read_answers
-from weft.server.batches.lines import InvalidBatch, Place, Problem, places_of
-from weft.server.batches.store import OPEN, BatchStore, Counts, Shelf, StoredBatch, new_id
+from weft.server.batches.job import BatchJob, Call
+from weft.server.batches.journal import BatchAnswer, BatchJournal, BatchProgress, read_answers
+from weft.server.batches.lines import InvalidBatch, LinePlace, Problem, places_of
+from weft.server.batches.store import OPEN, BatchStore, LineCounts, Shelf, StoredBatch, new_id
 from weft.server.settings import Limits
 
 log = logging.getLogger("weft.batches")
@@ -36,7 +36,7 @@ class BatchRunner:
         self._width = max(1, width)
         self._room = asyncio.Semaphore(self._width)
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._progress: dict[str, Progress] = {}
+        self._progress: dict[str, BatchProgress] = {}
         self._cancelled: set[str] = set()
         self._closing = False
         # One at a time: a file is checked in a thread, and its beginnings are kept in memory meanwhile.
@@ -68,7 +68,7 @@ class BatchRunner:
         await asyncio.to_thread(shelf.check_room)
         try:
             places = await self._places(shelf, batch)
-            batch.request_counts = Counts(total=len(places))
+            batch.request_counts = LineCounts(total=len(places))
             batch.status, batch.in_progress_at = "in_progress", self.store.now()
         except InvalidBatch as error:
             batch.status, batch.failed_at = "failed", self.store.now()
@@ -77,7 +77,7 @@ class BatchRunner:
         self.wake(tenant)
         return batch
 
-    async def _places(self, shelf: Shelf, batch: StoredBatch) -> list[Place]:
+    async def _places(self, shelf: Shelf, batch: StoredBatch) -> list[LinePlace]:
         """Return the lines of a batch's file. Raises `InvalidBatch`, also for a file that was deleted meanwhile."""
         path = shelf.path(batch.input_file_id, "data")
         try:
@@ -135,7 +135,7 @@ class BatchRunner:
             await self._run(shelf, tenant, batch)
 
     async def _run(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch) -> None:
-        journal = Journal(shelf.path(batch.id, "journal"))
+        journal = BatchJournal(shelf.path(batch.id, "journal"))
         try:
             if batch.status == "in_progress" and not await self._answer(shelf, tenant, batch, journal):
                 return
@@ -146,7 +146,7 @@ class BatchRunner:
             journal.close()
         await asyncio.to_thread(self._finish, shelf, batch)
 
-    async def _answer(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch, journal: Journal) -> bool:
+    async def _answer(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch, journal: BatchJournal) -> bool:
         """Answer a batch's lines; return whether that is over, which it is not if the key was removed meanwhile."""
         places = await self._places(shelf, batch)
         # The output is as large as the journal, and both are there for a moment.
@@ -155,7 +155,7 @@ class BatchRunner:
         width = self._width
         # In a thread, because a journal of many answers takes long to read.
         job = await asyncio.to_thread(
-            Job, source, journal, places, tenant, self._calls, self._room, width, most, allowed
+            BatchJob, source, journal, places, tenant, self._calls, self._room, width, most, allowed
         )
         self._progress[batch.id] = job.progress
         if batch.id in self._cancelled:
@@ -170,7 +170,7 @@ class BatchRunner:
     def _finish(self, shelf: Shelf, batch: StoredBatch) -> None:
         """Turn the journal into the output. Repeating this after a crash gives the same files."""
         cancelled = batch.status == "cancelling" or batch.id in self._cancelled
-        progress, journal = Progress(batch.request_counts.total), shelf.path(batch.id, "journal")
+        progress, journal = BatchProgress(batch.request_counts.total), shelf.path(batch.id, "journal")
         for answer in read_answers(journal):
             progress.add(answer)
         if batch.status == "in_progress":
@@ -190,8 +190,8 @@ class BatchRunner:
         self._cancelled.discard(batch.id)
 
 
-def with_progress(batch: StoredBatch, progress: Progress) -> StoredBatch:
-    counts = Counts(total=progress.total, completed=progress.completed, failed=progress.failed)
+def with_progress(batch: StoredBatch, progress: BatchProgress) -> StoredBatch:
+    counts = LineCounts(total=progress.total, completed=progress.completed, failed=progress.failed)
     return msgspec.structs.replace(batch, request_counts=counts, usage=progress.usage())
 
 

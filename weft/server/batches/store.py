@@ -42,7 +42,7 @@ class StoredFile(msgspec.Struct, kw_only=True):
     status: str = "processed"
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class LineCounts(msgspec.Struct, kw_only=True):
     total: int = 0
     completed: int = 0
     failed: int = 0
@@ -67,7 +67,7 @@ class StoredBatch(msgspec.Struct, kw_only=True):
     failed_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    request_counts: Counts = msgspec.field(default_factory=Counts)
+    request_counts: LineCounts = msgspec.field(default_factory=LineCounts)
     usage: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
 

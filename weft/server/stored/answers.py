@@ -124,7 +124,7 @@ class StoredAnswers:
             self._remove(tenant, name)
 
     def find(self, name: str, tenant: Tenant, field: str = "id") -> StoredAnswer:
-        """Return an answer of this tenant. Raises a 404: whether another one has it is not told."""
+        """Return an answer of this tenant. Raises a 404: it does not say whether another tenant has it."""
         digest = tenant_digest(tenant.salt)
         with self._lock:
             self._expire(digest)

@@ -21,7 +21,7 @@ from weft.kernels.cuda.launch.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, on_branch, wait
 from weft.kernels.cuda.linear.between import between
-from weft.kernels.cuda.linear.few import counters
+from weft.kernels.cuda.linear.few import COUNTERS, counters
 from weft.kernels.cuda.linear.tiles import place
 from weft.kernels.formats.stored import Stored
 
@@ -112,6 +112,12 @@ def multiply_packed(
     if summed and y is None:
         y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
     tiles = -(-rows // by.rows) * -(-results // (by.outputs // parts))
+    if y is not None and shares > 1 and tiles > COUNTERS and rows > by.rows:
+        # Every tile has a counter. Rows do not see each other.
+        first = -(-rows // (2 * by.rows)) * by.rows
+        for some, own in ((x[:first], y[:first]), (x[first:], y[first:])):
+            multiply_packed(some, part, bias, activation, parts, fold=fold, by=by, out=own)
+        return y
     codes, *scales = part.tensors
     packed_kernel[(tiles, shares)](
         named(
