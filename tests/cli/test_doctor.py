@@ -37,7 +37,7 @@ def test_without_a_cache_there_is_nothing_to_test(capsys):
 
 def test_a_model_that_cannot_be_loaded_is_wrong(capsys):
     assert main(["doctor", "/no/such/model"]) == 1
-    assert "problem: /no/such/model is neither" in capsys.readouterr().out
+    assert "problem: there is no folder /no/such/model" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -278,7 +278,7 @@ def test_checkpoints_of_other_tools_are_refused_by_the_name_of_the_tool(stated, 
     config = json.loads((folder / "config.json").read_text()) | stated
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
-    with pytest.raises(ModelError, match=f"the weights are quantised by {tool}, which is not supported; use") as error:
+    with pytest.raises(ModelError, match=f"quantised by {tool}, ") as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
 
