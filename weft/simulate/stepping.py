@@ -49,12 +49,16 @@ class Asked:
 class Simulated:
     """A sequence without tokens; it replaces the engine's `Sequence`."""
 
+    # As of requests that fork nothing and keep no answer for others.
+    shares_answer = False
+
     __slots__ = (
         "arrival",
         "arrived_seconds",
         "ask",
         "awaits_mask",
         "constraint",
+        "declared",
         "drafting",
         "first_seconds",
         "fresh_starts",
@@ -84,6 +88,7 @@ class Simulated:
         self.request = Asked(ask)
         self.keys: list[Key] = ask.keys
         self.plain_key: Key | None = None
+        self.declared = ask.declared
         self.known = range(ask.prompt)
         self.generated = range(0)
         self.max_tokens = ask.answer
