@@ -90,7 +90,9 @@ def refuse_others(folder: Path) -> None:
 
 
 def _read(path: Path) -> dict[str, object]:
-    """Return a JSON object; empty if it cannot be read, which the reader of the file reports."""
+    """Return a JSON object; empty if it cannot be read, which the reader of the file reports. A pipe is left to it."""
+    if not path.is_file():
+        return {}
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(CONFIG_BYTES + 1))
