@@ -8,6 +8,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.support.models import tiny_model
@@ -223,7 +224,7 @@ def tiny_request():
     from weft.base.sampling import SamplingParams
     from weft.engine.request import Request
 
-    return Request(prompt=[1, 2, 3], params=SamplingParams(max_tokens=2))
+    return Request(prompt=np.array([1, 2, 3], np.int32), params=SamplingParams(max_tokens=2))
 
 
 # replicas -------------------------------------------------------------------------------------------------------------
