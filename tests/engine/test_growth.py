@@ -15,10 +15,12 @@ from random import Random
 import numpy as np
 import pytest
 
+from tests.support.clocks import Ticks
 from tests.support.held_memory import held
 from tests.support.models import tiny_model
 from weft import LLM, SamplingParams
 from weft.base.grammar import Grammar
+from weft.base.options import Options
 from weft.base.tenants import tenant_digest
 from weft.drafting.policy import choosing as drafting
 from weft.drafting.policy.habits import SharedHabits
@@ -122,7 +124,8 @@ class Traffic(ThreadInbox):
 
 def counts_of_rounds(folder: Path, count: int) -> list[Counter[str]]:
     options = {**tiny_model.OPTIONS, **SIZES, "disk": str(folder / "tier"), "draft": "suffix"}
-    llm = LLM(**options, device="cpu", threads=1, progress=False)
+    # By a clock of its own: how many durations are kept must not depend on the machine.
+    llm = LLM.from_options(Options(**options, device="cpu", threads=1), progress=False, now=Ticks())
     traffic = Traffic(llm.engine, count)
     service = Service(llm.engine, traffic.hear, VOCABULARY)
     traffic.root = (llm.engine, service)
