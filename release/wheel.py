@@ -29,7 +29,7 @@ from weft.kernels.native import prebuilt  # noqa: E402
 from weft.kernels.native.flags import FLAGS  # noqa: E402
 
 PARTS = ("weft", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
-# libstdc++ and libgcc of the build machine may be newer than those of the user.
+# The build machine's libstdc++ and libgcc may be newer than the user's.
 LINKING = ("-shared", "-pthread", "-static-libstdc++", "-static-libgcc")
 MOST_BYTES = 60_000_000
 NEEDED = ("weft/py.typed", "weft/builtin/model/config.json")

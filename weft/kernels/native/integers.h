@@ -182,7 +182,7 @@ inline Codes repeated(const uint8_t* table) {
 
 inline Floats as_floats(Counts counts) { return __builtin_convertvector(counts, Floats); }
 
-// `total + x * y`, rounded once where the processor can. Compilers tuned for some processors (Zen, Sapphire Rapids) would
+// `total + x * y`, rounded once where the processor can. Compilers tuned for some processors, such as Zen, would
 // round a lone chain of sums twice and several at once only once, so that a row's bits would depend on its batch.
 inline Floats plus_product(Floats total, Floats x, Floats y) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
