@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -78,6 +78,19 @@ class AskedPrompt:
         return replace(found, prompt_logprobs=None) if self.scores_once and place else found
 
 
+class ServerSide(Protocol):
+    """What routes need that no model answers."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def receiving(self) -> Receiving: ...
+
+    @property
+    def stored(self) -> StoredAnswers | None: ...
+
+
 class Front:
     def __init__(
         self,
@@ -89,6 +102,7 @@ class Front:
         suggested: SamplingParams | None = None,
         pool: TextPool | None = None,
         stored: StoredAnswers | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.backend = backend
         self.stored = stored
@@ -98,7 +112,7 @@ class Front:
         self.end_tokens = end_tokens
         self.settings = settings
         self.limits = settings.limits
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         source = None if template is None else template.source
         self.tool_parser = chosen(settings.tool_parser, lambda: detect_tools(backend.info.architecture, source))
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
@@ -114,6 +128,11 @@ class Front:
     @property
     def model_name(self) -> str:
         return self.settings.model_name or self.backend.info.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the model."""
+        return tuple(alias for alias, _ in self.settings.aliases)
 
     @property
     def fingerprint(self) -> str:
@@ -134,7 +153,7 @@ class Front:
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.settings.aliases)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.aliases)
 
     @property
     def builder(self) -> PromptBuilder:

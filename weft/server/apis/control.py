@@ -17,7 +17,7 @@ from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Tenant
-from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.front import AskedPrompt, Front, ServerSide, new_name
 from weft.server.http.errors import json_response
 from weft.server.texts.bodies import read
 from weft.server.texts.prompt_builder import Prompt
@@ -62,6 +62,7 @@ def model_card(front: Front) -> dict[str, Any]:
         "owned_by": "weft",
         "root": info.name,
         "max_model_len": info.max_length,
+        **({"aliases": front.aliases} if front.aliases else {}),
     }
 
 
@@ -116,7 +117,7 @@ async def server_info(front: Front, request: Request) -> Response:
     )
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(front: ServerSide, request: Request) -> Response:
     return json_response({"version": __version__})
 
 
