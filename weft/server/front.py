@@ -18,7 +18,7 @@ from weft import __version__
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request, numbered
 from weft.backends.backend import Backend
-from weft.base.errors import InvalidField, RequestError
+from weft.base.errors import InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
@@ -118,6 +118,9 @@ class Front:
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
+        for alias, name in settings.aliases:
+            if name != self.model_name:
+                raise OptionError(f"alias {alias} must stand for {self.model_name}, the only model, got {name}")
         self._builder = PromptBuilder(tokenizer, template, self.limits, settings.strict_fields, self.facts)
         self.receiving = Receiving(self.limits)
         self.pool = pool or pool_for(tokenizer, template, settings)

@@ -168,7 +168,9 @@ class World:
     def _load(self, name: str) -> None:
         if name in self.failed:
             assert self.now >= self.failed.pop(name) + RETRY_SECONDS, "a load was tried again at once"
-        first = {each: min((t.number for t in self.waiting if t.model == each), default=math.inf) for each in self.costs}
+        first = {
+            each: min((t.number for t in self.waiting if t.model == each), default=math.inf) for each in self.costs
+        }
         idle = [each for each in self.costs if each not in {*self.loading, *self.loaded, *self.unloading}]
         behind = [each for each in idle if first[each] < first[name] and self._may_load(each)]
         assert not behind, "a model was loaded before one that is waited for longer"

@@ -57,18 +57,31 @@ class Lease:
         self._engines.leave(self._ticket)
 
 
-class ModelEngines:
-    """`make` loads a model by its name. Everything here runs in the event loop's thread."""
+class Timer(Protocol):
+    def cancel(self) -> None: ...
 
-    def __init__(self, residency: Residency, make: Callable[[str], Awaitable[LoadedModel]]) -> None:
+
+class ModelEngines:
+    """`make` loads a model by its name. Everything here runs in the event loop's thread.
+
+    `call_at` calls a function at a time of the residency's clock; without one, that is the event loop's.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        make: Callable[[str], Awaitable[LoadedModel]],
+        call_at: Callable[[float, Callable[[], None]], Timer] | None = None,
+    ) -> None:
         self.residency = residency
         self._make = make
+        self._call_at = call_at or asyncio.get_running_loop().call_at
         self._ready: dict[Ticket, asyncio.Future[LoadedModel]] = {}
         self._loaded: dict[str, LoadedModel] = {}
         # Loads and watches, which end with the server; unloads, which are waited for.
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: set[asyncio.Task[None]] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._closed = False
 
     @property
@@ -123,8 +136,8 @@ class ModelEngines:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        at, loop = self.residency.wakes_at(), asyncio.get_running_loop()
-        self._timer = None if at == math.inf else loop.call_at(at, self.advance)
+        at = self.residency.wakes_at()
+        self._timer = None if at == math.inf else self._call_at(at, self.advance)
 
     async def _load(self, name: str) -> None:
         log.info("loading model %s", name)
