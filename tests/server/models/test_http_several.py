@@ -72,7 +72,7 @@ def test_streams_of_others_go_on_while_a_model_loads():
             world.held["b"] = asyncio.Event()
             stream, running = world.begin(COMPLETE, ask("a", stream=True))
             await reached(lambda: "a" in world.models)
-            other, waiting = world.begin(COMPLETE, ask("b"))
+            _, waiting = world.begin(COMPLETE, ask("b"))
             await settled()
             assert world.state("b") == "loading"
             world.models["a"].engine.free()
