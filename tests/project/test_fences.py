@@ -123,6 +123,7 @@ HARDWARE = ("weft.kernels", "weft.device", "weft.runner.cuda")
 NO_QUESTIONS = {
     ("weft.base.options", "asks facts.device"): "the name of a device, by which defaults are looked up",
     ("weft.fleet.local", "asks options.device"): "the name of a device, by which replicas share a machine",
+    ("weft.start.shares", "asks options.device"): "the name of a device, whose memory models share",
     ("weft.start.loading", "asks options.device"): "the name of a device, which is handed on",
     ("weft.start.loading", "asks self.device"): "the name of a device, which is handed on",
     ("weft.start.rank_loading", "asks options.device"): "the name of a device, which is handed on",

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Protocol, get_type_hints
 
 from weft.base.durations import duration_seconds
 from weft.base.errors import InvalidOption, OptionError
@@ -14,7 +14,6 @@ from weft.base.options import Options, memory_bytes
 from weft.base.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from weft.cli.serve import ServeOptions
     from weft.start.several import NamedModel
 
 NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,127}")
@@ -35,8 +34,27 @@ ALONE: Mapping[str, str] = {
 }
 
 
+class Together(Protocol):
+    """The options of a server that this module reads."""
+
+    @property
+    def models(self) -> tuple[str, ...]: ...
+
+    @property
+    def alias(self) -> tuple[str, ...]: ...
+
+    @property
+    def models_memory(self) -> str | int: ...
+
+    @property
+    def keep_alive(self) -> str | None: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+
 @dataclass(slots=True)
-class Given:
+class GivenModel:
     """One model as it was given."""
 
     name: str
@@ -44,7 +62,7 @@ class Given:
     own: dict[str, str] = field(default_factory=dict)
 
 
-def check_together(options: ServeOptions) -> None:
+def check_together(options: Together) -> None:
     """Raise unless the models and what was given beside them go together."""
     memory_bytes(options.models_memory, "models_memory")
     keep_alive_seconds(options.keep_alive)
@@ -62,7 +80,7 @@ def check_together(options: ServeOptions) -> None:
         models_of(options)
 
 
-def check_alone(options: ServeOptions, names: Iterable[str]) -> None:
+def check_alone(options: Together, names: Iterable[str]) -> None:
     for name in names:
         if getattr(options, name) not in (None, False):
             raise InvalidOption(name, f"cannot be combined with --model NAME=PATH; {ALONE[name]}")
@@ -107,13 +125,13 @@ def aliases_of(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def read_models(texts: Iterable[str]) -> list[Given]:
+def read_models(texts: Iterable[str]) -> list[GivenModel]:
     """Return the models of all texts. A variable is split at every comma, so an option may be a text of its own.
 
     >>> [(each.name, each.path, each.own) for each in read_models(["a=./a,memory=8GiB", "b=./b", "threads=2"])]
     [('a', './a', {'memory': '8GiB'}), ('b', './b', {'threads': '2'})]
     """
-    found: list[Given] = []
+    found: list[GivenModel] = []
     for text in texts:
         first, *more = text.split(",")
         if found and option_of(first) is not None:
@@ -125,14 +143,14 @@ def read_models(texts: Iterable[str]) -> list[Given]:
     return found
 
 
-def read_model(text: str) -> Given:
+def read_model(text: str) -> GivenModel:
     name, _, path = text.partition("=")
     if not NAME.fullmatch(name) or not path or option_of(text) is not None:
         raise InvalidOption("models", f"must be NAME=PATH, such as small=./checkpoint, got {text!r:.200}")
-    return Given(name, path)
+    return GivenModel(name, path)
 
 
-def add_option(model: Given, text: str) -> None:
+def add_option(model: GivenModel, text: str) -> None:
     name = option_of(text)
     if name is None:
         asked = text.partition("=")[0]
@@ -154,7 +172,7 @@ def own_options() -> list[str]:
     return [each.name for each in fields(Options) if each.name != "model"] + list(PARSERS)
 
 
-def models_of(options: ServeOptions) -> list[NamedModel]:
+def models_of(options: Together) -> list[NamedModel]:
     """Return the models with all their options: those of the server, and their own."""
     from weft.start.several import NamedModel
 
@@ -173,7 +191,7 @@ def models_of(options: ServeOptions) -> list[NamedModel]:
     return found
 
 
-def values_of(model: Given, options: type) -> dict[str, Any]:
+def values_of(model: GivenModel, options: type) -> dict[str, Any]:
     """Parse a model's own options as the command line parses them."""
     from weft.cli.sources import parse
 

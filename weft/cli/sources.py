@@ -33,6 +33,8 @@ ALTERNATIVES = (
     {"admin_key", "admin_key_file"},
     {"replica", "replicas_file"},
 )
+# Options whose values have names, which a file may write as keys.
+BY_NAME = ("models", "alias")
 WORDS: Mapping[str, bool] = {"on": True, "true": True, "yes": True, "1": True}
 WORDS = {**WORDS, "off": False, "false": False, "no": False, "0": False}
 # Kubernetes sets WEFT_PORT=tcp://10.0.0.1:80 in the pods beside a service that is named weft.
@@ -182,10 +184,10 @@ def read_file(path: str, known: Collection[str]) -> dict[str, FileValue]:
                 continue
         elif isinstance(value, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in value.value):
             texts, is_list = tuple(str(each.value) for each in value.value), True
-        elif isinstance(value, yaml.MappingNode) and value.value:
+        elif isinstance(value, yaml.MappingNode) and name in BY_NAME and value.value:
             texts, is_list = tuple(named_values(place, str(key.value), value)), True
         else:
-            raise OptionError(f"{place}: {key.value} must be a value, a list of values, or values by name")
+            raise OptionError(f"{place}: {key.value} must be a value or a list of values")
         found[name] = FileValue(texts, is_list, place)
     return found
 

@@ -15,7 +15,7 @@ from weft.server.front import Front, pool_for
 from weft.server.models.app import create_models_app
 from weft.server.models.catalogue import Catalogue
 from weft.server.models.engines import ModelEngines
-from weft.server.models.residency import Residency, Rules
+from weft.server.models.residency import Residency, ResidencyRules
 from weft.server.texts.pool import TextPool
 from weft.start.launch import Assembled, LaunchSettings, Parts, Prepared, load_texts
 from weft.start.process_backend import ProcessBackend
@@ -72,6 +72,8 @@ class ModelLoader:
         backend = ProcessBackend(
             options,
             progress=False,
+            # The next request loads it again.
+            kill_silent=True,
             max_open=self._catalogue.limits.open_sequences,
             patience_seconds=place.engine_timeout or None,
             log_format=place.log_format,
@@ -103,14 +105,14 @@ class SeveralServed:
 
     models: Sequence[NamedModel]
     shares: Shares
-    rules: Callable[[int], Rules]
+    rules: Callable[[int], ResidencyRules]
     program: Sequence[str] = ()
 
     @classmethod
     def of(cls, models: Sequence[NamedModel], memory: str, keep_alive_seconds: float | None) -> SeveralServed:
-        """Return the models with their shares of the memory. Raises if one cannot fit, or is not there."""
+        """Return the models with their shares of the memory. Raises if one cannot fit or does not exist."""
         shares = shares_of({each.name: each.options for each in models}, memory, lambda: bool(visible_gpus()))
-        return cls(models, shares, lambda budget: Rules(budget=budget, keep_alive_seconds=keep_alive_seconds))
+        return cls(models, shares, lambda budget: ResidencyRules(budget=budget, keep_alive_seconds=keep_alive_seconds))
 
     def prepared(self, parts: Parts) -> Prepared:
         weights = {name: each.weights_bytes for name, each in self.shares.models.items()}

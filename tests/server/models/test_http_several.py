@@ -384,7 +384,8 @@ def test_requests_finish_when_the_server_drains_and_waiting_ones_get_a_503():
             await world.engines.stop(60.0)
             await asyncio.gather(finishing, refused)
             assert (running.messages[0]["status"], waiting.messages[0]["status"]) == (200, 503)
-            assert (await world.call(COMPLETE, ask("a"))).messages[0]["status"] == 503
+            for path, body in ((COMPLETE, ask("a")), ("/health", None)):
+                assert (await world.call(path, body)).messages[0]["status"] == 503
 
     run(work)
 

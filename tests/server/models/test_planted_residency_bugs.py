@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.servers.model_world import World
-from weft.server.models.residency import Residence, Residency, State
+from weft.server.models.residency import ModelState, Residence, Residency
 
 SEEDS = 60
 Patch = pytest.MonkeyPatch
@@ -23,7 +23,7 @@ def plant(sow: Callable[[Patch], None]) -> Callable[[Patch], None]:
 @plant
 def a_model_expires_while_its_requests_run(patch: Patch) -> None:
     def expires(self: Residence) -> float:
-        if self.state is not State.LOADED or self.keep_alive_seconds is None:
+        if self.state is not ModelState.LOADED or self.keep_alive_seconds is None:
             return math.inf
         return max(self.stays_until, self.used + self.keep_alive_seconds)
 
@@ -32,7 +32,7 @@ def a_model_expires_while_its_requests_run(patch: Patch) -> None:
 
 @plant
 def a_model_that_is_unloading_costs_nothing(patch: Patch) -> None:
-    there = (State.LOADING, State.LOADED)
+    there = (ModelState.LOADING, ModelState.LOADED)
     held = property(lambda self: sum(each.cost for each in self.models.values() if each.state in there))
     patch.setattr(Residency, "held", held)
 
@@ -62,7 +62,7 @@ def nobody_looks_again_until_something_happens(patch: Patch) -> None:
 @plant
 def a_failed_load_is_tried_again_at_once(patch: Patch) -> None:
     def note_failed(self: Residency, name: str) -> None:
-        self.models[name].state = State.IDLE
+        self.models[name].state = ModelState.IDLE
 
     patch.setattr(Residency, "note_failed", note_failed)
 
@@ -78,7 +78,7 @@ def a_crashed_engine_still_counts_as_loaded(patch: Patch) -> None:
 
     def note_ended(self: Residency, name: str) -> None:
         original(self, name)
-        self.models[name].state = State.LOADED
+        self.models[name].state = ModelState.LOADED
 
     patch.setattr(Residency, "note_ended", note_ended)
 

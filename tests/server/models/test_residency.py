@@ -10,15 +10,15 @@ from tests.support.servers.model_world import World
 from weft.server.models.residency import (
     STAY_LOADS,
     Busy,
-    Grant,
-    Load,
+    GrantRequest,
+    LoadModel,
+    ModelState,
     NoRoom,
-    Refuse,
+    RefuseRequest,
     Residency,
-    Rules,
-    State,
+    ResidencyRules,
     Ticket,
-    Unload,
+    UnloadModel,
 )
 
 
@@ -33,7 +33,7 @@ def test_loads_are_a_quarter_of_the_time_when_two_models_compete() -> None:
     for turn in range(20):
         name = "ab"[turn % 2]
         models.enter(name)
-        models.pass_until(lambda name=name: models.state(name) is State.LOADING)
+        models.pass_until(lambda name=name: models.state(name) is ModelState.LOADING)
         models.now += 5.0
         loading += 5.0
         models.load(name)
@@ -46,11 +46,11 @@ class Machine:
 
     def __init__(self, costs: dict[str, int], **rules: float | None) -> None:
         self.now = 100.0
-        self.residency = Residency(costs, Rules(**rules), lambda: self.now)  # type: ignore[arg-type]
+        self.residency = Residency(costs, ResidencyRules(**rules), lambda: self.now)  # type: ignore[arg-type]
         self.granted: list[Ticket] = []
-        self.refused: list[Refuse] = []
+        self.refused: list[RefuseRequest] = []
 
-    def state(self, name: str) -> State:
+    def state(self, name: str) -> ModelState:
         return self.residency.models[name].state
 
     def enter(self, name: str) -> Ticket:
@@ -75,14 +75,14 @@ class Machine:
     def plan(self) -> None:
         for order in self.residency.plan():
             match order:
-                case Grant(ticket):
+                case GrantRequest(ticket):
                     self.granted.append(ticket)
-                case Refuse():
+                case RefuseRequest():
                     self.refused.append(order)
-                case Unload(name):
+                case UnloadModel(name):
                     self.residency.note_unloaded(name)
                     self.plan()
-                case Load():
+                case LoadModel():
                     pass
 
     def pass_until(self, reached) -> None:
@@ -105,7 +105,7 @@ def two(**rules: float | None) -> Machine:
 def test_a_model_is_loaded_for_its_first_request_and_runs_all_that_wait() -> None:
     models = Machine({"a": 1}, budget=1)
     tickets = [models.enter("a"), models.enter("a")]
-    assert models.state("a") is State.LOADING
+    assert models.state("a") is ModelState.LOADING
     assert not models.granted
     models.load("a")
     assert models.granted == tickets
@@ -115,11 +115,11 @@ def test_an_idle_model_makes_room_once_its_time_has_passed() -> None:
     models = two(stay_seconds=10.0)
     models.finish()
     models.enter("b")
-    assert (models.state("a"), models.state("b")) == (State.LOADED, State.IDLE)
+    assert (models.state("a"), models.state("b")) == (ModelState.LOADED, ModelState.IDLE)
     assert models.residency.wakes_at() == 110.0
     models.now = 110.0
     models.plan()
-    assert (models.state("a"), models.state("b")) == (State.IDLE, State.LOADING)
+    assert (models.state("a"), models.state("b")) == (ModelState.IDLE, ModelState.LOADING)
 
 
 def test_a_busy_model_yields_its_new_requests_wait_and_its_running_ones_finish() -> None:
@@ -128,14 +128,14 @@ def test_a_busy_model_yields_its_new_requests_wait_and_its_running_ones_finish()
     models.now = 120.0
     models.enter("b")
     late = models.enter("a")
-    assert models.state("a") is State.LOADED
+    assert models.state("a") is ModelState.LOADED
     assert late not in models.granted
     models.leave(running)
-    assert (models.state("a"), models.state("b")) == (State.IDLE, State.LOADING)
+    assert (models.state("a"), models.state("b")) == (ModelState.IDLE, ModelState.LOADING)
     models.load("b")
-    models.pass_until(lambda: models.state("b") is State.LOADED and not models.residency.models["b"].waiting)
+    models.pass_until(lambda: models.state("b") is ModelState.LOADED and not models.residency.models["b"].waiting)
     models.finish()
-    models.pass_until(lambda: models.state("a") is State.LOADING)
+    models.pass_until(lambda: models.state("a") is ModelState.LOADING)
 
 
 def test_requests_that_waited_run_when_the_one_that_wanted_the_room_gives_up() -> None:
@@ -155,7 +155,7 @@ def test_the_model_used_longest_ago_goes_first_and_no_more_than_needed() -> None
         models.finish()
         models.now += 1
     models.enter("c")
-    assert [models.state(name) for name in "abc"] == [State.IDLE, State.LOADED, State.LOADING]
+    assert [models.state(name) for name in "abc"] == [ModelState.IDLE, ModelState.LOADED, ModelState.LOADING]
 
 
 @pytest.mark.parametrize(("keep_alive", "unloaded"), [(30.0, 130.0), (0.0, 110.0), (None, None)])
@@ -167,10 +167,10 @@ def test_a_model_without_requests_is_unloaded_after_its_keep_alive(keep_alive, u
         return
     models.now = unloaded - 0.5
     models.plan()
-    assert models.state("a") is State.LOADED
+    assert models.state("a") is ModelState.LOADED
     models.now = unloaded
     models.plan()
-    assert models.state("a") is State.IDLE
+    assert models.state("a") is ModelState.IDLE
 
 
 def test_a_hint_never_unloads_a_model_with_requests() -> None:
@@ -178,9 +178,9 @@ def test_a_hint_never_unloads_a_model_with_requests() -> None:
     models.residency.hint("a", 0.0)
     models.now += 1000.0
     models.plan()
-    assert models.state("a") is State.LOADED
+    assert models.state("a") is ModelState.LOADED
     models.finish()
-    assert models.state("a") is State.IDLE
+    assert models.state("a") is ModelState.IDLE
     # The hint was for that load.
     assert models.residency.models["a"].keep_alive_seconds == 300.0
 
@@ -191,7 +191,7 @@ def test_only_force_unloads_a_model_with_requests() -> None:
         models.residency.order_unload("a", force=False)
     models.residency.order_unload("a", force=True)
     models.plan()
-    assert models.state("a") is State.IDLE
+    assert models.state("a") is ModelState.IDLE
 
 
 def test_a_failed_load_refuses_who_waits_and_is_tried_again_later_and_later() -> None:
@@ -215,7 +215,7 @@ def test_an_engine_that_ends_at_once_counts_as_a_failed_load() -> None:
     assert models.refused
     models.now += 2.0
     models.enter("a")
-    assert models.state("a") is State.LOADING
+    assert models.state("a") is ModelState.LOADING
 
 
 def test_a_request_waits_for_a_bounded_time() -> None:

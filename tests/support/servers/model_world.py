@@ -13,15 +13,15 @@ from weft.server.models.residency import (
     RETRY_SECONDS,
     STAY_LOADS,
     Busy,
-    Grant,
-    Load,
+    GrantRequest,
+    LoadModel,
+    ModelState,
     NoRoom,
-    Refuse,
+    RefuseRequest,
     Residency,
-    Rules,
-    State,
+    ResidencyRules,
     Ticket,
-    Unload,
+    UnloadModel,
 )
 
 # Times are sums of binary fractions, so that none is rounded.
@@ -35,7 +35,7 @@ class World:
         count = self.random.randint(2, 4)
         self.costs = {f"m{place}": self.random.randint(1, 6) for place in range(count)}
         budget = max(*self.costs.values(), self.random.randint(1, sum(self.costs.values())))
-        self.rules = Rules(
+        self.rules = ResidencyRules(
             budget=budget,
             keep_alive_seconds=self.random.choice([None, 0.0, 2.0, 30.0]),
             stay_seconds=self.random.choice([0.0, 1.0, 10.0]),
@@ -143,9 +143,9 @@ class World:
 
     def _take(self, order: object, ordered: str | None = None, force: bool = False) -> None:
         match order:
-            case Load(name):
+            case LoadModel(name):
                 self._load(name)
-            case Unload(name):
+            case UnloadModel(name):
                 assert name in self.loaded, "a model was unloaded that is not loaded"
                 since, took = self.loaded.pop(name)
                 if name != ordered:
@@ -155,11 +155,11 @@ class World:
                     assert not any(each.model == name for each in self.running), "a busy model was unloaded"
                 self.unloading.add(name)
                 self._end_running(name)
-            case Grant(ticket):
+            case GrantRequest(ticket):
                 assert ticket.model in self.loaded, "a request runs on a model that is not loaded"
                 self.waiting.remove(ticket)
                 self.running.add(ticket)
-            case Refuse(ticket, _, retry_seconds):
+            case RefuseRequest(ticket, _, retry_seconds):
                 assert retry_seconds >= 1
                 self.waiting.remove(ticket)
                 self.ended.add(ticket)
@@ -183,7 +183,7 @@ class World:
         there = [*self.loading, *self.loaded, *self.unloading]
         assert sum(self.costs[each] for each in there) <= self.rules.budget, "the models exceed the budget"
         states = {name: each.state for name, each in self.residency.models.items()}
-        assert {name for name, state in states.items() if state is not State.IDLE} == set(there)
+        assert {name for name, state in states.items() if state is not ModelState.IDLE} == set(there)
 
     def drain(self) -> None:
         """Let everything end: loads succeed, requests leave, time passes from one planned moment to the next."""

@@ -17,7 +17,7 @@ from weft.server.front import Front
 from weft.server.models.app import create_models_app
 from weft.server.models.catalogue import Catalogue
 from weft.server.models.engines import ModelEngines
-from weft.server.models.residency import Residency, Rules
+from weft.server.models.residency import Residency, ResidencyRules
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
 from weft.start.thread_backend import ThreadBackend
@@ -45,7 +45,9 @@ class FakeModel:
 class Several:
     """The application and its world. A model loads at once unless it is held, and fails if it is in `broken`."""
 
-    def __init__(self, names: tuple[str, ...], settings: ServerSettings, rules: Rules, stored: StoredAnswers | None):
+    def __init__(
+        self, names: tuple[str, ...], settings: ServerSettings, rules: ResidencyRules, stored: StoredAnswers | None
+    ):
         self.now = 1000.0
         self.catalogue = Catalogue(dict.fromkeys(names, 7), settings, stored)
         self.residency = Residency(dict.fromkeys(names, COST), rules, lambda: self.now)
@@ -99,7 +101,7 @@ async def several(
     **rules: Any,
 ) -> AsyncIterator[Several]:
     """A server of these models; by default one fits at a time, and stays for ten seconds."""
-    given = Rules(**{"budget": COST, **rules})
+    given = ResidencyRules(**{"budget": COST, **rules})
     world = Several(names or ("a", "b"), settings or ServerSettings(), given, stored)
     world.app = create_models_app(
         world.engines,

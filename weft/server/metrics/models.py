@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -67,7 +68,8 @@ class LabelledCollector:
     def __init__(self, models: Mapping[str, Metrics], loaded: Callable[[str], bool], vllm_names: bool) -> None:
         self._models = models
         self._loaded = loaded
-        self._vllm = {name: VllmCollector(each, lambda name=name: name) for name, each in models.items() if vllm_names}
+        named = models if vllm_names else {}
+        self._vllm = {name: VllmCollector(each, partial(str, name)) for name, each in named.items()}
 
     def collect(self) -> Iterator[Metric]:
         joined: dict[str, Metric] = {}

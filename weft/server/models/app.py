@@ -17,6 +17,7 @@ from weft.server.apis import cache_report, control, docs_page, stored_responses
 from weft.server.apis.llama_cpp import about
 from weft.server.apis.ollama import models as ollama_models
 from weft.server.app import ROUTES, Background, batching, common_routes, no_batches, protected
+from weft.server.batches.job import Call
 from weft.server.batches.lines import ENDPOINTS
 from weft.server.batches.runner import BatchRunner
 from weft.server.batches.store import BatchStore
@@ -39,7 +40,7 @@ from weft.server.models.catalogue import Catalogue
 from weft.server.models.dispatch import Dispatch
 from weft.server.models.engines import ModelEngines
 from weft.server.models.lists import ModelLists
-from weft.server.models.residency import State
+from weft.server.models.residency import ModelState
 
 # Need no model.
 COMMON: tuple[Callable[..., Any], ...] = (
@@ -75,7 +76,9 @@ def create_models_app(
     if batch_store is None:
         routes += no_batches()
     else:
-        calls = {path: partial(dispatch.call, endpoint) for path, _, endpoint in ROUTES if path in ENDPOINTS}
+        calls: dict[str, Call] = {
+            path: partial(dispatch.call, endpoint) for path, _, endpoint in ROUTES if path in ENDPOINTS
+        }
         runner = BatchRunner(batch_store, keys, calls, settings.limits, BATCH_WIDTH)
         routes += batching(runner, catalogue.receiving, background)
     counted = Metrics()
@@ -139,7 +142,7 @@ def metrics_routes(
         }
 
     labelled = LabelledCollector(metrics, lambda name: engines.find(name) is not None, catalogue.settings.vllm_metrics)
-    parts = [labelled, ModelCollector(State, read), HttpCollector(counted), KeyCollector(keys)]
+    parts = [labelled, ModelCollector(ModelState, read), HttpCollector(counted), KeyCollector(keys)]
     parts += [] if connections is None else [ConnectionCollector(connections)]
     parts += [] if catalogue.stored is None else [StoredCollector(catalogue.stored)]
     whole = registry_of(*parts)

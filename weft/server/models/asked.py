@@ -22,7 +22,7 @@ KINDS: dict[str, type[OllamaChatRequest | OllamaGenerateRequest]] = {
 }
 
 
-class Asked(msgspec.Struct, kw_only=True):
+class ModelFields(msgspec.Struct, kw_only=True):
     """`id` is that of an answer to go on with; `name` is the older spelling of `model` in /api/show."""
 
     model: str | None = None
@@ -38,9 +38,9 @@ class Asked(msgspec.Struct, kw_only=True):
 NOTHING = (b"", b"null", b"[]", b'""')
 
 
-def asked_of(data: bytes, limits: Limits) -> Asked:
+def asked_of(data: bytes, limits: Limits) -> ModelFields:
     """Return the fields; only what is not JSON, or names a model by no text, is refused here."""
-    return decode(data, Asked, limits)
+    return decode(data, ModelFields, limits)
 
 
 def text_of(raw: msgspec.Raw) -> str | None:
@@ -49,13 +49,13 @@ def text_of(raw: msgspec.Raw) -> str | None:
     return msgspec.json.decode(data) if data.startswith(b'"') and len(data) < 1 << 12 else None
 
 
-def streams(asked: Asked, path: str) -> bool:
+def streams(asked: ModelFields, path: str) -> bool:
     """Return whether the answer is a stream; in Ollama's API it is by default."""
     value = bytes(asked.stream).strip()
     return value == b"true" or (path in KINDS and value != b"false")
 
 
-def keep_alive_of(asked: Asked, path: str) -> float | None:
+def keep_alive_of(asked: ModelFields, path: str) -> float | None:
     """Return the hint of Ollama's clients in seconds, infinite for "never"; None: there is none."""
     raw = bytes(asked.keep_alive).strip()
     if not is_ollama(path) or raw in (b"", b"null"):
@@ -68,7 +68,7 @@ def keep_alive_of(asked: Asked, path: str) -> float | None:
     raise InvalidField("keep_alive", 'must be seconds or a duration such as "5m"; negative: never unload')
 
 
-def only_unloads(asked: Asked, path: str) -> bool:
+def only_unloads(asked: ModelFields, path: str) -> bool:
     """Return whether a body has no prompt and asks to unload its model."""
     empty = all(bytes(each).strip() in NOTHING for each in (asked.messages, asked.prompt, asked.suffix))
     return path in KINDS and empty and keep_alive_of(asked, path) == 0

@@ -22,7 +22,7 @@ SHOWN_NAMES = 10
 
 
 @dataclass(slots=True)
-class Entry:
+class ListedModel:
     """A model in the lists. `metrics` last through its loads; `cards` are those of the last one."""
 
     name: str
@@ -56,7 +56,9 @@ class Catalogue:
         self.limits = settings.limits
         self.model_name = "weft"
         self._names: dict[str, str] = {name: name for name in weights_bytes} | dict(settings.aliases)
-        self.entries = {name: Entry(name, size, aliases_of(settings, name)) for name, size in weights_bytes.items()}
+        self.entries = {
+            name: ListedModel(name, size, aliases_of(settings, name)) for name, size in weights_bytes.items()
+        }
 
     @property
     def default(self) -> str:

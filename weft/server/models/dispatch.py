@@ -19,10 +19,10 @@ from weft.server.apis.ollama.answers import nothing
 from weft.server.front import Front
 from weft.server.http.errors import json_response
 from weft.server.http.sse import while_connected
-from weft.server.models.asked import KINDS, Asked, again, asked_of, keep_alive_of, only_unloads, streams, text_of
+from weft.server.models.asked import KINDS, ModelFields, again, asked_of, keep_alive_of, only_unloads, streams, text_of
 from weft.server.models.catalogue import Catalogue, not_loaded
 from weft.server.models.early import EarlyStream, form_of
-from weft.server.models.engines import Lease, LoadedModel, ModelEngines
+from weft.server.models.engines import LoadedModel, ModelEngines, ModelLease
 from weft.server.texts.bodies import decode
 
 Endpoint = Callable[[Front, Request], Awaitable[Response]]
@@ -31,13 +31,13 @@ TOO_MUCH = "too many bytes of requests wait for their models; try again later"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """A request with its body, the model that it is for, and what it says of the model's time after it."""
 
     endpoint: Endpoint
     request: Request
     data: bytes
-    asked: Asked
+    asked: ModelFields
     model: str
     hint: float | None
 
@@ -106,10 +106,10 @@ class Dispatch:
 
     # steps ------------------------------------------------------------------------------------------------------------
 
-    async def _read(self, endpoint: Endpoint, request: Request) -> Call:
+    async def _read(self, endpoint: Endpoint, request: Request) -> ModelCall:
         named = request.query_params.get("model")
         if request.method == "GET":
-            return Call(endpoint, request, b"", Asked(), self._catalogue.named(named), None)
+            return ModelCall(endpoint, request, b"", ModelFields(), self._catalogue.named(named), None)
         data = await self._catalogue.receiving.read_body(request)
         asked = asked_of(data, self._catalogue.limits)
         name, path = asked.model or named, request.scope["path"]
@@ -117,7 +117,7 @@ class Dispatch:
             name = name or text_of(asked.name)
         if path == FORK:
             name = name or self._model_of(text_of(asked.id) or "", request)
-        return Call(endpoint, request, data, asked, self._catalogue.named(name), keep_alive_of(asked, path))
+        return ModelCall(endpoint, request, data, asked, self._catalogue.named(name), keep_alive_of(asked, path))
 
     def _model_of(self, answer: str, request: Request) -> str | None:
         """Return the model of an answer that runs or is stored."""
@@ -135,13 +135,13 @@ class Dispatch:
             return found if found in self._catalogue.entries else None
         return None
 
-    def _enter(self, call: Call) -> Lease:
+    def _enter(self, call: ModelCall) -> ModelLease:
         most, size = self._catalogue.limits.waiting_bytes, len(call.data)
         if self._engines.find(call.model) is None and self.held_bytes and self.held_bytes + size > most:
             raise RequestError(TOO_MUCH, 503)
         return self._engines.enter(call.model)
 
-    async def _is_ready(self, call: Call, lease: Lease) -> bool:
+    async def _is_ready(self, call: ModelCall, lease: ModelLease) -> bool:
         """Wait for a model as long as a stream may be silent; return whether it is loaded."""
         try:
             async with asyncio.timeout(self._patience):
@@ -150,12 +150,12 @@ class Dispatch:
             return False
         return True
 
-    async def _answered(self, call: Call, lease: Lease, receive: Receive | None = None) -> Response:
+    async def _answered(self, call: ModelCall, lease: ModelLease, receive: Receive | None = None) -> Response:
         loaded = await self._counted(call, lease.loaded())
         self._hint(call)
         return await call.endpoint(loaded.front, again(call.request, call.data, receive))
 
-    async def _counted(self, call: Call, waiting: Coroutine[Any, Any, LoadedModel]) -> LoadedModel:
+    async def _counted(self, call: ModelCall, waiting: Coroutine[Any, Any, LoadedModel]) -> LoadedModel:
         """Count a body while it waits for its model."""
         self.held_bytes += len(call.data)
         try:
@@ -163,7 +163,7 @@ class Dispatch:
         finally:
             self.held_bytes -= len(call.data)
 
-    def _hint(self, call: Call) -> None:
+    def _hint(self, call: ModelCall) -> None:
         if call.hint is not None and self._engines.find(call.model) is not None:
             self._engines.residency.hint(call.model, None if call.hint == math.inf else call.hint)
             self._engines.advance()

@@ -99,8 +99,9 @@ class EarlyStream:
         """Send signs of life until the answer begins, or the client has left."""
         while not answer.done() and not leaving.done():
             await send({"type": "http.response.body", "body": self._form.keep_alive, "more_body": True})
-            pause = asyncio.ensure_future(self._sleep(self._seconds))
-            await asyncio.wait({answer, leaving, pause}, return_when=asyncio.FIRST_COMPLETED)
+            pause: asyncio.Future[Any] = asyncio.ensure_future(self._sleep(self._seconds))
+            first: set[asyncio.Future[Any]] = {answer, leaving, pause}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             pause.cancel()
 
     async def _go_on(

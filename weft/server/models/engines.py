@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from weft.base.errors import EngineStopped, RequestError, WeftError
 from weft.server.front import Front
-from weft.server.models.residency import Grant, Load, NoRoom, Refuse, Residency, Ticket, Unload
+from weft.server.models.residency import GrantRequest, LoadModel, NoRoom, RefuseRequest, Residency, Ticket, UnloadModel
 
 log = logging.getLogger("weft.server")
 
@@ -39,7 +39,7 @@ class LoadedModel(Protocol):
         """Let running requests finish for this long, then end the engine."""
 
 
-class Lease:
+class ModelLease:
     """A request's place: it waits for its model, and then keeps it loaded until it is released."""
 
     def __init__(self, engines: ModelEngines, ticket: Ticket, ready: asyncio.Future[LoadedModel]) -> None:
@@ -49,7 +49,7 @@ class Lease:
 
     async def loaded(self) -> LoadedModel:
         """Wait for the model. Raises `NotNow`, or `EngineStopped` when the server ends."""
-        # Whoever waits may give up and wait again.
+        # A request may give up and wait again.
         return await asyncio.shield(self._ready)
 
     def release(self) -> None:
@@ -89,11 +89,16 @@ class ModelEngines:
         """Number of requests that run or wait."""
         return len(self._ready)
 
+    @property
+    def accepting(self) -> bool:
+        """Whether the server takes requests, which it does until it ends."""
+        return not self._closed
+
     def find(self, name: str) -> LoadedModel | None:
         """Return a model if it is loaded."""
         return self._loaded.get(name)
 
-    def enter(self, name: str) -> Lease:
+    def enter(self, name: str) -> ModelLease:
         """Return a place for a request; the model is loaded if it is not. Raises `NotNow` if too many wait."""
         if self._closed:
             raise EngineStopped(SHUTTING_DOWN)
@@ -106,7 +111,7 @@ class ModelEngines:
         ready.add_done_callback(lambda each: each.cancelled() or each.exception())
         self._ready[ticket] = ready
         self.advance()
-        return Lease(self, ticket, ready)
+        return ModelLease(self, ticket, ready)
 
     def leave(self, ticket: Ticket) -> None:
         ready = self._ready.pop(ticket, None)
@@ -123,13 +128,13 @@ class ModelEngines:
             return
         for order in self.residency.plan():
             match order:
-                case Load(name):
+                case LoadModel(name):
                     begin(self._load(name), self._tasks)
-                case Unload(name):
+                case UnloadModel(name):
                     begin(self._unload(name, self._loaded.pop(name)), self._endings)
-                case Grant(ticket):
+                case GrantRequest(ticket):
                     self._ready[ticket].set_result(self._loaded[ticket.model])
-                case Refuse(ticket, reason, retry_seconds):
+                case RefuseRequest(ticket, reason, retry_seconds):
                     self._ready[ticket].set_exception(NotNow(reason, retry_seconds))
         self._set_timer()
 
@@ -186,7 +191,8 @@ class ModelEngines:
 
     async def wait_failed(self) -> str:
         """Wait for ever: an engine that ends is loaded again."""
-        return await asyncio.get_running_loop().create_future()
+        forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await forever
 
     async def stop(self, drain_seconds: float) -> None:
         """Accept no more requests, let running ones finish for this long, and end all engines."""

@@ -19,9 +19,9 @@ from weft.server.access.auth import Keys
 from weft.server.apis import cache_report, control
 from weft.server.apis.ollama import models as ollama
 from weft.server.http.errors import json_response
-from weft.server.models.catalogue import Catalogue, Entry, not_loaded
+from weft.server.models.catalogue import Catalogue, ListedModel, not_loaded
 from weft.server.models.engines import LoadedModel, ModelEngines
-from weft.server.models.residency import Busy, Residence, State
+from weft.server.models.residency import Busy, ModelState, Residence
 from weft.server.texts.bodies import read
 
 Object = dict[str, Any]
@@ -67,10 +67,10 @@ class ModelLists:
         ]
         return [Route(path, handler, methods=[method]) for path, method, handler in table]
 
-    def _all(self) -> list[tuple[Entry, Residence]]:
+    def _all(self) -> list[tuple[ListedModel, Residence]]:
         return [(entry, self._engines.residency.models[name]) for name, entry in self._catalogue.entries.items()]
 
-    def _one(self, request: Request) -> tuple[Entry, Residence]:
+    def _one(self, request: Request) -> tuple[ListedModel, Residence]:
         name = self._catalogue.named(request.path_params["name"])
         return self._catalogue.entries[name], self._engines.residency.models[name]
 
@@ -93,10 +93,10 @@ class ModelLists:
 
     async def running(self, request: Request) -> Response:
         return json_response(
-            {"models": [self._running(*each) for each in self._all() if each[1].state is State.LOADED]}
+            {"models": [self._running(*each) for each in self._all() if each[1].state is ModelState.LOADED]}
         )
 
-    def _running(self, entry: Entry, model: Residence) -> Object:
+    def _running(self, entry: ListedModel, model: Residence) -> Object:
         found = ollama_card(entry)
         # A model that is in use has the whole time before it.
         kept = model.keep_alive_seconds
@@ -109,8 +109,8 @@ class ModelLists:
     # facts ------------------------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        """Report that the server is up: an engine that ends is loaded again."""
-        return json_response({"status": "ok"})
+        """Report whether the server is up, whatever its engines do: one that ends is loaded again."""
+        return json_response({"status": "ok"}) if self._engines.accepting else json_response({"status": "down"}, 503)
 
     async def server_info(self, request: Request) -> Response:
         control.need_admin(request)
@@ -196,20 +196,20 @@ class ModelLists:
         return json_response({"success": True, "model": name, "state": self._engines.residency.models[name].state})
 
 
-def card(entry: Entry, model: Residence) -> Object:
+def card(entry: ListedModel, model: Residence) -> Object:
     """Return a model in OpenAI's form. What only an engine knows appears after the first load."""
     own = {"id": entry.name, "object": "model", "created": control.CREATED, "owned_by": "weft", "root": entry.name}
     names = {"aliases": entry.aliases} if entry.aliases else {}
     return own | entry.cards.get("openai", {}) | names | {"state": model.state}
 
 
-def lm_studio_card(entry: Entry, model: Residence) -> Object:
+def lm_studio_card(entry: ListedModel, model: Residence) -> Object:
     own = {"id": entry.name, "object": "model", "type": "llm", "publisher": "weft"}
-    state = "loaded" if model.state is State.LOADED else "not-loaded"
+    state = "loaded" if model.state is ModelState.LOADED else "not-loaded"
     return own | entry.cards.get("lm_studio", {}) | {"state": state}
 
 
-def ollama_card(entry: Entry) -> Object:
+def ollama_card(entry: ListedModel) -> Object:
     own = {
         "name": entry.name,
         "model": entry.name,
@@ -221,7 +221,7 @@ def ollama_card(entry: Entry) -> Object:
     return own | entry.cards.get("ollama", {})
 
 
-def facts(entry: Entry, model: Residence) -> Object:
+def facts(entry: ListedModel, model: Residence) -> Object:
     return {
         "id": entry.name,
         "state": model.state,

@@ -26,7 +26,7 @@ RETRY_SECONDS, MOST_RETRY_SECONDS = 2.0, 60.0
 STAY_LOADS = 3.0
 
 
-class State(StrEnum):
+class ModelState(StrEnum):
     IDLE = "idle"
     LOADING = "loading"
     LOADED = "loaded"
@@ -34,7 +34,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class ResidencyRules:
     """`keep_alive_seconds` without requests, after which a model is unloaded; None: never for that."""
 
     budget: int
@@ -54,31 +54,37 @@ class Ticket:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadModel:
+    """Start a model's engine."""
+
     model: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
-    """`force`: running requests are ended."""
+class UnloadModel:
+    """End a model's engine. `force`: its running requests are ended."""
 
     model: str
     force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class GrantRequest:
+    """Let a request run, whose model is loaded."""
+
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class RefuseRequest:
+    """End a request that has waited in vain; it may come again after `retry_seconds`."""
+
     ticket: Ticket
     reason: str
     retry_seconds: int
 
 
-Order = Load | Unload | Grant | Refuse
+Order = LoadModel | UnloadModel | GrantRequest | RefuseRequest
 
 
 class NoRoom(Exception):
@@ -99,7 +105,7 @@ class Residence:
 
     name: str
     cost: int
-    state: State = State.IDLE
+    state: ModelState = ModelState.IDLE
     running: set[Ticket] = field(default_factory=set)
     waiting: dict[Ticket, None] = field(default_factory=dict)
     keep_alive_seconds: float | None = None
@@ -133,7 +139,7 @@ class Residence:
     @property
     def expires(self) -> float:
         """When the model is unloaded if no request comes."""
-        if self.state is not State.LOADED or self.busy or self.keep_alive_seconds is None:
+        if self.state is not ModelState.LOADED or self.busy or self.keep_alive_seconds is None:
             return math.inf
         return max(self.stays_until, self.used + self.keep_alive_seconds)
 
@@ -141,7 +147,7 @@ class Residence:
 class Residency:
     """All models by name, with what each costs of the budget; `clock` is the time."""
 
-    def __init__(self, costs: Mapping[str, int], rules: Rules, clock: Callable[[], float]) -> None:
+    def __init__(self, costs: Mapping[str, int], rules: ResidencyRules, clock: Callable[[], float]) -> None:
         assert all(cost <= rules.budget for cost in costs.values())
         self.rules = rules
         self._clock = clock
@@ -155,7 +161,7 @@ class Residency:
     @property
     def held(self) -> int:
         """What all models that are not idle cost together."""
-        return sum(each.cost for each in self.models.values() if each.state is not State.IDLE)
+        return sum(each.cost for each in self.models.values() if each.state is not ModelState.IDLE)
 
     @property
     def waiting(self) -> int:
@@ -187,20 +193,20 @@ class Residency:
     def order_unload(self, name: str, force: bool) -> None:
         """Unload a model on an admin's order: without `force` only if no request runs or waits."""
         model = self.models[name]
-        if model.state is State.LOADING:
+        if model.state is ModelState.LOADING:
             raise Busy("is loading; try again when it is loaded")
         if model.busy and not force:
             counts = f"{len(model.running)} running and {len(model.waiting)} waiting requests"
             raise Busy(f"has {counts}; pass force: true to end them")
-        if model.state is State.LOADED:
+        if model.state is ModelState.LOADED:
             self._ordered.append(self._unload(model, force))
 
     # engines ----------------------------------------------------------------------------------------------------------
 
     def note_loaded(self, name: str) -> None:
         model, now = self.models[name], self._clock()
-        assert model.state is State.LOADING
-        model.state, model.loads = State.LOADED, model.loads + 1
+        assert model.state is ModelState.LOADING
+        model.state, model.loads = ModelState.LOADED, model.loads + 1
         model.loaded = model.used = now
         model.stays_until = now + max(self.rules.stay_seconds, STAY_LOADS * (now - model.began))
         # It was loaded for them: they run before it may make room for others.
@@ -209,15 +215,15 @@ class Residency:
     def note_failed(self, name: str) -> None:
         """A load has failed, and its process has ended."""
         model = self.models[name]
-        assert model.state is State.LOADING
-        model.state, model.failed_loads = State.IDLE, model.failed_loads + 1
+        assert model.state is ModelState.LOADING
+        model.state, model.failed_loads = ModelState.IDLE, model.failed_loads + 1
         self._wait_for_retry(model)
 
     def note_ended(self, name: str) -> None:
         """An engine has ended on its own, with the requests that ran."""
         model = self.models[name]
-        assert model.state is State.LOADED
-        model.state, model.crashes = State.IDLE, model.crashes + 1
+        assert model.state is ModelState.LOADED
+        model.state, model.crashes = ModelState.IDLE, model.crashes + 1
         model.running.clear()
         if self._clock() < model.stays_until:
             self._wait_for_retry(model)
@@ -226,8 +232,8 @@ class Residency:
 
     def note_unloaded(self, name: str) -> None:
         model = self.models[name]
-        assert model.state is State.UNLOADING
-        model.state, model.failures, model.unloads = State.IDLE, 0, model.unloads + 1
+        assert model.state is ModelState.UNLOADING
+        model.state, model.failures, model.unloads = ModelState.IDLE, 0, model.unloads + 1
         model.running.clear()
         model.keep_alive_seconds = self.rules.keep_alive_seconds
 
@@ -253,24 +259,24 @@ class Residency:
         """Return the next time at which `plan` may return something though nothing else has happened."""
         times = [math.inf]
         for model in self.models.values():
-            if model.state is State.LOADED:
+            if model.state is ModelState.LOADED:
                 times += [model.expires, *([model.stays_until] if model.stays_until > self._clock() else [])]
             times.append(model.oldest + self.rules.wait_seconds)
         return min(times)
 
     def _is_open(self, model: Residence) -> bool:
-        return model.state is State.LOADED and not model.yields
+        return model.state is ModelState.LOADED and not model.yields
 
     def _granted(self, model: Residence) -> list[Order]:
         granted = list(model.waiting)
         model.waiting.clear()
         model.running.update(granted)
-        return [Grant(ticket) for ticket in granted]
+        return [GrantRequest(ticket) for ticket in granted]
 
     def _refused(self, now: float) -> Iterator[Order]:
         """Refuse requests that have waited too long, and those for models that failed a moment ago."""
         for model in self.models.values():
-            failed = model.state is State.IDLE and model.retry > now
+            failed = model.state is ModelState.IDLE and model.retry > now
             for ticket in list(model.waiting):
                 late = now >= ticket.since + self.rules.wait_seconds
                 if not failed and not late:
@@ -278,29 +284,29 @@ class Residency:
                 del model.waiting[ticket]
                 if failed:
                     reason = f"model {model.name!r} cannot be loaded; the server's log says why"
-                    yield Refuse(ticket, reason, math.ceil(model.retry - now))
+                    yield RefuseRequest(ticket, reason, math.ceil(model.retry - now))
                 else:
                     reason = f"model {model.name!r} was not loaded in {self.rules.wait_seconds:g} s; try again later"
-                    yield Refuse(ticket, reason, self._retry_seconds(now))
+                    yield RefuseRequest(ticket, reason, self._retry_seconds(now))
 
     def _make_room(self, now: float) -> Iterator[Order]:
         """Load the models that are waited for, in turn; unload others for the first one that does not fit."""
         for model in self.models.values():
             model.yields = False
-        wanted = [each for each in self.models.values() if each.state is State.IDLE and each.waiting]
+        wanted = [each for each in self.models.values() if each.state is ModelState.IDLE and each.waiting]
         for model in sorted(wanted, key=lambda each: each.turn):
             missing = self.held + model.cost - self.rules.budget
             if missing <= 0:
-                model.state, model.began = State.LOADING, now
-                yield Load(model.name)
+                model.state, model.began = ModelState.LOADING, now
+                yield LoadModel(model.name)
                 continue
-            leaving = sum(each.cost for each in self.models.values() if each.state is State.UNLOADING)
+            leaving = sum(each.cost for each in self.models.values() if each.state is ModelState.UNLOADING)
             yield from self._evict(missing - leaving, now)
             return
 
     def _evict(self, missing: int, now: float) -> Iterator[Order]:
         """Unload models until enough is free: those without requests first, then the ones loaded longest ago."""
-        loaded = [each for each in self.models.values() if each.state is State.LOADED]
+        loaded = [each for each in self.models.values() if each.state is ModelState.LOADED]
         for model in sorted(loaded, key=lambda each: (each.busy, each.loaded if each.busy else each.used)):
             if missing <= 0:
                 return
@@ -311,11 +317,11 @@ class Residency:
             if not model.running:
                 yield self._unload(model)
 
-    def _unload(self, model: Residence, force: bool = False) -> Unload:
-        model.state, model.yields = State.UNLOADING, False
-        return Unload(model.name, force)
+    def _unload(self, model: Residence, force: bool = False) -> UnloadModel:
+        model.state, model.yields = ModelState.UNLOADING, False
+        return UnloadModel(model.name, force)
 
     def _retry_seconds(self, now: float) -> int:
         """Return when a request that was refused may succeed: when the next model may leave."""
-        stays = [each.stays_until - now for each in self.models.values() if each.state is State.LOADED]
+        stays = [each.stays_until - now for each in self.models.values() if each.state is ModelState.LOADED]
         return max(1, math.ceil(min(stays, default=1.0)))
