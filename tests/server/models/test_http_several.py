@@ -8,8 +8,10 @@ import json
 import msgspec
 import pytest
 
+from tests.support.servers.asgi import Exchange, application
 from tests.support.servers.fake_engines import answer
 from tests.support.servers.several import COST, several
+from weft.base.errors import OptionError
 from weft.server.access.keys import Key
 from weft.server.app import ROUTES
 from weft.server.batches.store import BatchStore
@@ -416,5 +418,19 @@ def test_dispatch_holds_no_bytes_when_nothing_waits():
             dispatch = Dispatch(world.engines, world.catalogue, 0.0)
             await world.call(COMPLETE, ask("a"))
             assert dispatch.held_bytes == 0
+
+    run(work)
+
+
+def test_one_model_has_aliases_too_which_must_be_its_own():
+    async def work():
+        async with application(ServerSettings(aliases=(("gpt-4o", "instant"),))) as app:
+            found = await Exchange(app, COMPLETE, ask("gpt-4o")).answer()
+            assert (found.status, found.json["model"]) == (200, "instant")
+            [card] = (await Exchange(app, "/v1/models").answer()).json["data"]
+            assert (card["id"], card["aliases"]) == ("instant", ["gpt-4o"])
+        with pytest.raises(OptionError, match="alias gpt-4o must stand for instant, the only model, got other"):
+            async with application(ServerSettings(aliases=(("gpt-4o", "other"),))):
+                pass
 
     run(work)
