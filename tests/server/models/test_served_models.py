@@ -45,6 +45,7 @@ def damaged(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_damaged_model_and_a_crash_while_loading_leave_the_others_alone(damaged):
     with serving(options=options(TWO, a=MODEL, b=MODEL, damaged=f"{damaged},weights=checkpoint")) as served:
         assert [line.split()[0] for line in served.lines] == ["models", "memory", "loading", served.url]
