@@ -303,5 +303,6 @@ def launch_experts() -> None:
             pair_results(x, chosen, layer, exact)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_matmuls, launch_experts, in_registers=True)
