@@ -151,6 +151,7 @@ def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_launch_has_a_counter_for_every_tile_however_many_rows_there_are(parts, monkeypatch):
     stored, x, by = pack(matrix("mxfp4", 128, 512)), torch.randn(37, 512), Division(8, 64, 2, 4, 3, True)
@@ -186,6 +187,7 @@ def test_a_matrix_is_decoded_piece_by_piece(kind, monkeypatch):
     torch.testing.assert_close(found, F.linear(x, stored.decode()) + 1)
 
 
+@pytest.mark.kernels
 def test_parts_of_several_formats_fill_one_output():
     parts = (matrix("blocks", 136, 320), Stored.of(torch.randn(24, 320) * 0.05), matrix("mxfp4", 40, 320))
     weight = Weight(parts)
