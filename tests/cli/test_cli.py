@@ -29,10 +29,6 @@ from weft.text.template import ChatTemplate
 SMALL = [*tiny_model.ARGUMENTS, "--memory", "16MiB", "--threads", "1", "--max-tokens", "8", "--max-length", "512"]
 
 
-def weft(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "weft", *arguments], capture_output=True, text=True, input=text)
-
-
 def options_of(name: str) -> list[str]:
     return [flag(each.name) for each in fields(COMMANDS[name].options) if not each.metadata.get("positional")]
 
@@ -74,13 +70,6 @@ def test_the_documentation_is_what_the_options_say():
     assert (ROOT / "docs" / "cli.md").read_text() == reference(), "run python -m weft.cli.reference > docs/cli.md"
 
 
-def test_generate_streams_text_and_tells_its_pace():
-    found = weft("generate", "Hello", "--raw", *SMALL)
-    assert found.returncode == 0
-    assert found.stdout.endswith("\n")
-    assert "tokens/s; 0 of 5 prompt tokens cached" in found.stderr
-
-
 @pytest.fixture
 def quiet(capsys):
     """Runs a command in this process; its exit code, output and errors."""
@@ -90,6 +79,13 @@ def quiet(capsys):
         return code, *capsys.readouterr()
 
     return run
+
+
+def test_generate_streams_text_and_tells_its_pace(quiet):
+    code, text, told = quiet("generate", "Hello", "--raw", *SMALL)
+    assert code == 0
+    assert text.endswith("\n")
+    assert "tokens/s; 0 of 5 prompt tokens cached" in told
 
 
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])

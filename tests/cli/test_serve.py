@@ -154,6 +154,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more():
         assert "Traceback" not in served.errors.read_text()
 
 
+@pytest.mark.thorough
 def test_what_is_not_finished_in_time_is_answered_with_an_error():
     with serving("--drain-seconds", "0.2", "--in-process") as served:
 
@@ -221,6 +222,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line():
     assert " ERROR weft: there is no folder /no/such/model" in line
 
 
+@pytest.mark.thorough
 def test_more_memory_than_the_machine_has_is_one_line():
     command = [sys.executable, "-m", "weft", "serve", *SMALL, "--memory", "9999999GiB", "--log-level", "warning"]
     found = subprocess.run(command, capture_output=True, text=True)

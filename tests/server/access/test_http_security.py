@@ -179,6 +179,7 @@ def test_the_document_knows_all_routes(open_server: Served):
     assert {(path, method) for path, method, _ in ROUTES if path not in older} <= told
 
 
+@pytest.mark.thorough
 def test_no_body_that_fits_the_document_breaks_the_server(open_server: Served):
     """A bounded run of schemathesis: whatever it makes up of the document gets a 2xx or a 4xx."""
     # Its import takes seconds.
