@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.cuda.formats.codes import FP8_TO_BFLOAT16, MXFP4_TO_BFLOAT16
+from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES, assembly
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
 from weft.kernels.cuda.linear import packed, prepare
@@ -48,42 +48,47 @@ def matrix(kind: str, outputs: int, inputs: int, device: str = "cpu") -> Stored:
 LOGIC = {"and": operator.and_, "or": operator.or_, "shl": operator.lshift, "shr": operator.rshift}
 
 
-def run_assembly(text: str, word: int) -> list[int]:
-    """Return what PTX of 32-bit logic computes from one word, the last operand."""
-    count = len(set(re.findall(r"\$\d", text))) - 1
-    values = {f"${count}": word}
-    for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+);", text):
-        one, other = (values[each] if each in values else int(each, 0) for each in operands)
-        values[target] = LOGIC[name](one, other) & 0xFFFFFFFF
-    return [values[f"${number}"] for number in range(count)]
+def run_assembly(text: str, first: int, second: int) -> int:
+    """Return what PTX of 32-bit logic computes from two words."""
+    values = {"$1": first, "$2": second}
+    for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+)(?:, (\w+))?;", text):
+        one, other, *_ = (values[each] if each in values else int(each, 0) for each in operands if each)
+        values[target] = permuted(one, other, operands[2]) if name == "prmt" else LOGIC[name](one, other) & 0xFFFFFFFF
+    return values["$0"]
 
 
-def halves(results: list[int]) -> torch.Tensor:
-    """Return the two bfloat16 of every result."""
-    pairs = [half for one in results for half in (one & 0xFFFF, one >> 16)]
-    return torch.tensor(pairs, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+def permuted(one: int, other: int, selector: str) -> int:
+    """Return the bytes of two words that each digit of a selector names, the lowest last."""
+    given = one.to_bytes(4, "little") + other.to_bytes(4, "little")
+    return int.from_bytes(bytes(given[int(digit)] for digit in reversed(selector.removeprefix("0x"))), "little")
 
 
-def test_four_codes_of_fp8_become_bfloat16_by_a_few_instructions():
-    for _ in range(300):
+def decoded_by_assembly(words: torch.Tensor, moves: tuple[str, ...]) -> torch.Tensor:
+    """Return the numbers of all codes of a line, in the order of its inputs."""
+    found = []
+    for text in assembly(moves):
+        for first, second in (words.long() & 0xFFFFFFFF).view(-1, 2).tolist():
+            both = run_assembly(text, first, second)
+            found += [both & 0xFFFF, both >> 16]
+    return torch.tensor(found, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+
+
+def test_codes_of_fp8_become_bfloat16_by_a_few_instructions():
+    for _ in range(20):
         codes = torch.randint(0, 256, (128,))
         codes = codes.where(codes & 127 != 127, 0)
         words = words_of(codes.int()[None], FP8_PLACES)[0]
         wanted = codes.to(torch.uint8).view(torch.float8_e4m3fn).double()
-        found = torch.cat([halves(run_assembly(FP8_TO_BFLOAT16, int(word) & 0xFFFFFFFF)) for word in words[:4]])
-        assert torch.equal(found * 2.0**120, wanted[:16])
+        assert torch.equal(decoded_by_assembly(words, FP8_MOVES) * 2.0**120, wanted)
 
 
-def test_eight_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
+def test_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()
     values = torch.cat([values, -values])
-    for _ in range(100):
+    for _ in range(20):
         codes = torch.randint(0, 16, (128,))
         words = words_of(codes.int()[None], MXFP4_PLACES)[0]
-        for number in (0, 7, 15):
-            found = halves(run_assembly(MXFP4_TO_BFLOAT16, int(words[number]) & 0xFFFFFFFF)) * 2.0**126
-            wanted = torch.cat([codes[4 * number : 4 * number + 4], codes[64 + 4 * number : 68 + 4 * number]])
-            assert torch.equal(found, values[wanted])
+        assert torch.equal(decoded_by_assembly(words, MXFP4_MOVES) * 2.0**126, values[codes])
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -121,6 +126,7 @@ CUTS = [
     Division(16, 32, 1, 2, 3, False),
     Division(64, 64, 3, 4, 3, True),
     Division(128, 128, 1, 8, 3, True),
+    Division(128, 128, 2, 8, 3, False),
 ]
 
 
@@ -273,12 +279,9 @@ def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -
     """Return packed zeros. What is compiled depends on nothing but formats and sizes."""
     steps, lines = -(-inputs // 128), -(-outputs // 16)
     if kind == "mxfp4":
-        tensors = (
-            torch.zeros(*experts, lines, steps, 16, 64).byte(),
-            torch.zeros(*experts, lines, steps, 16, 4).byte(),
-        )
+        tensors = (torch.zeros(*experts, lines, steps, 16, 16).int(), torch.zeros(*experts, lines, steps, 16).int())
         return Stored(CodeTiles(MXFP4), tensors, outputs, inputs)
-    codes = torch.zeros(*experts, lines, steps, 16, 128).byte()
+    codes = torch.zeros(*experts, lines, steps, 16, 32).int()
     if kind == "outputs":
         return Stored(CodeTiles(FP8_NAME), (codes, torch.zeros(*experts, lines * 16)), outputs, inputs)
     return Stored(CodeTiles(FP8_NAME, 128), (codes, torch.zeros(*experts, -(-outputs // 128), steps)), outputs, inputs)
