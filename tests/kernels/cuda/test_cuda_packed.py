@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES, assembly
+from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
 from weft.kernels.cuda.linear import packed, prepare
@@ -48,29 +48,20 @@ def matrix(kind: str, outputs: int, inputs: int, device: str = "cpu") -> Stored:
 LOGIC = {"and": operator.and_, "or": operator.or_, "shl": operator.lshift, "shr": operator.rshift}
 
 
-def run_assembly(text: str, first: int, second: int) -> int:
-    """Return what PTX of 32-bit logic computes from two words."""
-    values = {"$1": first, "$2": second}
-    for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+)(?:, (\w+))?;", text):
-        one, other, *_ = (values[each] if each in values else int(each, 0) for each in operands if each)
-        values[target] = permuted(one, other, operands[2]) if name == "prmt" else LOGIC[name](one, other) & 0xFFFFFFFF
+def run_assembly(text: str, word: int) -> int:
+    """Return what PTX of 32-bit logic computes from a word."""
+    values = {"$1": word}
+    for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+);", text):
+        one, other = (values[each] if each in values else int(each, 0) for each in operands)
+        values[target] = LOGIC[name](one, other) & 0xFFFFFFFF
     return values["$0"]
-
-
-def permuted(one: int, other: int, selector: str) -> int:
-    """Return the bytes of two words that each digit of a selector names, the lowest last."""
-    given = one.to_bytes(4, "little") + other.to_bytes(4, "little")
-    return int.from_bytes(bytes(given[int(digit)] for digit in reversed(selector.removeprefix("0x"))), "little")
 
 
 def decoded_by_assembly(words: torch.Tensor, moves: tuple[str, ...]) -> torch.Tensor:
     """Return the numbers of all codes of a line, in the order of its inputs."""
-    found = []
-    for text in assembly(moves):
-        for first, second in (words.long() & 0xFFFFFFFF).view(-1, 2).tolist():
-            both = run_assembly(text, first, second)
-            found += [both & 0xFFFF, both >> 16]
-    return torch.tensor(found, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+    pairs = [run_assembly(text, int(word) & 0xFFFFFFFF) for text in moves for word in words]
+    halves = [half for pair in pairs for half in (pair & 0xFFFF, pair >> 16)]
+    return torch.tensor(halves, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
 
 
 def test_codes_of_fp8_become_bfloat16_by_a_few_instructions():

@@ -4,8 +4,9 @@ Tensor cores multiply codes as they are, as numbers times a power of two; scales
 or of 32 (MXFP4) in float32. With `FOLD` weights are first decoded and rounded to the dtype of the inputs, and a sum is
 one chain over the inputs, whatever the tile: exact mode and dtypes other than bfloat16.
 
-A tile of weights is loaded as words, and each of their codes becomes a tile of its own. All of that works element by
-element, so a compiler may lay out the words as its tensor cores want their operand.
+A tile of weights is loaded as words, and pairs of their codes become tiles of their own. All of that works element by
+element, so the compiler may lay out words as tensor cores want their operand: no weight passes through shared memory
+twice.
 """
 
 from __future__ import annotations
@@ -21,28 +22,20 @@ from weft.kernels.formats.stored import DENSE, Stored
 # Triton's interpreter runs no assembly, and is wrong in bfloat16: it decodes in float32.
 PORTABLE = tl.constexpr(bool(knobs.runtime.interpret))
 TILE, STEP = tl.constexpr(LINES), tl.constexpr(TILE_INPUTS)
-# The same half of two words, side by side.
-HALVES = ("prmt.b32 t, $1, $2, 0x5410;", "prmt.b32 t, $1, $2, 0x7632;")
-# From there, the bits of one code become those of a bfloat16. `packed.py` says where they are.
+# What makes two bfloat16 of a pair of codes of a word. `packed.py` says where their bits are.
 FP8_MOVES = (
-    "and.b32 $0, t, 0x87f087f0;",
-    "shr.b32 u, t, 4; and.b32 u, u, 0x07000700; shl.b32 v, t, 4; and.b32 v, v, 0x80f080f0; or.b32 $0, u, v;",
+    "and.b32 $0, $1, 0x87f087f0;",
+    "{ .reg .b32 u, v; shr.b32 u, $1, 4; and.b32 u, u, 0x07000700; shl.b32 v, $1, 4; and.b32 v, v, 0x80f080f0;"
+    " or.b32 $0, u, v; }",
 )
 MXFP4_MOVES = (
-    "and.b32 $0, t, 0x81c081c0;",
-    "shl.b32 u, t, 3; and.b32 $0, u, 0x81c081c0;",
-    "shl.b32 u, t, 6; and.b32 $0, u, 0x81c081c0;",
-    "shl.b32 u, t, 1; and.b32 u, u, 0x80008000; shr.b32 v, t, 3; and.b32 v, v, 0x01800180; or.b32 u, u, v;"
-    " shr.b32 v, t, 7; and.b32 v, v, 0x00400040; or.b32 $0, u, v;",
+    "and.b32 $0, $1, 0x81c081c0;",
+    "{ .reg .b32 u; shl.b32 u, $1, 3; and.b32 $0, u, 0x81c081c0; }",
+    "{ .reg .b32 u; shl.b32 u, $1, 6; and.b32 $0, u, 0x81c081c0; }",
+    "{ .reg .b32 u, v; shl.b32 u, $1, 1; and.b32 u, u, 0x80008000; shr.b32 v, $1, 3; and.b32 v, v, 0x01800180;"
+    " or.b32 u, u, v; shr.b32 v, $1, 7; and.b32 v, v, 0x00400040; or.b32 $0, u, v; }",
 )
-
-
-def assembly(moves: tuple[str, ...]) -> tuple[str, ...]:
-    """Return, for each code of a word, what makes two bfloat16 of that code of two words."""
-    return tuple(f"{{ .reg .b32 t, u, v; {half} {move} }}" for move in moves for half in HALVES)
-
-
-FP8_ASSEMBLY, MXFP4_ASSEMBLY = tl.constexpr(assembly(FP8_MOVES)), tl.constexpr(assembly(MXFP4_MOVES))
+FP8_ASSEMBLY, MXFP4_ASSEMBLY = tl.constexpr(FP8_MOVES), tl.constexpr(MXFP4_MOVES)
 # The sign of a code is its highest bit; those below it end at bits 4 and 6 of a bfloat16.
 FP8_RUNS = tl.constexpr(
     tuple(tuple((there, (1 << n) - 1, 15 if here == 7 else here + 4) for here, there, n in runs) for runs in FP8_PLACES)
@@ -52,7 +45,7 @@ MXFP4_RUNS = tl.constexpr(
         tuple((there, (1 << n) - 1, 15 if here == 3 else here + 6) for here, there, n in runs) for runs in MXFP4_PLACES
     )
 )
-# What restores the numbers: see `packed.py`. Codes of MXFP4 are first lifted, because float32 has few bits for their sums.
+# What restores the numbers: see `packed.py`. Codes of MXFP4 are lifted first: float32 has few bits for sums so small.
 FP8_UNIT, MXFP4_UNIT = tl.constexpr(2.0**FP8_FACTOR), tl.constexpr(2.0**MXFP4_FACTOR)
 LIFT, LIFTED_UNIT = tl.constexpr(2.0**100), tl.constexpr(2.0 ** (MXFP4_FACTOR - 100))
 
@@ -103,12 +96,12 @@ def summed(
             value = rows_at(values, is_row, column + step * STEP, inputs, ROWS_FIRST, EVEN)
             total = multiplied(value, tile, total, True, ROWS_FIRST)
         return tl.trans(total) if ROWS_FIRST else total
-    CODES: tl.constexpr = 4 if FORMAT == "fp8" else 8
-    WORDS: tl.constexpr = STEP // CODES
-    # Codes of a word whose sums have one scale.
-    GROUP: tl.constexpr = 4 if FORMAT == "fp8" else 2
+    PAIRS: tl.constexpr = 2 if FORMAT == "fp8" else 4
+    WORDS: tl.constexpr = STEP // (2 * PAIRS)
+    # Whether scales multiply sums: of all pairs, or of each.
     LATER: tl.constexpr = not FOLD and (FORMAT == "mxfp4" or BLOCK_ROWS > 0)
-    word = tl.arange(0, WORDS)
+    TOGETHER: tl.constexpr = PAIRS if FORMAT == "fp8" else 1
+    word, column = tl.arange(0, WORDS), tl.arange(0, 2 * WORDS)
     places = words_of(codes, output, 0, inputs, WORDS)
     owned, stride = scales_of(scales, output, inputs, FORMAT, BLOCK_ROWS)
     # Read a step ahead: no copy unit prefetches it.
@@ -118,11 +111,11 @@ def summed(
         used = scale
         if stride > 0:
             scale = tl.load(owned + tl.minimum(step + 1, last - 1) * stride)
-        for group in tl.static_range(CODES // GROUP):
+        for group in tl.static_range(PAIRS // TOGETHER):
             part = tl.zeros_like(total) if LATER else total
-            for code in tl.static_range(group * GROUP, group * GROUP + GROUP):
-                tile = numbers_of(words, used, code, FORMAT, FOLD)
-                value = rows_at(values, is_row, word + (step * STEP + code * WORDS), inputs, ROWS_FIRST, EVEN)
+            for pair in tl.static_range(group * TOGETHER, group * TOGETHER + TOGETHER):
+                tile = numbers_of(words, used, pair, FORMAT, FOLD, OUTPUTS)
+                value = rows_at(values, is_row, column + (step * STEP + pair * 2 * WORDS), inputs, ROWS_FIRST, EVEN)
                 part = multiplied(value, tile, part, FOLD, ROWS_FIRST)
             if LATER:
                 factor = factor_of(used, group, FORMAT)
@@ -185,34 +178,36 @@ def multiplied(value, tile, total, FOLD: tl.constexpr, ROWS_FIRST: tl.constexpr)
 
 
 @triton.jit
-def numbers_of(words, scale, CODE: tl.constexpr, FORMAT: tl.constexpr, FOLD: tl.constexpr):
-    """Return one code of each word as numbers: with `FOLD` the weights, otherwise times a power of two and unscaled."""
-    tile = unscaled(words, CODE, FORMAT)
+def numbers_of(words, scale, PAIR: tl.constexpr, FORMAT: tl.constexpr, FOLD: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return a pair of codes of each word, side by side: with `FOLD` the weights, otherwise times a power of two."""
+    if PORTABLE:
+        low, high = assembled(words, 2 * PAIR, FORMAT), assembled(words, 2 * PAIR + 1, FORMAT)
+    else:
+        text: tl.constexpr = FP8_ASSEMBLY[PAIR] if FORMAT == "fp8" else MXFP4_ASSEMBLY[PAIR]
+        both = tl.inline_asm_elementwise(text, "=r,r", [words], dtype=tl.int32, is_pure=True, pack=1)
+        low = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        high = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    tile = tl.reshape(tl.join(low, high), (OUTPUTS, STEP // (2 if FORMAT == "fp8" else 4)))
     if FOLD:
-        factor = factor_of(scale, CODE // 2, FORMAT)
-        tile = tile.to(tl.float32) * factor[:, None] * (FP8_UNIT if FORMAT == "fp8" else MXFP4_UNIT)
+        tile = tile.to(tl.float32) * factor_of(scale, PAIR, FORMAT)[:, None]
+        tile = tile * (FP8_UNIT if FORMAT == "fp8" else MXFP4_UNIT)
     elif FORMAT == "mxfp4":
         tile *= LIFT
     return tile
 
 
 @triton.jit
-def factor_of(scale, GROUP: tl.constexpr, FORMAT: tl.constexpr):
-    """Return the float32 that multiplies a group of codes. Four exponents of MXFP4, each of 32 inputs, are one word."""
+def factor_of(scale, PAIR: tl.constexpr, FORMAT: tl.constexpr):
+    """Return the float32 that multiplies pairs of codes. Four exponents of MXFP4, each of 32 inputs, are one word."""
     if FORMAT == "mxfp4":
-        scale = (((scale >> (GROUP * 8)) & 255) << 23).to(tl.float32, bitcast=True)
+        scale = (((scale >> (PAIR * 8)) & 255) << 23).to(tl.float32, bitcast=True)
     return scale
 
 
 @triton.jit
-def unscaled(words, CODE: tl.constexpr, FORMAT: tl.constexpr):
-    """Return one code of each word times a power of two: bfloat16, in the interpreter float32."""
-    if PORTABLE:
-        bits = words * 0
-        for there, mask, target in (FP8_RUNS.value if FORMAT == "fp8" else MXFP4_RUNS.value)[CODE]:
-            bits |= ((words >> there) & mask) << (16 + target)
-        found = bits.to(tl.float32, bitcast=True)
-    else:
-        text: tl.constexpr = FP8_ASSEMBLY[CODE] if FORMAT == "fp8" else MXFP4_ASSEMBLY[CODE]
-        found = tl.inline_asm_elementwise(text, "=r,r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
-    return found
+def assembled(words, CODE: tl.constexpr, FORMAT: tl.constexpr):
+    """Return float32 with the bits of one code of each word. For the interpreter."""
+    bits = words * 0
+    for there, mask, target in (FP8_RUNS.value if FORMAT == "fp8" else MXFP4_RUNS.value)[CODE]:
+        bits |= ((words >> there) & mask) << (16 + target)
+    return bits.to(tl.float32, bitcast=True)

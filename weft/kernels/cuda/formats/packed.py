@@ -1,11 +1,10 @@
 """Layouts that the kernels of a GPU read: codes in tiles, their bits placed so that few instructions make bfloat16.
 
 A tile has 16 outputs and 128 inputs and is contiguous; the tiles of 16 outputs follow each other. A matrix is padded to
-whole tiles with zeros. A line of a tile is 32 words of four codes of FP8, or 16 words of eight of MXFP4: the first
-codes of all words are the first inputs, the second codes the inputs after these. `PLACES` says where each bit of a code
-lies in its word: a few shifts and masks of the same half of two words move a code of each to where bfloat16 has its
-sign, the low bits of its exponent and the high bits of its mantissa (`codes.py`). What results is the number times a
-power of two.
+whole tiles with zeros. A line of a tile is 32 words of two pairs of codes (FP8), or 16 words of four (MXFP4): the first
+pairs of all words are the first inputs, the second pairs the inputs after these. `PLACES` says where each bit of a code
+lies in its half of a word: a few shifts and masks move both codes of a pair to where bfloat16 has its sign, the low
+bits of its exponent and the high bits of its mantissa (`codes.py`). What results is the number times a power of two.
 """
 
 from __future__ import annotations
@@ -159,10 +158,12 @@ def placed(codes: Tensor, numbers: Callable[[Tensor], Tensor], places: Sequence[
 
 def words_of(tiles: Int[Tensor, "*tiles 128"], places: Sequence[Runs]) -> Int[Tensor, "*tiles words"]:
     """Return the words of codes."""
-    words = torch.zeros_like(tiles[..., : STEP // len(places)], dtype=torch.int32)
-    for codes, runs in zip(tiles.int().chunk(len(places), -1), places):
+    # A word has two codes of each of these parts of its line.
+    codes = tiles.int().unflatten(-1, (len(places) // 2, -1, 2))
+    words = torch.zeros_like(codes[..., 0, :, 0])
+    for number, runs in enumerate(places):
         for here, there, count in runs:
-            words |= ((codes >> here) & ((1 << count) - 1)) << there
+            words |= ((codes[..., number // 2, :, number % 2] >> here) & ((1 << count) - 1)) << there
     return words
 
 
@@ -173,5 +174,6 @@ def unplaced(words: Int[Tensor, "*tiles words"], places: Sequence[Runs]) -> Int[
         parts = [((words >> there) & ((1 << count) - 1)) << here for here, there, count in runs]
         found.append(sum(parts[1:], parts[0]))
     # Tiles of outputs, tiles of inputs, lines, columns.
-    lines: Tensor = torch.cat(found, -1).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    columns = torch.stack(found, -1).unflatten(-1, (-1, 2)).transpose(-3, -2).flatten(-3)
+    lines: Tensor = columns.transpose(-3, -2).flatten(-2).flatten(-3, -2)
     return lines

@@ -63,15 +63,15 @@ def decode_kernel(
 ):  # fmt: skip
     """Program (outputs, 128 inputs)."""
     wait(EARLY)
-    CODES: tl.constexpr = 4 if FORMAT == "fp8" else 8
-    WORDS: tl.constexpr = STEP // CODES
+    PAIRS: tl.constexpr = 2 if FORMAT == "fp8" else 4
+    WORDS: tl.constexpr = STEP // (2 * PAIRS)
     output, step = first + tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
     line, word = tl.minimum(output, last - 1), tl.arange(0, WORDS)
     target = found + (output - first).to(tl.int64)[:, None] * inputs
     owned, stride = scales_of(scales, line, inputs, FORMAT, BLOCK_ROWS)
     words = tl.load(words_of(codes, line, step, inputs, WORDS)[:, None] + word[None, :])
     scale = tl.load(owned + step * stride)
-    for code in tl.static_range(CODES):
-        column = word + step * STEP + code * WORDS
-        numbers = numbers_of(words, scale, code, FORMAT, True).to(found.dtype.element_ty)
+    for pair in tl.static_range(PAIRS):
+        column = tl.arange(0, 2 * WORDS) + step * STEP + pair * 2 * WORDS
+        numbers = numbers_of(words, scale, pair, FORMAT, True, OUTPUTS).to(found.dtype.element_ty)
         tl.store(target + column[None, :], numbers, mask=(output < last)[:, None] & (column < inputs)[None, :])

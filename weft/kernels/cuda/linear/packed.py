@@ -2,7 +2,7 @@
 
 Few rows are bound by reading the codes once, which takes many active programs: where there are few outputs, several
 split the inputs, and the last to finish adds up their sums in order, or leaves that to the residual stream. Of many
-rows, a program takes a tile, whose codes it decodes once.
+rows, a program takes a tile, whose codes it decodes once, in registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, summed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
-from weft.kernels.cuda.launch.gpus import H200, Gpu, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, on_branch, wait
 from weft.kernels.cuda.linear.between import between
@@ -34,32 +33,27 @@ class Division(NamedTuple):
     shares: int  # programs that split the inputs of these
     warps: int
     stages: int
-    rows_first: bool  # rows are the first operand of the matmul: decoded weights lie in shared memory, not in registers
+    rows_first: bool  # rows are the first operand of the matmul: decoded weights pass through shared memory
 
 
 # Adjacent tiles of rows that are computed for the same outputs one after another, while the codes are in the cache.
 ADJACENT = 8
 # Programs that keep the memory busy, and the fewest tiles of inputs of a share.
-PROGRAMS, LEAST_STEPS = 264, 4
+PROGRAMS, LEAST_STEPS = 256, 4
 # Rows up to which a program takes all of them.
 MOST_ROWS = 64
 
 
-def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Division:
+def cut(rows: int, outputs: int, inputs: int) -> Division:
     """Return a division into programs.
 
     >>> cut(1, 4480, 15680), cut(40, 12288, 4096).rows
-    (Division(rows=8, outputs=64, shares=4, warps=4, stages=4, rows_first=False), 64)
+    (Division(rows=8, outputs=64, shares=4, warps=4, stages=3, rows_first=False), 64)
     """
     if rows > MOST_ROWS:
-        wide = -(-rows // 128) * -(-outputs // 128) >= gpu.multiprocessors
-        return Division(128, 128, 1, 8, 3, True) if wide else Division(64 if rows <= 64 else 128, 64, 1, 4, 4, True)
-    shares = shares_of(outputs, inputs)
-    if rows <= 8:
-        return Division(8, 64, shares, 4, 4, False)
-    if rows <= 16:
-        return Division(16, 64, shares, 2, 4, False)
-    return Division(32, 64, shares, 4, 4, True) if rows <= 32 else Division(64, 64, shares, 4, 4, True)
+        return Division(128, 128, 1, 8, 3, False)
+    height = next(size for size in (8, 16, 32, 64) if rows <= size)
+    return Division(height, 64, shares_of(outputs, inputs), 4, 3, False)
 
 
 def exact_cut(rows: int, outputs: int, inputs: int) -> Division:
@@ -100,9 +94,7 @@ def multiply_packed(
     form, (rows, inputs), outputs = form_of(part), x.shape, part.outputs
     assert form is not None
     results, exact = outputs // parts, fold or x.dtype != torch.bfloat16
-    # Large tiles have no registers left for a second sum, which scales of blocks need.
-    fold = exact or (by is None and rows > MOST_ROWS and bool(form["BLOCK_ROWS"]))
-    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs, gpu_of(x.device)))
+    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs))
     steps = -(-inputs // TILE_INPUTS)
     share = -(-steps // by.shares)
     shares = -(-steps // share)
@@ -125,7 +117,7 @@ def multiply_packed(
             y=y, y_stride=0 if y is None else y.stride(0), found=found, come=counters(x.device, on_branch()),
             outputs=outputs, inputs=inputs, share=share,
         ),
-        SHARES=shares, ROWS=by.rows, OUTPUTS=by.outputs, ROWS_FIRST=by.rows_first, FOLD=fold, **form,
+        SHARES=shares, ROWS=by.rows, OUTPUTS=by.outputs, ROWS_FIRST=by.rows_first, FOLD=exact, **form,
         EVEN=inputs % TILE_INPUTS == 0, NAME=activation or "", PARTS=parts, ADJACENT=ADJACENT,
         num_warps=by.warps, num_stages=by.stages, **early(x),
     )  # fmt: skip
