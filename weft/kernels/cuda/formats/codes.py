@@ -1,8 +1,9 @@
 """Sums of products with packed weights, for kernels of any operation: few instructions make bfloat16 of their codes.
 
-Tensor cores multiply codes as they are, as numbers times a power of two; scales multiply the sums of 128 inputs (FP8)
-or of 32 (MXFP4) in float32. With `FOLD` weights are first decoded and rounded to the dtype of the inputs, and a sum is
-one chain over the inputs, whatever the tile: exact mode and dtypes other than bfloat16.
+Tensor cores multiply codes as they are, as numbers times a power of two; scales of FP8 multiply the sum of 128 inputs
+in float32. Powers of two of MXFP4 multiply the codes, which stay exact. With `FOLD` weights are first decoded and
+rounded to the dtype of the inputs, and a sum is one chain over the inputs, whatever the tile: exact mode and dtypes
+other than bfloat16.
 
 A tile of weights is loaded as words, and pairs of their codes become tiles of their own. All of that works element by
 element, so the compiler may lay out words as tensor cores want their operand: no weight passes through shared memory
@@ -45,9 +46,8 @@ MXFP4_RUNS = tl.constexpr(
         tuple((there, (1 << n) - 1, 15 if here == 3 else here + 6) for here, there, n in runs) for runs in MXFP4_PLACES
     )
 )
-# What restores the numbers: see `packed.py`. Codes of MXFP4 are lifted first: float32 has few bits for sums so small.
+# What restores the numbers: see `packed.py`.
 FP8_UNIT, MXFP4_UNIT = tl.constexpr(2.0**FP8_FACTOR), tl.constexpr(2.0**MXFP4_FACTOR)
-LIFT, LIFTED_UNIT = tl.constexpr(2.0**100), tl.constexpr(2.0 ** (MXFP4_FACTOR - 100))
 
 
 def form_of(stored: Stored) -> dict[str, str | int] | None:
@@ -98,34 +98,32 @@ def summed(
         return tl.trans(total) if ROWS_FIRST else total
     PAIRS: tl.constexpr = 2 if FORMAT == "fp8" else 4
     WORDS: tl.constexpr = STEP // (2 * PAIRS)
-    # Whether scales multiply sums: of all pairs, or of each.
-    LATER: tl.constexpr = not FOLD and (FORMAT == "mxfp4" or BLOCK_ROWS > 0)
-    TOGETHER: tl.constexpr = PAIRS if FORMAT == "fp8" else 1
+    LATER: tl.constexpr = FORMAT == "fp8" and BLOCK_ROWS > 0 and not FOLD
     word, column = tl.arange(0, WORDS), tl.arange(0, 2 * WORDS)
     places = words_of(codes, output, 0, inputs, WORDS)
     owned, stride = scales_of(scales, output, inputs, FORMAT, BLOCK_ROWS)
-    # Read a step ahead: no copy unit prefetches it.
     scale = tl.load(owned + first * stride)
     for step in range(first, last):
         words = tl.load(places[:, None] + (word + step * (TILE * WORDS))[None, :], eviction_policy="evict_first")
         used = scale
-        if stride > 0:
+        if FORMAT == "mxfp4":
+            used = tl.load(owned + step * stride)
+        elif BLOCK_ROWS > 0:
+            # Read a step ahead: no copy unit prefetches what does not reach a tensor core.
             scale = tl.load(owned + tl.minimum(step + 1, last - 1) * stride)
-        for group in tl.static_range(PAIRS // TOGETHER):
-            part = tl.zeros_like(total) if LATER else total
-            for pair in tl.static_range(group * TOGETHER, group * TOGETHER + TOGETHER):
-                tile = numbers_of(words, used, pair, FORMAT, FOLD, OUTPUTS)
-                value = rows_at(values, is_row, column + (step * STEP + pair * 2 * WORDS), inputs, ROWS_FIRST, EVEN)
-                part = multiplied(value, tile, part, FOLD, ROWS_FIRST)
-            if LATER:
-                factor = factor_of(used, group, FORMAT)
-                total += part * (factor[None, :] if ROWS_FIRST else factor[:, None])
-            else:
-                total = part
+        part = tl.zeros_like(total) if LATER else total
+        for pair in tl.static_range(PAIRS):
+            tile = numbers_of(words, used, pair, FORMAT, FOLD, OUTPUTS)
+            value = rows_at(values, is_row, column + (step * STEP + pair * 2 * WORDS), inputs, ROWS_FIRST, EVEN)
+            part = multiplied(value, tile, part, FOLD, ROWS_FIRST)
+        if LATER:
+            total += part * (used[None, :] if ROWS_FIRST else used[:, None])
+        else:
+            total = part
     if ROWS_FIRST:
         total = tl.trans(total)
     if not FOLD:
-        total = total * (FP8_UNIT if FORMAT == "fp8" else LIFTED_UNIT)
+        total = total * (FP8_UNIT if FORMAT == "fp8" else MXFP4_UNIT)
         if FORMAT == "fp8" and BLOCK_ROWS == 0:
             total = total * scale[:, None]
     return total
@@ -188,20 +186,17 @@ def numbers_of(words, scale, PAIR: tl.constexpr, FORMAT: tl.constexpr, FOLD: tl.
         low = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
         high = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     tile = tl.reshape(tl.join(low, high), (OUTPUTS, STEP // (2 if FORMAT == "fp8" else 4)))
-    if FOLD:
-        tile = tile.to(tl.float32) * factor_of(scale, PAIR, FORMAT)[:, None]
-        tile = tile * (FP8_UNIT if FORMAT == "fp8" else MXFP4_UNIT)
-    elif FORMAT == "mxfp4":
-        tile *= LIFT
-    return tile
-
-
-@triton.jit
-def factor_of(scale, PAIR: tl.constexpr, FORMAT: tl.constexpr):
-    """Return the float32 that multiplies pairs of codes. Four exponents of MXFP4, each of 32 inputs, are one word."""
     if FORMAT == "mxfp4":
-        scale = (((scale >> (PAIR * 8)) & 255) << 23).to(tl.float32, bitcast=True)
-    return scale
+        # Four exponents of a line, each of 32 inputs, lie in one word.
+        exponent = (scale >> (PAIR * 8)) & 255
+        if PORTABLE:
+            tile *= (exponent << 23).to(tl.float32, bitcast=True)[:, None]
+        else:
+            tile *= (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
+    if FOLD:
+        tile = tile.to(tl.float32)
+        tile = tile * scale[:, None] * FP8_UNIT if FORMAT == "fp8" else tile * MXFP4_UNIT
+    return tile
 
 
 @triton.jit

@@ -35,13 +35,14 @@ class PairTiles(NamedTuple):
     rows_first: bool  # pairs are the first operand of the matmul: decoded weights pass through shared memory
 
 
-# By the number of pairs per tile: of the first matmul and of the second.
+# Of both matmuls: of pairs that are computed alone, and by the number of pairs per tile.
+ALONE = (PairTiles(8, 32, 2, 4, False),) * 2
 TILES = {
-    8: (PairTiles(8, 64, 2, 4, False), PairTiles(8, 64, 2, 4, False)),
-    16: (PairTiles(16, 64, 4, 3, False), PairTiles(16, 64, 4, 3, False)),
-    32: (PairTiles(32, 64, 4, 3, False), PairTiles(32, 64, 4, 3, False)),
-    64: (PairTiles(64, 64, 4, 3, False), PairTiles(64, 64, 4, 3, False)),
-    128: (PairTiles(128, 128, 8, 3, False), PairTiles(128, 128, 8, 3, False)),
+    8: (PairTiles(8, 128, 4, 3, False),) * 2,
+    16: (PairTiles(16, 64, 4, 4, False),) * 2,
+    32: (PairTiles(32, 64, 4, 4, False),) * 2,
+    64: (PairTiles(64, 64, 4, 3, False),) * 2,
+    128: (PairTiles(128, 128, 8, 3, False),) * 2,
 }
 # Of exact mode, which adds up in the same order with all of them.
 EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 4, 3, True),) * 2}
@@ -58,10 +59,9 @@ def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> 
     experts = layer.first.experts
     if exact:
         return EXACT[64 if tokens <= most_tokens(64, k, experts) else 128]
-    pairs = 8 if are_alone(tokens, k, experts) else 16
-    if pairs == 16:
-        pairs = next((size for size in TILES if size > 8 and tokens <= most_tokens(size, k, experts)), 128)
-    return TILES[pairs]
+    if are_alone(tokens, k, experts):
+        return ALONE
+    return TILES[next((size for size in TILES if tokens <= most_tokens(size, k, experts)), 128)]
 
 
 def are_alone(tokens: int, k: int, experts: int) -> bool:
