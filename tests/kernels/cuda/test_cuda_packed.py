@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
+from weft.base.errors import ModelError
 from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
@@ -21,12 +22,16 @@ from weft.kernels.cuda.linear.few import counters
 from weft.kernels.cuda.linear.packed import Division, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
+from weft.kernels.cuda.moe.exact import prepare_experts as prepare_exactly
 from weft.kernels.cuda.moe.packed import PairTiles, can_pack, pair_results
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
+from weft.kernels.formats.block_types import Q4_K, Q8_0
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain import moe as plain
 from weft.kernels.weight import Weight
@@ -243,6 +248,26 @@ def test_exact_matmuls_give_a_row_the_same_bits_in_any_batch(kind):
     whole = multiply_stored(x, weight, exact=True)
     for rows in (1, 8, 33, 65, 500):
         assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", [Q4_K, Q8_0, Grouped(4, 128), Nvfp4(), Fp8(32, 32)], ids=lambda form: form.name)
+def test_formats_without_packed_kernels_are_exact_too(form):
+    stored = form.encode(torch.randn(2880, 2816) * 0.02).to("cuda")
+    weight = prepare(Weight((stored,)), False)
+    x = torch.randn(700, 2816, device="cuda", dtype=torch.bfloat16)
+    whole = multiply_stored(x, weight, exact=True)
+    torch.testing.assert_close(whole.float(), F.linear(x.float(), stored.decode()), rtol=2e-2, atol=2e-2)
+    for rows in (1, 8, 16, 17, 65, 500):
+        assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
+
+
+def test_exact_mode_refuses_experts_that_no_kernel_adds_up_in_one_order():
+    first, second = Q4_K.encode(torch.randn(4, 128, 256)), Q4_K.encode(torch.randn(4, 256, 256))
+    layer = ExpertWeights(first, second, gated(F.silu))
+    assert prepare_experts(layer, False) is layer
+    with pytest.raises(ModelError, match=r"exact mode has no kernel on a GPU for experts in q4_k"):
+        prepare_exactly(layer, False)
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import by_library, multiply_packed
+from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
@@ -60,11 +61,15 @@ def multiply_part(
             multiply_packed(x, part, bias, fold=exact, out=y)
         return
     form = form_of(part)
+    if form is None and exact:
+        y.copy_(tiled(x, part.decode().to(x.dtype), bias))
+        return
     if form is None:
         total = decoded(x, part)
         y.copy_(total if bias is None else total + bias.float())
         return
-    rows = ROWS if len(x) <= ROWS else MANY_ROWS
+    # Tensor cores add up in another order where a tile has few rows.
+    rows = ROWS if len(x) <= ROWS and not exact else MANY_ROWS
     stored_kernel[(-(-part.outputs // OUTPUTS), -(-len(x) // rows))](
         named(x=x, x_stride=x.stride(0), rows=len(x)), pointers(part),
         named(bias=bias, y=y, y_stride=y.stride(0), outputs=part.outputs, inputs=part.inputs),
