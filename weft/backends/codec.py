@@ -83,7 +83,9 @@ class Submission(msgspec.Struct, array_like=True, tag="submit"):
 
 
 FromFront = Begin | Submit | End | Question | Drop | Subscribe | Shutdown
-FromEngine = ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
+FromEngine = (
+    ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
+)
 
 
 def _simple(value: Any) -> Any:

@@ -14,7 +14,7 @@ class Pooling(StrEnum):
     MEAN = "mean"
 
 
-class Activation(StrEnum):
+class ScoreFunction(StrEnum):
     """What makes a score of the output of a class head."""
 
     NONE = "none"
@@ -32,7 +32,7 @@ class VectorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     size: int
     generates: bool = True  # whether it has a head over the vocabulary
     labels: tuple[str, ...] = ()
-    activation: Activation = Activation.NONE
+    activation: ScoreFunction = ScoreFunction.NONE
     pooling: Pooling = Pooling.LAST
     normalises: bool = True
     counts_prompts: bool = True

@@ -217,7 +217,7 @@ def _scores(
 def _vectors(
     prefills: list[tuple[Sequence, int, int, bool]], first: int, cell: int
 ) -> tuple[dict[str, Ints], tuple[tuple[Sequence, int], ...]]:
-    """Return the sums of hidden states to return: cut at the grid, so that chunks do not change how sums are rounded."""
+    """Return the sums of hidden states to compute, cut at the grid: chunks do not change how they are rounded."""
     index: list[int] = []
     count: list[int] = []
     vectors = []

@@ -110,7 +110,9 @@ class VectorSum:
         return None if self._sum is None else (self._sum / self.tokens).astype(np.float32)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, VectorSum) and self.tokens == other.tokens and np.array_equal(self._sum, other._sum)
+        if not isinstance(other, VectorSum) or self._sum is None or other._sum is None:
+            return isinstance(other, VectorSum) and self._sum is other._sum
+        return self.tokens == other.tokens and np.array_equal(self._sum, other._sum)
 
 
 @dataclass(slots=True)

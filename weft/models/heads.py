@@ -22,22 +22,22 @@ TIES = ("tie_word_embeddings", "tie_embedding")
 ENDS = re.compile(r"(?P<family>\w+?)(Text)?(?P<end>ForSequenceClassification|Model)")
 
 
-class Head(StrEnum):
+class HeadKind(StrEnum):
     VOCABULARY = "vocabulary"
     CLASSES = "classes"
     NONE = "none"
 
 
-def causal_name(architecture: str) -> tuple[str, Head]:
+def causal_name(architecture: str) -> tuple[str, HeadKind]:
     """Return the architecture with a head over the vocabulary that an architecture shares its decoder with.
 
-    >>> causal_name("Gemma3TextModel"), causal_name("Qwen3ForSequenceClassification")[0], causal_name("LlamaForCausalLM")
-    (('Gemma3ForCausalLM', <Head.NONE: 'none'>), 'Qwen3ForCausalLM', ('LlamaForCausalLM', <Head.VOCABULARY: 'vocabulary'>))
+    >>> [causal_name(name)[0] for name in ("Gemma3TextModel", "Qwen3ForSequenceClassification", "Lfm2ForCausalLM")]
+    ['Gemma3ForCausalLM', 'Qwen3ForCausalLM', 'Lfm2ForCausalLM']
     """
     found = ENDS.fullmatch(architecture)
     if found is None:
-        return architecture, Head.VOCABULARY
-    return f"{found['family']}ForCausalLM", Head.NONE if found["end"] == "Model" else Head.CLASSES
+        return architecture, HeadKind.VOCABULARY
+    return f"{found['family']}ForCausalLM", HeadKind.NONE if found["end"] == "Model" else HeadKind.CLASSES
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -61,8 +61,8 @@ def without_vocabulary(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **{name: True for name in TIES if name in config or name == TIES[0]}}
 
 
-def add_head(model: CausalModel, head: Head, config: Mapping[str, Any]) -> None:
+def add_head(model: CausalModel, head: HeadKind, config: Mapping[str, Any]) -> None:
     """Give a decoder its class head, if it has one. Its outputs are whole on every rank."""
-    model.generates = head is Head.VOCABULARY
-    if head is Head.CLASSES:
+    model.generates = head is HeadKind.VOCABULARY
+    if head is HeadKind.CLASSES:
         model.score = Linear(config["hidden_size"], len(labels_of(config)))

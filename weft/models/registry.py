@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.base.errors import ModelError
 from weft.models.config import shown
-from weft.models.heads import Head, causal_name
+from weft.models.heads import HeadKind, causal_name
 from weft.models.model import CausalModel
 
 # The name in config.json's `architectures` -> (module, class)
@@ -52,11 +52,11 @@ BIDIRECTIONAL = re.compile(
 )
 
 
-def head_kind(config: Mapping[str, Any]) -> Head:
+def head_kind(config: Mapping[str, Any]) -> HeadKind:
     """Return the head of a configuration's architecture."""
     names = [name for name in config.get("architectures") or [] if isinstance(name, str)]
     known = [name for name in names if name in FAMILIES or causal_name(name)[0] in FAMILIES]
-    return Head.VOCABULARY if not known or known[0] in FAMILIES else causal_name(known[0])[1]
+    return HeadKind.VOCABULARY if not known or known[0] in FAMILIES else causal_name(known[0])[1]
 
 
 def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
@@ -70,7 +70,9 @@ def family_of(config: Mapping[str, Any]) -> type[CausalModel]:
             found: type[CausalModel] = getattr(import_module(f"weft.models.{module}"), family)
             return found
         if BIDIRECTIONAL.match(name):
-            raise ModelError(f"architecture {name:.200} is not supported: its attention looks ahead, and Weft's is causal")
+            raise ModelError(
+                f"architecture {name:.200} is not supported: it looks ahead, and Weft computes causal models"
+            )
     given = " ".join(", ".join(names).split())[:200]
     asked = f"architecture {given} is not supported" if names else "config.json has no architectures"
     raise ModelError(f"{asked}; supported are {', '.join(sorted(FAMILIES))}")

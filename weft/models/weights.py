@@ -35,7 +35,7 @@ from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
 from weft.models.finding import find_checkpoint
 from weft.models.gguf.tensors import tensors as gguf_tensors
-from weft.models.heads import Head, add_head, without_vocabulary
+from weft.models.heads import HeadKind, add_head, without_vocabulary
 from weft.models.identity import weights_digest
 from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
@@ -186,7 +186,7 @@ def build(
 
     `declare`: its matrices take no memory until it is known how they are stored.
     """
-    head = Head.VOCABULARY if family is not None else head_kind(config)
+    head = HeadKind.VOCABULARY if family is not None else head_kind(config)
     family = family or family_of(config)
     if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
         raise ModelError(
@@ -195,7 +195,7 @@ def build(
         )
     try:
         with defaults(dtype, device), building_for(shard), only_declaring(declare):
-            model = family(config if head is Head.VOCABULARY else without_vocabulary(config), dtype)
+            model = family(config if head is HeadKind.VOCABULARY else without_vocabulary(config), dtype)
             add_head(model, head, config)
     except (ModelError, torch.OutOfMemoryError):
         raise

@@ -307,22 +307,19 @@ class Runner:
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
-def summed(
-    hidden: Float[Tensor, "tokens hidden"], vectors: StepVectors, rows: int
-) -> Float[Tensor, "vectors hidden"]:
+def summed(hidden: Float[Tensor, "tokens hidden"], vectors: StepVectors, rows: int) -> Float[Tensor, "vectors hidden"]:
     """Return sums of hidden states, in single precision; about `rows` of them are gathered at a time.
 
     They are added in pairs, so that a sum has the same bits whatever other sums a step has.
     """
-    # A power of two. Zeros fill up what is shorter, which changes no sum.
-    width = 1 << (vectors.most - 1).bit_length()
+    width = len(vectors.places)
     if width == 1:
         return hidden[vectors.index].float()
-    place = torch.arange(width, device=hidden.device)
     parts, step = [], max(1, rows // width)
     for index, count in zip(vectors.index.split(step), vectors.count.split(step)):
-        rest = hidden[(index[:, None] + place).clamp(max=len(hidden) - 1)].float()
-        rest = torch.where((place < count[:, None])[..., None], rest, 0.0)
+        rest = hidden[(index[:, None] + vectors.places).clamp(max=len(hidden) - 1)].float()
+        # Zeros fill up what is shorter, which changes no sum.
+        rest = torch.where((vectors.places < count[:, None])[..., None], rest, 0.0)
         while rest.shape[1] > 1:
             rest = rest[:, 0::2] + rest[:, 1::2]
         parts.append(rest[:, 0])
@@ -338,8 +335,9 @@ def fly(
     # Downloads have 32-bit numbers.
     parts += [] if digests is None else [digests.view(torch.int32)]
     parts += [] if vectors is None else [vectors]
-    has = [each is not None for each in (sampled, prompt, digests, vectors)]
-    return RunnerFlight(Download(parts), *has)
+    return RunnerFlight(
+        Download(parts), sampled is not None, prompt is not None, digests is not None, vectors is not None
+    )
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:

@@ -62,11 +62,14 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class StepVectors:
-    """Sums of hidden states: the packed index of the first token of each, and how many there are, at most `most`."""
+    """Sums of hidden states: the packed index of the first token of each, and how many there are.
+
+    The numbers below a power of two that no count exceeds are `places`.
+    """
 
     index: Tensor  # [vectors]
     count: Tensor  # [vectors]
-    most: int
+    places: Tensor  # [width]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +122,8 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
 def _vectors(plan: Plan) -> StagedValue | None:
     if not len(plan.vector_index):
         return None
-    fields = {"index": plan.vector_index, "count": plan.vector_count, "most": int(plan.vector_count.max())}
-    return StagedValue(StepVectors, fields)
+    places = np.arange(1 << (int(plan.vector_count.max()) - 1).bit_length())
+    return StagedValue(StepVectors, {"index": plan.vector_index, "count": plan.vector_count, "places": places})
 
 
 def _boarded(plan: Plan, row: NDArray[np.int64]) -> NDArray[np.int64] | None:
