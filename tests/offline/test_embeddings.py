@@ -144,6 +144,21 @@ def test_an_embedding_does_not_depend_on_its_company(exact, tmp_path):
         assert not exact or mine.outputs == theirs.outputs
 
 
+def test_a_reranker_by_the_files_of_sentence_transformers_scores_with_two_tokens_only(tmp_path):
+    VectorOracle(QWEN3, tie_word_embeddings=True).save(tmp_path, architectures=["Qwen3ForCausalLM"])
+    kinds = ("base.modules.transformer.Transformer", "cross_encoder.modules.logit_score.LogitScore")
+    modules = [
+        {"type": f"sentence_transformers.{kind}", "path": path} for kind, path in zip(kinds, ("", "1_LogitScore"))
+    ]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "1_LogitScore").mkdir()
+    for second, message in ((110, "answers must be words of one token"), (None, "scores nothing: its LogitScore")):
+        stated = {"true_token_id": 121, "false_token_id": second}
+        (tmp_path / "1_LogitScore" / "config.json").write_text(json.dumps(stated))
+        with LLM(str(tmp_path), progress=False, **OPTIONS) as llm, pytest.raises(RequestError, match=message):
+            llm.score("a", "b")
+
+
 # what is refused ------------------------------------------------------------------------------------------------------
 
 POOLINGS = [

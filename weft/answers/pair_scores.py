@@ -45,6 +45,8 @@ class Way(StrEnum):
 
 
 def way_of(facts: VectorFacts) -> Way:
+    if facts.unscored is not None:
+        raise RequestError(f"this model scores nothing: {facts.unscored}")
     if facts.labels:
         if len(facts.labels) != 1:
             raise RequestError(f"this model's head has {len(facts.labels)} classes and does not score; use /classify")

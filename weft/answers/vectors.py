@@ -40,6 +40,7 @@ def capabilities(facts: VectorFacts) -> list[str]:
     found = ["generation"] if facts.generates else []
     found += ["classes"] if facts.labels else ["embeddings"] if facts.refused is None else []
     scores = len(facts.labels) == 1 or (not facts.labels and (facts.refused is None or not facts.stated))
+    scores = scores and facts.unscored is None
     return [*found, *(["scores"] if scores else [])]
 
 

@@ -26,7 +26,7 @@ class VectorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """`size` is that of a vector, `labels` are the names of its numbers if they are those of a class head.
 
     `prompts` are texts, by name, that a text may follow; a mean counts their tokens if it `counts_prompts`. `stated`:
-    the checkpoint says how embeddings are made. `refused` is why this model has none.
+    the checkpoint says how embeddings are made. `refused` is why this model has none, `unscored` why it scores nothing.
     """
 
     size: int
@@ -40,3 +40,4 @@ class VectorFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     default_prompt: str | None = None
     stated: bool = False
     refused: str | None = None
+    unscored: str | None = None

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from weft.base.errors import ModelError
 from weft.base.gguf.header import is_gguf, read_header
 from weft.base.vectors import Pooling, ScoreFunction, VectorFacts
@@ -65,18 +67,14 @@ def of_modules(folder: Path, facts: VectorFacts) -> VectorFacts:
             found["normalises"] = True
         elif kind == "LogitScore":
             # A reranker that answers with a word: it has no embeddings of its own.
-            return changed(facts, stated=False)
+            alone = read_config(folder / path / "config.json", FILE_BYTES).get("false_token_id") is None
+            why = "its LogitScore compares no two tokens, which is not supported" if alone else None
+            return msgspec.structs.replace(facts, stated=False, unscored=why)
         elif kind != "Transformer":
             refused = refused or f"modules.json has a {kind:.80}, which is not supported"
     if read_config_or_nothing(folder / "sentence_bert_config.json").get("do_lower_case") is True:
         refused = refused or "sentence_bert_config.json asks for lower-case texts, which is not supported"
-    return changed(facts, **found, refused=refused)
-
-
-def changed(facts: VectorFacts, **fields: Any) -> VectorFacts:
-    import msgspec
-
-    return msgspec.structs.replace(facts, **fields)
+    return msgspec.structs.replace(facts, **found, refused=refused)
 
 
 def modules_in(folder: Path) -> list[tuple[str, str]]:

@@ -260,8 +260,7 @@ def load_model_of(
     beside = text_place(folder)
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
-    suggested = suggested_params(beside)
-    text = (tokenizer, template, ends, suggested)
+    text = (tokenizer, template, ends, suggested_params(beside))
     parts = (device, chosen, vector_facts(folder, config, model), draft)
     loaded = Loaded(model, spec, engine_config, *text, *parts, others=others, reasons=reasons)
     if not stores:
