@@ -19,7 +19,8 @@ TEXTS = ["a", "What is a loom?", "Cells are 64 tokens long. " * 6, "A loom weave
 def last(tmp_path_factory):
     folder = tmp_path_factory.mktemp("last")
     oracle = qwen3_embedding(folder)
-    with LLM(str(folder), progress=False, **OPTIONS) as llm:
+    # As scripts for vLLM say it.
+    with LLM(str(folder), task="embed", progress=False, **OPTIONS) as llm:
         yield llm, oracle
 
 
