@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -18,7 +18,7 @@ from weft import __version__
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request, numbered
 from weft.backends.backend import Backend
-from weft.base.errors import InvalidField, RequestError
+from weft.base.errors import InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
@@ -79,6 +79,19 @@ class AskedPrompt:
         return replace(found, prompt_logprobs=None) if self.scores_once and place else found
 
 
+class ServerSide(Protocol):
+    """What routes need that no model answers."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def receiving(self) -> Receiving: ...
+
+    @property
+    def stored(self) -> StoredAnswers | None: ...
+
+
 class Front:
     def __init__(
         self,
@@ -90,6 +103,7 @@ class Front:
         suggested: SamplingParams | None = None,
         pool: TextPool | None = None,
         stored: StoredAnswers | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.backend = backend
         self.stored = stored
@@ -99,12 +113,15 @@ class Front:
         self.end_tokens = end_tokens
         self.settings = settings
         self.limits = settings.limits
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         source = None if template is None else template.source
         self.tool_parser = chosen(settings.tool_parser, lambda: detect_tools(backend.info.architecture, source))
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
+        for alias, name in settings.aliases:
+            if name != self.model_name:
+                raise OptionError(f"alias {alias} must stand for {self.model_name}, the only model, got {name}")
         self._builder = PromptBuilder(tokenizer, template, self.limits, settings.strict_fields, self.facts)
         self.receiving = Receiving(self.limits)
         self.pool = pool or pool_for(tokenizer, template, settings)
@@ -115,6 +132,11 @@ class Front:
     @property
     def model_name(self) -> str:
         return self.settings.model_name or self.backend.info.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the model."""
+        return tuple(alias for alias, _ in self.settings.aliases)
 
     @property
     def fingerprint(self) -> str:
@@ -142,8 +164,7 @@ class Front:
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        room, aliases = self.room, self.settings.aliases
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, room, aliases, self.vectors)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.aliases, self.vectors)
 
     @property
     def builder(self) -> PromptBuilder:

@@ -114,7 +114,7 @@ class ServerSettings:
     model_name: str | None = None  # the name that clients use; None: the model's own
     usage_file: str | None = None  # where usage by key and day is kept; None: only in memory
     batch_folder: str | None = None  # where files and batches are kept; None: there are none
-    aliases: tuple[str, ...] = ()  # further names of the model
+    aliases: tuple[tuple[str, str], ...] = ()  # further names, each with that of its model
     open_health: bool = True
     page: bool = True  # serve the page at /
     log_requests: bool = True

@@ -18,7 +18,7 @@ from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Tenant
-from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.front import AskedPrompt, Front, ServerSide, new_name
 from weft.server.http.errors import json_response
 from weft.server.texts.bodies import read
 from weft.server.texts.prompt_builder import Prompt
@@ -65,6 +65,7 @@ def model_card(front: Front) -> dict[str, Any]:
         "max_model_len": info.max_length,
         "capabilities": capabilities(front.vectors),
         "embedding_size": front.vectors.size if "embeddings" in capabilities(front.vectors) else None,
+        **({"aliases": front.aliases} if front.aliases else {}),
     }
 
 
@@ -119,7 +120,7 @@ async def server_info(front: Front, request: Request) -> Response:
     )
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(front: ServerSide, request: Request) -> Response:
     return json_response({"version": __version__})
 
 

@@ -14,7 +14,7 @@ from weft import __version__
 from weft.answers.vectors import capabilities as can
 from weft.base.errors import InvalidField, RequestError
 from weft.server.apis.control import CREATED
-from weft.server.front import Front
+from weft.server.front import Front, ServerSide
 from weft.server.http.errors import json_response
 from weft.server.texts.bodies import read
 from weft.text.infill import Infill
@@ -44,7 +44,7 @@ async def running(front: Front, request: Request) -> Response:
     return json_response({"models": [card(front) | loaded]})
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(front: ServerSide, request: Request) -> Response:
     return json_response({"version": OLLAMA_VERSION, "weft": __version__})
 
 
@@ -73,7 +73,7 @@ async def show(front: Front, request: Request) -> Response:
     )
 
 
-async def unchanged(front: Front, request: Request) -> Response:
+async def unchanged(front: ServerSide, request: Request) -> Response:
     await front.receiving.read_body(request)
     raise RequestError(FIXED, 501)
 
