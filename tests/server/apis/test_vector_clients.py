@@ -15,16 +15,19 @@ from weft.server.settings import ServerSettings
 pytestmark = pytest.mark.slow
 DOCUMENTS = ["A loom weaves cloth.", "It rains.", "Threads cross."]
 
-COHERE = """
+COHERE = (
+    f"DOCUMENTS = {DOCUMENTS!r}"
+    + """
 import json, os, cohere
-asked = dict(model="tiny", query="loom?", documents=%r, top_n=2)
+asked = dict(model="tiny", query="loom?", documents=DOCUMENTS, top_n=2)
 newer = cohere.ClientV2(api_key="none", base_url=os.environ["SERVER"]).rerank(**asked)
 older = cohere.Client(api_key="none", base_url=os.environ["SERVER"]).rerank(return_documents=True, **asked)
 print(json.dumps({
     "newer": [[each.index, each.relevance_score] for each in newer.results],
     "older": [[each.index, each.document.text] for each in older.results],
 }))
-""" % (DOCUMENTS,)
+"""
+)
 
 NODE = """
 import OpenAI from "openai"
