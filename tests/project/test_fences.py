@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -187,6 +189,13 @@ def test_no_module_imports_itself_by_a_detour():
     assert fences.import_circles(WEFT) == []
     one, other = "from weft.memory.b import x", "import weft.memory.a"
     assert fences.import_circles({"weft.memory.a": one, "weft.memory.b": other}) == [["weft.memory.a", "weft.memory.b"]]
+
+
+def test_every_module_can_be_imported():
+    """Without Triton, all but kernels of a GPU."""
+    here = [name for name in WEFT if find_spec("triton") or not fences.within(name, "weft.kernels.cuda")]
+    found = {name: import_module(name) for name in here if not name.endswith("__main__")}
+    assert all(name in sys.modules and module.__name__ == name for name, module in found.items())
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
+from functools import cache
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -120,6 +121,12 @@ def own_names(options: type) -> set[str]:
     return {name for each in classes for name in get_annotations(each)}
 
 
+@cache
+def hints_of(options: type) -> Mapping[str, Any]:
+    """Return the types of all options of a class. Python evaluates the texts of annotations at every question."""
+    return get_type_hints(options)
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     options: type,
@@ -130,7 +137,7 @@ def add_options(
 
     Nothing has a default here: what was parsed was given.
     """
-    hints, own = get_type_hints(options), own_names(options)
+    hints, own = hints_of(options), own_names(options)
     # In the order of the help, which omits those that stay empty.
     titled = {title: parser.add_argument_group(title) for title in titles(groups or {})}
     taken = {flag(each.name) for each in listed(options) if not each.metadata.get("positional")}
@@ -227,7 +234,7 @@ def complaint(error: WeftError, options: type, names: Mapping[str, str] | None =
 
 def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
     """Return the options as rows of a Markdown table: all, or the given names."""
-    hints = get_type_hints(options)
+    hints = hints_of(options)
     rows = ["| option | default | meaning |", "|---|---|---|"]
     wanted = None if names is None else set(names)
     for each in listed(options):

@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from weft.base.errors import OptionError
 from weft.base.suggest import did_you_mean
-from weft.cli.options import SWITCH, flag, is_switch, kind
+from weft.cli.options import SWITCH, flag, hints_of, is_switch, kind
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -99,7 +99,7 @@ def with_keys(options: T, environment: Mapping[str, str]) -> T:
 
 def settable(options: type) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the name, type and choices of all options; a command's arguments, such as prompts, are none."""
-    hints = get_type_hints(options)
+    hints = hints_of(options)
     for each in fields(options):
         if each.metadata.get("positional") != "*":
             yield each.name, hints[each.name], each.metadata["choices"]

@@ -41,6 +41,7 @@ from weft.server.apis.llama_cpp import completion as llama_completion
 from weft.server.apis.ollama import models as ollama_models
 from weft.server.apis.ollama import routes as ollama
 from weft.server.apis.openapi import document
+from weft.server.apis.vectors import routes as vectors
 from weft.server.batches.lines import ENDPOINTS
 from weft.server.batches.routes import BatchRoutes
 from weft.server.batches.runner import BatchRunner
@@ -78,6 +79,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/fork", "POST", fork.fork),
     ("/v1/messages", "POST", anthropic_route.messages),
     ("/v1/messages/count_tokens", "POST", anthropic_route.count_tokens),
+    ("/v1/embeddings", "POST", vectors.embed),
+    *((path, "POST", vectors.score) for path in ("/v1/score", "/score")),
+    *((path, "POST", vectors.rerank) for path in ("/v1/rerank", "/rerank")),
+    ("/v2/rerank", "POST", vectors.rerank_v2),
+    ("/classify", "POST", vectors.classify),
+    ("/api/embed", "POST", vectors.ollama_embed),
+    ("/api/embeddings", "POST", vectors.ollama_embedding),
     ("/tokenize", "POST", tokens.tokenize),
     ("/detokenize", "POST", tokens.detokenize),
     ("/generate", "POST", native.generate),
@@ -93,6 +101,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/api/v0/models/{name:path}", "GET", lm_studio.model),
     ("/api/v0/chat/completions", "POST", openai_chat.chat),
     ("/api/v0/completions", "POST", openai_completions.complete),
+    ("/api/v0/embeddings", "POST", vectors.embed),
     ("/completion", "POST", llama_completion.complete),
     ("/completions", "POST", llama_completion.complete),
     ("/infill", "POST", llama_completion.infill),

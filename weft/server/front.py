@@ -22,6 +22,7 @@ from weft.base.errors import InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
+from weft.base.vectors import VectorFacts
 from weft.engine.request import Request
 from weft.server.access.auth import Tenant
 from weft.server.generation import Generation
@@ -37,7 +38,7 @@ from weft.server.texts.fields import UnknownFields
 from weft.server.texts.grammars import Form, with_source
 from weft.server.texts.messages import setup_of
 from weft.server.texts.pool import TextPool
-from weft.server.texts.prompt_builder import Prompt, PromptBuilder, PromptFacts
+from weft.server.texts.prompt_builder import NO_VECTORS, Prompt, PromptBuilder, PromptFacts
 from weft.text.output import output_parser
 from weft.text.prompts import Tokens
 from weft.text.reasoning import detect_reasoning
@@ -151,12 +152,19 @@ class Front:
     @property
     def bounds(self) -> ModelBounds:
         info = self.backend.info
-        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, self.tokenizer is not None)
+        has_text, only_vectors = self.tokenizer is not None, not self.vectors.generates
+        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, has_text, only_vectors)
+
+    @property
+    def vectors(self) -> VectorFacts:
+        """What embeddings and classes the model has."""
+        stated = self.backend.info.settings.get("vectors")
+        return NO_VECTORS if stated is None else msgspec.convert(stated, VectorFacts)
 
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.aliases)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.aliases, self.vectors)
 
     @property
     def builder(self) -> PromptBuilder:
@@ -291,7 +299,8 @@ class Front:
         return generation
 
     def _followed(self, index: int, request: Request, skip_special: bool, shown: frozenset[str]) -> FollowedAnswer:
-        detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
+        silent = self.tokenizer is None or request.params.vector_from is not None
+        detokenizer = None if silent or self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
         return FollowedAnswer(request, detokenizer, index)
 
     def _open(

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft import __version__
+from weft.answers.vectors import capabilities as can
 from weft.base.errors import InvalidField, RequestError
 from weft.server.apis.control import CREATED
 from weft.server.front import Front, ServerSide
@@ -85,7 +86,9 @@ def suggested(front: Front) -> Object:
 
 
 def capabilities(front: Front) -> list[str]:
-    found = ["completion"]
+    found = ["completion"] if front.vectors.generates else []
+    if "embeddings" in can(front.vectors) and (front.vectors.stated or not found):
+        found.append("embedding")
     if front.tool_parser is not None:
         found.append("tools")
     if front.reasoning_parser is not None:
