@@ -26,7 +26,7 @@ NAME_BYTES, SIGNATURE_BYTES = 16, 32
 _SIGNATURE_AT = FIRST_BLOCK - SIGNATURE_BYTES
 _NAME_AT = _SIGNATURE_AT - NAME_BYTES
 _PURPOSE = b"weft prefix file 1\n"
-_PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,6 @@ def _signature(file: BinaryIO, key: PrefixKey) -> bytes:
     found = hmac.new(key.secret, _PURPOSE, sha256)
     file.seek(0)
     found.update(file.read(FIRST_BLOCK)[:_SIGNATURE_AT] + bytes(SIGNATURE_BYTES))
-    while piece := file.read(_PIECE_BYTES):
+    while piece := file.read(PIECE_BYTES):
         found.update(piece)
     return found.digest()

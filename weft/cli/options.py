@@ -53,8 +53,10 @@ def flag(name: str) -> str:
     """
     >>> flag("max_tokens")
     '--max-tokens'
+    >>> flag("from_")
+    '--from'
     """
-    return "--" + name.replace("_", "-")
+    return "--" + name.rstrip("_").replace("_", "-")
 
 
 def kind(hint: Any) -> Callable[[str], Any]:
@@ -174,6 +176,7 @@ def _add_value(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, 
     choices = each.metadata["choices"] or None
     parser.add_argument(
         flag(each.name),
+        dest=each.name,
         type=kind(hint),
         action="append" if get_origin(hint) is tuple else "store",
         default=argparse.SUPPRESS,

@@ -109,7 +109,7 @@ class SavedPrompts(Companion):
         abort: Callable[[int], None],
         report_end: Callable[[int, str | None], None],
     ) -> None:
-        self._device, self._ledger, self._identity, self._name = device, ledger, identity, name
+        self._device, self.ledger, self._identity, self._name = device, ledger, identity, name
         self._add, self._abort, self._report_end = add, abort, report_end
         self._area = Area(ledger.spec)
         self._copies: HostCopies | None = None
@@ -136,8 +136,8 @@ class SavedPrompts(Companion):
         """Raise if the prompt of a request cannot be written."""
         if request.params.max_tokens or request.send_to is not None:
             raise InvalidField("max_tokens", "must be 0 for a prompt that is saved")
-        if floor_to_grid(len(request.known), self._ledger.cell) == 0:
-            raise InvalidField("prompt", f"must have at least {self._ledger.cell} tokens, or there is nothing to save")
+        if floor_to_grid(len(request.known), self.ledger.cell) == 0:
+            raise InvalidField("prompt", f"must have at least {self.ledger.cell} tokens, or there is nothing to save")
         if len(self._paths) + len(self._jobs) >= MOST_JOBS:
             raise RequestError(BUSY, 429)
 
@@ -148,13 +148,14 @@ class SavedPrompts(Companion):
     def load(self, number: int, path: Path, salt: bytes, tenant: bytes, share: float) -> None:
         """Read a file for a tenant; `take_answers` has the answer. `share` of its cells are computed again before."""
         try:
-            self._jobs.append(self._opened(number, path, salt, tenant, share))
+            self._jobs.append(self.open_file(number, path, salt, tenant, share))
         except RequestError as error:
             self._refuse(number, error)
 
-    def _opened(self, number: int, path: Path, salt: bytes, tenant: bytes, share: float) -> LoadJob:
+    def open_file(self, number: int, path: Path, salt: bytes, tenant: bytes, share: float) -> LoadJob:
+        """Return a file on its way in, for requests with a salt. Raises if it is not for them."""
         name = self._name(salt)
-        if not self._ledger.enabled:
+        if not self.ledger.enabled:
             raise RequestError("the prefix cache is off, so nothing can be imported")
         if share and name.form is None:
             raise RequestError("verifying needs --exact: otherwise the same tokens may give other bits")
@@ -163,22 +164,22 @@ class SavedPrompts(Companion):
         reader = PrefixReader(
             path,
             self._identity,
-            kept_sizes(self._ledger.spec),
-            self._ledger.spec,
+            kept_sizes(self.ledger.spec),
+            self.ledger.spec,
             tenant,
             lambda tokens, prompt: name.keys(tokens, decoded_from=prompt),
         )
         try:
-            most = int(MOST_SHARE * self._ledger.arena.slabs * self._ledger.arena.slab_bytes)
+            most = int(MOST_SHARE * self.ledger.arena.slabs * self.ledger.arena.slab_bytes)
             if reader.size_bytes > most:
                 raise RequestError(f"the file has {reader.size_bytes} bytes; this engine imports up to {most}", 413)
-            if self._ledger.hides(reader.keys, lambda: tenant):
+            if self.ledger.hides(reader.keys, lambda: tenant):
                 raise RequestError(f"the file was refused: {DROPPED}", 409)
         except BaseException:
             reader.close()
             raise
-        carriage = Incoming(self._area, self._ledger.cache, reader)
-        self._ledger.carried.hold(carriage.loose)
+        carriage = Incoming(self._area, self.ledger.cache, reader)
+        self.ledger.carried.hold(carriage.loose)
         return LoadJob(number, reader, carriage.loose, carriage, share, reader.keys, tenant)
 
     def take_answers(self) -> dict[int, dict[str, Any]]:
@@ -205,7 +206,7 @@ class SavedPrompts(Companion):
         return True
 
     def _kept(self, sequence: EngineSequence, inner: bool) -> KeptPath:
-        lease, ledger = sequence.lease, self._ledger
+        lease, ledger = sequence.lease, self.ledger
         assert lease is not None
         if lease.hidden or lease.node is None:
             raise RequestError(f"the prompt cannot be saved: {DROPPED if lease.hidden else 'nothing of it is cached'}")
@@ -220,7 +221,7 @@ class SavedPrompts(Companion):
     def _leaving(self, sequence: EngineSequence, path: Path) -> SaveJob:
         assert sequence.lease is not None
         tenant = b"" if sequence.lease.tenant is None else sequence.lease.tenant()
-        writer = PrefixWriter(path, self._identity, kept_sizes(self._ledger.spec), tenant)
+        writer = PrefixWriter(path, self._identity, kept_sizes(self.ledger.spec), tenant)
         try:
             kept = self._kept(sequence, inner=True)
         except BaseException:
@@ -293,7 +294,7 @@ class SavedPrompts(Companion):
             self._abort(number)
         if self._flight is not None and not self._land(self._flight, wait):
             return
-        self._ledger.carried.moving = False
+        self.ledger.carried.moving = False
         if not self._jobs:
             return
         job = self._jobs[0]
@@ -301,25 +302,29 @@ class SavedPrompts(Companion):
             if job.carriage is None:
                 self._begin_stretch(job)
                 return
+            memory = self._memory()
             copies = job.carriage.plan()
             if copies is None:
                 self._advance(job)
             else:
-                self._begin(job, job.carriage, copies)
+                self._begin(job, job.carriage, copies, memory)
         except RequestError as error:
             self._end(job, error)
 
-    def _begin(self, job: Job, carriage: Carriage, copies: Sequence[UnitCopy]) -> None:
+    def _memory(self) -> HostCopies:
+        """Return the area's memory, which is allocated with the first prompt: most engines have none."""
         if self._copies is None:
             tiers = self._device.capabilities.tiers
-            assert tiers is not None
-            # With the first prompt: most engines have none.
+            assert tiers is not None, "a device has the memory that prompts in files pass through"
             self._copies = tiers.allocate(self._area.size_bytes)
             self._area.use(self._copies.memory)
+        return self._copies
+
+    def _begin(self, job: Job, carriage: Carriage, copies: Sequence[UnitCopy], memory: HostCopies) -> None:
         self._plans += 1
-        plan = plan_of(self._plans, carriage, copies, self._ledger.arena.remembers_freed)
-        self._flight = CarriedBatch(job, carriage, copies, self._copies.copy(plan))
-        self._ledger.carried.moving = True
+        plan = plan_of(self._plans, carriage, copies, self.ledger.arena.remembers_freed)
+        self._flight = CarriedBatch(job, carriage, copies, memory.copy(plan))
+        self.ledger.carried.moving = True
 
     def _land(self, flight: CarriedBatch, wait: bool) -> bool:
         """Take in a batch, unless it is still under way; return whether it has landed."""
@@ -351,7 +356,7 @@ class SavedPrompts(Companion):
         if job.incoming:
             job.incoming = False
             cells, points = len(job.keys), list(job.loose.points)
-            job.stretches = chosen_stretches(cells, self._ledger.cell, points, job.share) if job.share else []
+            job.stretches = chosen_stretches(cells, self.ledger.cell, points, job.share) if job.share else []
         else:
             self._end_stretch(job)
         job.carriage = None
@@ -365,8 +370,8 @@ class SavedPrompts(Companion):
         stretch, request = job.stretches[0], request_of(job.reader.tokens, job.reader.prompt, job.stretches[0])
         if stretch.start:
             keys = self._name(request.salt).keys(job.reader.tokens[: stretch.start], decoded_from=job.reader.prompt)
-            self._ledger.tenancy.note(keys[0], lambda: job.tenant)
-            job.loose.publish(keys, [stretch.start], len(keys))
+            self.ledger.tenancy.note(keys[0], lambda: job.tenant)
+            job.loose.publish(keys, [stretch.start] if stretch.start in job.loose.points else [], len(keys))
         job.computing = self._add(request)
         self._computing[job.computing] = job
 
@@ -375,7 +380,7 @@ class SavedPrompts(Companion):
             job.computed = self._kept(sequence, inner=False)
         except RequestError:
             return  # its output ends the job
-        first = job.stretches[0].start // self._ledger.cell
+        first = job.stretches[0].start // self.ledger.cell
         job.carriage = Comparison(self._area, job.computed, job.loose, job.keys, first)
 
     def _end_stretch(self, job: LoadJob) -> None:
@@ -386,11 +391,11 @@ class SavedPrompts(Companion):
     def _forget_computed(self, job: LoadJob) -> None:
         computed, job.computed = job.computed, None
         if computed is not None:
-            self._ledger.carried.release(computed)
-            self._ledger.cache.drop_end(computed.node, 1)
+            self.ledger.carried.release(computed)
+            self.ledger.cache.drop_end(computed.node, 1)
 
     def _publish(self, job: LoadJob) -> None:
-        ledger, keys, points = self._ledger, job.keys, list(job.loose.points)
+        ledger, keys, points = self.ledger, job.keys, list(job.loose.points)
         ledger.tenancy.note(keys[0], lambda: job.tenant)
         job.loose.publish(keys, points, len(keys))
         ends = [keys[point // ledger.cell - 1] for point in points] or [keys[-1]]
@@ -434,10 +439,10 @@ class SavedPrompts(Companion):
 
     def _release(self, job: Job) -> None:
         if isinstance(job, SaveJob):
-            self._ledger.carried.release(job.kept)
+            self.ledger.carried.release(job.kept)
             return
         self._forget_computed(job)
-        self._ledger.carried.release(job.loose)
+        self.ledger.carried.release(job.loose)
         job.reader.close()
 
     def stats(self) -> dict[str, int]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.backends.backend import Backend
+from weft.backends.backend import Backend, PromptFiles
 from weft.base.errors import RequestError, WeftError
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Keys
@@ -54,6 +54,7 @@ from weft.server.metrics.keys import KeyCollector
 from weft.server.metrics.stored import StoredCollector
 from weft.server.metrics.vllm import VllmCollector
 from weft.server.page import routes as page_routes
+from weft.server.prefixes.routes import PrefixRoutes
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.pool import TextPool
@@ -126,6 +127,7 @@ def create_app(
     batch_store: BatchStore | None = None,
     background: list[Background] | None = None,
     stored: StoredAnswers | None = None,
+    files: PromptFiles | None = None,
 ) -> AccessLog:
     """Return the app for a backend that the caller starts and stops.
 
@@ -133,7 +135,7 @@ def create_app(
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
     those of the settings; a caller may replace them later. The metrics include `connections`. The caller opens and
-    closes the `stored` answers.
+    closes the `stored` answers. `files` is the backend, if its engine reaches files of this process.
     """
     keys = keys or Keys(settings)
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool, stored)
@@ -146,6 +148,7 @@ def create_app(
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     routes += no_batches() if batch_store is None else batching(front, keys, batch_store, background)
+    routes += PrefixRoutes(front, keys, files).routes()
     routes += observing(front, keys) + cache_report.outline_routes(front.backend)
     if settings.page:
         routes += page_routes()
@@ -208,7 +211,9 @@ def observing(front: Front, keys: Keys) -> list[Route]:
 
         return show
 
-    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys, front.stored)
+    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(
+        front.backend, keys, front.stored, front.retained
+    )
     found += usage.routes(keys.usage)
     return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
 

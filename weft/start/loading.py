@@ -17,7 +17,7 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve, saves_prompts
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.device.devices import choose_device, device_name, free_bytes, read_rate
@@ -80,6 +80,12 @@ class Loaded:
     identity: Identity | None = None  # of the model, for both and for transfers
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
     reasons: Mapping[str, str] = field(default_factory=dict)  # of each "auto": what it means here, and why
+    saves_prompts: bool = False  # prompts go to files, or come from them
+
+    @property
+    def files_identity(self) -> Identity | None:
+        """The identity of prompts in files, if there are any."""
+        return self.identity if self.saves_prompts else None
 
     @property
     def dtype(self) -> str:
@@ -218,7 +224,8 @@ def load_model_of(
         use_share_of(0, others.ranks, device, options.threads)
     given, reasons = options, dtype_reason(options, dtype)
     options = decided(options, folder, device, dtype, disaggregated, reasons)
-    exact, stores = options.exact is True, disaggregated or options.disk is not None or options.remote is not None
+    exact, saves = options.exact is True, saves_prompts(options)
+    stores = disaggregated or options.disk is not None or options.remote is not None or saves
     try:
         model, config = load_model(
             folder,
@@ -264,7 +271,7 @@ def load_model_of(
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     identity = identity_of(model, config, spec, engine_config.exact, shard)
-    return replace(loaded, disk=disk, remote=options.remote, identity=identity)
+    return replace(loaded, disk=disk, remote=options.remote, identity=identity, saves_prompts=saves)
 
 
 def dtype_reason(options: Options, dtype: torch.dtype) -> dict[str, str]:

@@ -105,13 +105,18 @@ class KeptPath:
     """A path of the cache that is pinned, and resume points that are shared, whatever is evicted meanwhile."""
 
     def __init__(self, cache: Cache, node: Node, end: PointUnits | None, inner: bool) -> None:
-        """`end` is the resume point where a sequence has just ended, if it has one; with `inner`, all others too."""
+        """`end` is the resume point where a sequence has just ended, if it has one.
+
+        With `inner`, those above it too, except most of the many that were only kept because memory was free.
+        """
         self.cache, self.node = cache, node
         cache.trie.pin(node)
         self.pages = [each.page for each in path(node)]
         self.points: list[tuple[int, Origin, PointUnits]] = []
         for each in path(node)[:-1] if inner else ():
-            if each.resume is not None:
+            # The same prompt, sent again, may resume one cell before its end.
+            lasts = each.depth + 1 >= node.depth
+            if each.resume is not None and (lasts or each.resume.origin is not Origin.CANDIDATE):
                 units = PointUnits(each.resume.slot, each.resume.window)
                 self.points.append((each.depth * cache.cell, each.resume.origin, units))
         if end is not None:

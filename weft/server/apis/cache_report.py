@@ -31,7 +31,9 @@ NAME_LETTERS, KEY_LETTERS = 16, 64
 CHOICES = ("tenant", "digest", "prefix", "all")
 
 
-def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) -> list[Route]:
+def routes(
+    backend: Backend, keys: Keys, stored: StoredAnswers | None = None, retained: StoredAnswers | None = None
+) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
@@ -46,6 +48,8 @@ def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) ->
     async def drop(request: Request) -> Response:
         named = chosen(dict(request.query_params), keys)
         found = await backend.drop(**named)
+        if retained is not None and named["prefix"] is None:
+            await retained.drop(named["tenant"])
         if stored is not None and named["prefix"] is None:
             found["dropped_responses"] = await stored.drop(named["tenant"])
         # A whole answer even so: what is no longer in memory cannot be hit.
