@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.support.engine.properties import thorough
 from tests.support.hashed.drops import drop
 from tests.support.hashed.rolling import oracle, rolling_spec
-from tests.support.hashed.saving import IDENTITY, SavingDevice, SavingRoundingDevice, ask, load, run, save
+from tests.support.hashed.saving import IDENTITY, SavingDevice, SavingRoundingDevice, ask, load, run, save, saved_model
 from tests.support.hashed.workloads import Run, Workload, check_answers, drive, random_workload
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
@@ -34,6 +34,7 @@ from weft.memory.saved import carriages
 from weft.memory.saved.carried import Carried
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk.format import BLOCK, ENTRY, checksum, decode
+from weft.memory.tiers.disk.prefix_file import TOKENS_AT, read_tokens_head
 
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 10
 MODELS = {
@@ -53,7 +54,7 @@ def make(exact: bool = False, memory: int = 1 << 18, identity: Identity = IDENTI
     device = (SavingRoundingDevice if exact else SavingDevice)(shape, memory, 8)
     if exact:
         config, identity = replace(config, form="test"), replace(identity, exact=True)
-    return Engine(shape, device, config, identity=identity)
+    return Engine(shape, device, config, saves=saved_model(identity))
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["usual", "exact"])
@@ -165,6 +166,13 @@ def test_what_is_too_large_too_short_or_not_there_is_refused(tmp_path: Path) -> 
     path = saved(tmp_path)
     refused(make(memory=1 << 13), path, "this engine imports up to")
     refused(make(), tmp_path / "nothing", "cannot be read")
+    short = Engine(
+        rolling_spec(),
+        SavingDevice(rolling_spec(), 1 << 18, 8),
+        EngineConfig(memory_bytes=1 << 18, max_length=100, max_sequences=8),
+        saves=saved_model(),
+    )
+    refused(short, path, "has 130 tokens; this engine takes up to 100")
     with pytest.raises(InvalidField, match="must have at least 4 tokens"):
         make().add(ask([1, 2, 3], 0), save_to=tmp_path / "short")
     with pytest.raises(InvalidField, match="max_tokens must be 0"):
@@ -175,6 +183,20 @@ def test_what_is_too_large_too_short_or_not_there_is_refused(tmp_path: Path) -> 
     )
     with pytest.raises(RequestError, match="--prefix-key"):
         engine.begin_load(1, path, b"", 0.0)
+
+
+def test_tokens_beyond_the_vocabulary_are_refused_before_they_are_computed(tmp_path: Path) -> None:
+    """A signer may write any; the engine's step would fail for all."""
+    path = tmp_path / "wild"
+    engine = make()
+    prompt = [*PROMPT[:50], 5]
+    save(engine, ask(prompt, 0), path)
+    raw = bytearray(path.read_bytes())
+    raw[-4:] = np.array([97], "<i4").tobytes()
+    head = read_tokens_head(bytes(raw[:BLOCK]))
+    raw[TOKENS_AT:BLOCK] = replace(head, checksum=checksum(bytes(raw[-204:]))).encode().ljust(BLOCK - TOKENS_AT, b"\0")
+    path.write_bytes(raw)
+    refused(make(), path, "tokens beyond the vocabulary, whose ids are 0 to 96")
 
 
 def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
@@ -323,7 +345,7 @@ class CarryingEngine(Engine):
     share = 0.0
 
     def __init__(self, spec: MemorySpec, device: object, config: EngineConfig) -> None:
-        super().__init__(spec, device, config, identity=replace(IDENTITY, exact=config.exact))
+        super().__init__(spec, device, config, saves=saved_model(replace(IDENTITY, exact=config.exact)))
         self.random = Random("carry")
         self.prompts: list[tuple[np.ndarray, bytes]] = []
         self.saves: dict[int, Path] = {}

@@ -50,12 +50,12 @@ from weft.engine.saved_prompts import NOT_HERE, SavedPrompts
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping
-from weft.memory.identity import Identity
 from weft.memory.journal import Journal
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.outline import outline
 from weft.memory.report import cache_report, memory_stats
+from weft.memory.saved.file import SavedModel
 from weft.memory.spec import MemorySpec
 from weft.wire.messages import MAX_WORDS
 
@@ -90,7 +90,7 @@ def ledger_of(
 class Engine:
     """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
     `draft_model` decodes drafts. `now` is a clock in seconds; a closing engine saves for up to `closing_seconds`. With
-    an `identity` of its model, prompts can be saved to files and loaded from them."""
+    what it `saves`, prompts go to files and come from them."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Engine:
         transport: Transport | None = None,
         now: Callable[[], float] = perf_counter,
         closing_seconds: float = CLOSING_SECONDS,
-        identity: Identity | None = None,
+        saves: SavedModel | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -125,9 +125,9 @@ class Engine:
             self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
         self._retentions = self.ledger.retentions
         self.saved: SavedPrompts | None = None
-        if identity is not None:
+        if saves is not None:
             engine = (self.add, self.abort, self._end_transfer)
-            self.saved = SavedPrompts(device, self.ledger, identity, self._cells_of, *engine)
+            self.saved = SavedPrompts(device, self.ledger, saves, self._cells_of, *engine)
         companions = (self.copier, self.dropping, self.exchange, self._retentions, self.saved)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.

@@ -21,7 +21,6 @@ from weft.engine.events import Output
 from weft.engine.request import Request
 from weft.engine.sequence import Sequence as EngineSequence
 from weft.engine.verification import Stretch, chosen_stretches, request_of
-from weft.memory.identity import Identity
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.saved.carriages import (
@@ -36,7 +35,7 @@ from weft.memory.saved.carriages import (
     kept_sizes,
     plan_of,
 )
-from weft.memory.saved.file import PrefixReader, PrefixWriter, Tokens
+from weft.memory.saved.file import PrefixReader, PrefixWriter, SavedModel, Tokens
 from weft.memory.tiers.copies import HostCopies
 
 log = logging.getLogger("weft")
@@ -103,13 +102,13 @@ class SavedPrompts(Companion):
         self,
         device: Device,
         ledger: Ledger,
-        identity: Identity,
+        model: SavedModel,
         name: Callable[[bytes], PrefixIdentity],
         add: Callable[[Request], int],
         abort: Callable[[int], None],
         report_end: Callable[[int, str | None], None],
     ) -> None:
-        self._device, self.ledger, self._identity, self._name = device, ledger, identity, name
+        self._device, self.ledger, self._model, self._name = device, ledger, model, name
         self._add, self._abort, self._report_end = add, abort, report_end
         self._area = Area(ledger.spec)
         self._copies: HostCopies | None = None
@@ -163,11 +162,12 @@ class SavedPrompts(Companion):
             raise RequestError(BUSY, 429)
         reader = PrefixReader(
             path,
-            self._identity,
+            self._model,
             kept_sizes(self.ledger.spec),
             self.ledger.spec,
             tenant,
             lambda tokens, prompt: name.keys(tokens, decoded_from=prompt),
+            (self.ledger.page_table.shape[1] - 1) * self.ledger.cell,
         )
         try:
             most = int(MOST_SHARE * self.ledger.arena.slabs * self.ledger.arena.slab_bytes)
@@ -221,7 +221,7 @@ class SavedPrompts(Companion):
     def _leaving(self, sequence: EngineSequence, path: Path) -> SaveJob:
         assert sequence.lease is not None
         tenant = b"" if sequence.lease.tenant is None else sequence.lease.tenant()
-        writer = PrefixWriter(path, self._identity, kept_sizes(self.ledger.spec), tenant)
+        writer = PrefixWriter(path, self._model.identity, kept_sizes(self.ledger.spec), tenant)
         try:
             kept = self._kept(sequence, inner=True)
         except BaseException:

@@ -99,7 +99,7 @@ class LLM:
         drafter = loaded.draft_model(runner, options.threads, progress)
         grammars = loaded.grammars(warm=False)
         self.engine = Engine(
-            loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now, identity=loaded.files_identity
+            loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now, saves=loaded.saves
         )
         self._stopped: str | None = None
         self._running: dict[int, OpenRequest] = {}

@@ -28,6 +28,7 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.identity import Identity
 from weft.memory.ledger import Ledger
+from weft.memory.saved.file import SavedModel
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.dtypes import choose_dtype
@@ -83,9 +84,9 @@ class Loaded:
     saves_prompts: bool = False  # prompts go to files, or come from them
 
     @property
-    def files_identity(self) -> Identity | None:
-        """The identity of prompts in files, if there are any."""
-        return self.identity if self.saves_prompts else None
+    def saves(self) -> SavedModel | None:
+        """What prompts in files are of, if there are any."""
+        return SavedModel(self.identity, self.model.vocab_size) if self.saves_prompts and self.identity else None
 
     @property
     def dtype(self) -> str:

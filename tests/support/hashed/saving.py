@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.hashed.rolling import RollingDevice, RoundingDevice
+from tests.support.hashed.rolling import VOCABULARY, RollingDevice, RoundingDevice
 from weft.base.copies import CopyPlan, Direction
 from weft.base.sampling import SamplingParams
 from weft.engine.device import Capabilities
@@ -21,8 +21,13 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.identity import Identity
 from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.saved.file import SavedModel
 
 IDENTITY = Identity(b"c" * 16, b"w" * 16, b"l" * 16, "test 1")
+
+
+def saved_model(identity: Identity = IDENTITY) -> SavedModel:
+    return SavedModel(identity, VOCABULARY)
 
 
 @dataclass

@@ -225,10 +225,13 @@ class Incoming:
 
     def plan(self) -> Sequence[UnitCopy] | None:
         done = len(self.loose.pages)
-        if done < len(self._pages):
-            return self._read(self._take_pages(self._pages[done : done + self._area.pages]))
-        places = next(self._places, None)
-        return None if places is None else self._read(self._take_point(places))
+        try:
+            if done < len(self._pages):
+                return self._read(self._take_pages(self._pages[done : done + self._area.pages]))
+            places = next(self._places, None)
+            return None if places is None else self._read(self._take_point(places))
+        except OSError as error:
+            raise RequestError(f"the file cannot be read: {error.strerror}", 503) from None
 
     def _take_pages(self, places: Sequence[UnitPlace]) -> list[Unit]:
         found: list[Unit] = []
@@ -256,10 +259,7 @@ class Incoming:
         try:
             for (place, _, _), copy in zip(units, copies, strict=True):
                 self._reader.read(place, self._area.view(copy))
-        except OSError as error:
-            self._area.release(copies)
-            raise RequestError(f"the file cannot be read: {error.strerror}", 503) from None
-        except RequestError:
+        except (OSError, RequestError):
             self._area.release(copies)
             raise
         return copies
@@ -274,27 +274,20 @@ class Comparison:
     direction = Direction.SAVE
 
     def __init__(self, area: Area, computed: KeptPath, given: LoosePath, keys: Sequence[Key], first: int) -> None:
+        """From cell `first` on; the keys are those of the file."""
         self._area = area
-        sides = (computed.pages, given.pages), computed.points
-        self._batches = self._pairs(computed.cache.spec, keys[: computed.node.depth], first, *sides, given)
-        self.compared_bytes = 0
+        self._batches = self._pairs(computed, given, keys[: computed.node.depth], first)
 
     def _pairs(
-        self,
-        spec: MemorySpec,
-        keys: Sequence[Key],
-        first: int,
-        pages: tuple[Sequence[int | None], Sequence[int]],
-        points: Sequence[tuple[int, Origin, PointUnits]],
-        given: LoosePath,
+        self, computed: KeptPath, given: LoosePath, keys: Sequence[Key], first: int
     ) -> Iterator[tuple[list[Unit], list[Unit]]]:
-        yield from zip(*(page_batches(spec, keys, each, self._area.pages, first) for each in pages), strict=True)
-        for position, origin, units in points:
-            theirs = given.points.get(position)
-            if theirs is not None:
-                both = (point_units(spec, keys, position, origin, each) for each in (units, theirs))
-                ours, others = both
-                yield ours, others
+        spec, most = computed.cache.spec, self._area.pages
+        ours, theirs = (page_batches(spec, keys, each, most, first) for each in (computed.pages, given.pages))
+        yield from zip(ours, theirs, strict=True)
+        for position, origin, units in computed.points:
+            if position in given.points:
+                one, other = (point_units(spec, keys, position, origin, u) for u in (units, given.points[position]))
+                yield one, other
 
     def plan(self) -> Sequence[UnitCopy] | None:
         pair = next(self._batches, None)
@@ -303,10 +296,8 @@ class Comparison:
     def landed(self, copies: Sequence[UnitCopy]) -> None:
         half = len(copies) // 2
         for one, other in zip(copies[:half], copies[half:], strict=True):
-            ours = self._area.cleared(one)
-            if not same_bytes(ours, self._area.cleared(other)):
+            if not same_bytes(self._area.cleared(one), self._area.cleared(other)):
                 raise RequestError(OTHER_STATES, 403)
-            self.compared_bytes += len(ours)
 
 
 def same_bytes(computed: memoryview, given: memoryview) -> bool:

@@ -31,6 +31,14 @@ DAMAGED = "the file is damaged, or has other units than its tokens ask for; noth
 
 
 @dataclass(frozen=True, slots=True)
+class SavedModel:
+    """What a file must be of: a model, and its vocabulary."""
+
+    identity: Identity
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class UnitPlace:
     """What a unit must be: its kind, its cell's key and the one above, and where it ends."""
 
@@ -97,33 +105,38 @@ class PrefixWriter:
 class PrefixReader:
     """Reads a file of this model, and of this tenant's digest. Raises `RequestError` in one line.
 
-    `keys_of` returns the keys of tokens, of which the first are the prompt's, as this tenant's cells are named.
+    `keys_of` returns the keys of tokens, of which the first are the prompt's, as this tenant's cells are named. There
+    are `most_tokens` at most.
     """
 
     def __init__(
         self,
         path: Path,
-        identity: Identity,
+        model: SavedModel,
         sizes: Mapping[Kind, int],
         spec: MemorySpec,
         tenant: bytes,
         keys_of: Callable[[Tokens, int], list[Key]],
+        most_tokens: int,
     ) -> None:
         try:
             self._file = path.open("rb")
         except OSError as error:
             raise RequestError(f"the file cannot be read: {error.strerror}") from None
         try:
-            self._spec, self._sizes, self.tenant = spec, sizes, tenant
+            self._spec, self._sizes, self.tenant, self._most_tokens = spec, sizes, tenant, most_tokens
             self.size_bytes = os.fstat(self._file.fileno()).st_size
-            head = self._head(identity)
+            head = self._head(model.identity)
             assert head.tokens is not None
             self.prompt, self.units = head.tokens.prompt, head.units
-            self.tokens = self._tokens(head.tokens)
+            self.tokens = self._tokens(head.tokens, model.vocab_size)
             self.keys = keys_of(self.tokens, self.prompt)
             self._depth_of = {key: depth for depth, key in enumerate(self.keys, 1)}
             self._file.seek(BLOCK)
             self._left = head.units
+        except OSError as error:
+            self._file.close()
+            raise RequestError(f"the file cannot be read: {error.strerror}") from None
         except BaseException:
             self._file.close()
             raise
@@ -145,14 +158,19 @@ class PrefixReader:
             raise RequestError(DAMAGED)
         return head
 
-    def _tokens(self, said: PrefixTokens) -> Tokens:
+    def _tokens(self, said: PrefixTokens, vocab_size: int) -> Tokens:
+        if said.tokens > self._most_tokens:
+            raise RequestError(f"the file has {said.tokens} tokens; this engine takes up to {self._most_tokens}", 413)
         size = said.tokens * TOKEN_BYTES
         self._end = self.size_bytes - size
         self._file.seek(self._end)
         raw = self._file.read(size)
         if len(raw) != size or checksum(raw) != said.checksum:
             raise RequestError(DAMAGED)
-        return np.frombuffer(raw, "<i4").astype(np.int32)
+        found = np.frombuffer(raw, "<i4").astype(np.int32)
+        if not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
+            raise RequestError(f"the file has tokens beyond the vocabulary, whose ids are 0 to {vocab_size - 1}")
+        return found
 
     def places(self) -> Iterator[list[UnitPlace]]:
         """Yield what must come next: the pages, then the units of one resume point after the other."""
