@@ -201,7 +201,7 @@ class PrefixReader:
             place.position,
         ):
             raise RequestError(DAMAGED)
-        if self._file.tell() + header.size > self._end or self._file.readinto(into) != header.size:  # type: ignore[attr-defined]
+        if self._file.tell() + header.size > self._end or self._file.readinto(into) != header.size:
             raise RequestError(DAMAGED)
         if checksum(into) != header.checksum:
             raise RequestError(DAMAGED)
