@@ -151,7 +151,7 @@ def _save_tokenizer(folder: Path) -> None:
     # llama.cpp refuses a vocabulary without any merge.
     vocabulary["\u0120t"] = len(vocabulary)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("\u0120", "t")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in specials])
     wrapped = PreTrainedTokenizerFast(

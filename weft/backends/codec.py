@@ -45,7 +45,7 @@ from weft.wire.versions import Protocol
 
 MAX_PROMPT_BYTES = 1 << 26
 MAX_GRAMMAR = 1 << 20
-# Between routers and replicas. A version that adds fields names them here, and `docs/design.md` has the rules.
+# Between routers and replicas. A version that adds fields names them here, and `docs/design-serving.md` has the rules.
 FLEET = Protocol("fleet", 5, oldest=4, added={5: {Request: frozenset({"answered", "keeps_answer", "retain"})}})
 
 
