@@ -22,10 +22,10 @@ from tests.support.hashed.workloads import Run, Workload, check_answers, drive, 
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField, RequestError
 from weft.base.tenants import tenant_digest
-from weft.engine import saved_prompts
 from weft.engine.events import FinishReason, Output
 from weft.engine.loop import Engine
-from weft.engine.saved_prompts import SavedPrompts
+from weft.engine.saved import prompts
+from weft.engine.saved.prompts import SavedPrompts
 from weft.memory.audit import audit
 from weft.memory.identity import Identity
 from weft.memory.keys import PrefixIdentity
@@ -434,7 +434,7 @@ def verifying_compares_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def verifying_chooses_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(saved_prompts, "chosen_stretches", lambda cells, cell, points, share: [])
+    patch.setattr(prompts, "chosen_stretches", lambda cells, cell, points, share: [])
 
 
 def memory_stays_taken_after_a_refusal(patch: pytest.MonkeyPatch) -> None:

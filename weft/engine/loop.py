@@ -46,7 +46,7 @@ from weft.engine.landed import (
 from weft.engine.load import ReplicaLoad, StepClock, load_of, planner_stats
 from weft.engine.planner import Planner
 from weft.engine.request import Request
-from weft.engine.saved_prompts import NOT_HERE, SavedPrompts
+from weft.engine.saved.prompts import NOT_HERE, SavedPrompts
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping

@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from weft.base.companions import Companion
 from weft.base.copies import UnitCopy
@@ -19,9 +18,10 @@ from weft.base.grid import floor_to_grid
 from weft.engine.device import Device
 from weft.engine.events import Output
 from weft.engine.request import Request
+from weft.engine.saved.jobs import CarriedBatch, Job, LoadJob, SaveJob
+from weft.engine.saved.verification import chosen_stretches, request_of
 from weft.engine.sequence import Sequence as EngineSequence
-from weft.engine.verification import Stretch, chosen_stretches, request_of
-from weft.memory.keys import Key, PrefixIdentity
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.saved.carriages import (
     NO_ROOM,
@@ -30,12 +30,11 @@ from weft.memory.saved.carriages import (
     Comparison,
     Incoming,
     KeptPath,
-    LoosePath,
     Outgoing,
     kept_sizes,
     plan_of,
 )
-from weft.memory.saved.file import PrefixReader, PrefixWriter, SavedModel, Tokens
+from weft.memory.saved.file import PrefixReader, PrefixWriter, SavedModel
 from weft.memory.tiers.copies import HostCopies
 
 log = logging.getLogger("weft")
@@ -47,49 +46,6 @@ MOST_SHARE = 0.5
 NOT_HERE = "needs an engine that was started with --prefix-key or --trusted-prefix-keys"
 DROPPED = "it is being dropped"
 BUSY = "too many prompts are on their way to or from files; try again later"
-
-
-@dataclass(slots=True)
-class SaveJob:
-    """A computed prompt on its way to a file. `number` is that of its request."""
-
-    number: int
-    kept: KeptPath
-    carriage: Outgoing
-    writer: PrefixWriter
-    tokens: Tokens
-    prompt: int
-    keys: Sequence[Key]
-    tenant: bytes
-
-
-@dataclass(slots=True)
-class LoadJob:
-    """A file on its way in, for the question `number`. `stretches` are still to be computed again."""
-
-    number: int
-    reader: PrefixReader
-    loose: LoosePath
-    carriage: Carriage | None
-    share: float
-    keys: Sequence[Key]
-    tenant: bytes
-    incoming: bool = True
-    stretches: list[Stretch] = field(default_factory=list)
-    # The request that computes a stretch, and what it computed.
-    computing: int | None = None
-    computed: KeptPath | None = None
-    verified_tokens: int = 0
-
-
-Job = SaveJob | LoadJob
-
-
-class CarriedBatch(NamedTuple):
-    job: Job
-    carriage: Carriage
-    copies: Sequence[UnitCopy]
-    ticket: Any
 
 
 class SavedPrompts(Companion):
