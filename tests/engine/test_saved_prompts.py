@@ -423,7 +423,7 @@ def a_file_of_another_tenant_hits(patch: pytest.MonkeyPatch) -> None:
 
     def open_file(self, number, path, salt, tenant, share):
         job = original(self, number, path, b"one", tenant_digest(b"one"), share)
-        job.keys = PrefixIdentity(self.ledger.cell, salt).keys(job.reader.tokens)
+        job.keys = PrefixIdentity(4, salt).keys(job.reader.tokens)
         return job
 
     patch.setattr(SavedPrompts, "open_file", open_file)

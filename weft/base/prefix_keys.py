@@ -1,6 +1,6 @@
 """Keys that sign prompts in files, and the signatures: HMAC-SHA256 over every byte of a file.
 
-A state cannot be checked against its tokens without computing it, so whoever writes a file decides what a model reads.
+A state cannot be checked against its tokens without computing it: the writer of a file decides what a model reads.
 The secret of a key is shared by those who write files and those who read them. Every reader can therefore sign too.
 """
 

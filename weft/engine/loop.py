@@ -127,7 +127,7 @@ class Engine:
         self.saved: SavedPrompts | None = None
         if saves is not None:
             engine = (self.add, self.abort, self._end_transfer)
-            self.saved = SavedPrompts(device, self.ledger, saves, self._cells_of, *engine)
+            self.saved = SavedPrompts(device, self.ledger.carried, saves, self._cells_of, *engine)
         companions = (self.copier, self.dropping, self.exchange, self._retentions, self.saved)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.

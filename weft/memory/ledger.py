@@ -88,7 +88,7 @@ class Ledger:
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.retentions = Retentions(self.cache, retain_share, budget_bytes, now)
-        self.carried = Carried(spec.cell)
+        self.carried = Carried(self)
         self.tiers: Tiers | None = None
         self.tenancy = Tenancy(
             lambda: [cache.trie for cache in self.caches],

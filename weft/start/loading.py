@@ -225,8 +225,7 @@ def load_model_of(
         use_share_of(0, others.ranks, device, options.threads)
     given, reasons = options, dtype_reason(options, dtype)
     options = decided(options, folder, device, dtype, disaggregated, reasons)
-    exact, saves = options.exact is True, saves_prompts(options)
-    stores = disaggregated or options.disk is not None or options.remote is not None or saves
+    exact, stores = options.exact is True, disaggregated or states_leave(options)
     try:
         model, config = load_model(
             folder,
@@ -272,7 +271,12 @@ def load_model_of(
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     identity = identity_of(model, config, spec, engine_config.exact, shard)
-    return replace(loaded, disk=disk, remote=options.remote, identity=identity, saves_prompts=saves)
+    return replace(loaded, disk=disk, remote=options.remote, identity=identity, saves_prompts=saves_prompts(options))
+
+
+def states_leave(options: Options) -> bool:
+    """Return whether states outlive the process, so that they need the identity of their model."""
+    return options.disk is not None or options.remote is not None or saves_prompts(options)
 
 
 def dtype_reason(options: Options, dtype: torch.dtype) -> dict[str, str]:

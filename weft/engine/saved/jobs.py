@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from weft.base.copies import UnitCopy
 from weft.engine.saved.verification import Stretch
 from weft.memory.keys import Key
-from weft.memory.saved.carriages import Carriage, KeptPath, LoosePath, Outgoing
+from weft.memory.saved.carriages import KeptPath, LoosePath, OutgoingFile, PromptCarriage
 from weft.memory.saved.file import PrefixReader, PrefixWriter, Tokens
 
 
@@ -19,7 +19,7 @@ class SaveJob:
 
     number: int
     kept: KeptPath
-    carriage: Outgoing
+    carriage: OutgoingFile
     writer: PrefixWriter
     tokens: Tokens
     prompt: int
@@ -34,7 +34,7 @@ class LoadJob:
     number: int
     reader: PrefixReader
     loose: LoosePath
-    carriage: Carriage | None
+    carriage: PromptCarriage | None
     share: float
     keys: Sequence[Key]
     tenant: bytes
@@ -51,6 +51,6 @@ Job = SaveJob | LoadJob
 
 class CarriedBatch(NamedTuple):
     job: Job
-    carriage: Carriage
+    carriage: PromptCarriage
     copies: Sequence[UnitCopy]
     ticket: Any

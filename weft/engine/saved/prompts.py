@@ -14,7 +14,6 @@ from typing import Any
 from weft.base.companions import Companion
 from weft.base.copies import UnitCopy
 from weft.base.errors import CopyFailed, InvalidField, RequestError
-from weft.base.grid import floor_to_grid
 from weft.engine.device import Device
 from weft.engine.events import Output
 from weft.engine.request import Request
@@ -22,29 +21,22 @@ from weft.engine.saved.jobs import CarriedBatch, Job, LoadJob, SaveJob
 from weft.engine.saved.verification import chosen_stretches, request_of
 from weft.engine.sequence import Sequence as EngineSequence
 from weft.memory.keys import PrefixIdentity
-from weft.memory.ledger import Ledger
 from weft.memory.saved.carriages import (
     NO_ROOM,
-    Area,
-    Carriage,
-    Comparison,
-    Incoming,
-    KeptPath,
-    Outgoing,
-    kept_sizes,
+    ByteComparison,
+    OutgoingFile,
+    PromptCarriage,
     plan_of,
 )
-from weft.memory.saved.file import PrefixReader, PrefixWriter, SavedModel
+from weft.memory.saved.carried import DROPPED, Carried
+from weft.memory.saved.file import SavedModel
 from weft.memory.tiers.copies import HostCopies
 
 log = logging.getLogger("weft")
 
 # Prompts on their way at once; the memory that they read or fill is held.
 MOST_JOBS = 8
-# Of memory, for one file.
-MOST_SHARE = 0.5
 NOT_HERE = "needs an engine that was started with --prefix-key or --trusted-prefix-keys"
-DROPPED = "it is being dropped"
 BUSY = "too many prompts are on their way to or from files; try again later"
 
 
@@ -57,16 +49,16 @@ class SavedPrompts(Companion):
     def __init__(
         self,
         device: Device,
-        ledger: Ledger,
+        carried: Carried,
         model: SavedModel,
         name: Callable[[bytes], PrefixIdentity],
         add: Callable[[Request], int],
         abort: Callable[[int], None],
         report_end: Callable[[int, str | None], None],
     ) -> None:
-        self._device, self.ledger, self._model, self._name = device, ledger, model, name
+        self._device, self._carried, self._model, self._name = device, carried, model, name
         self._add, self._abort, self._report_end = add, abort, report_end
-        self._area = Area(ledger.spec)
+        self._area = carried.area
         self._copies: HostCopies | None = None
         self._jobs: deque[Job] = deque()
         self._flight: CarriedBatch | None = None
@@ -79,7 +71,7 @@ class SavedPrompts(Companion):
         self._useless: list[int] = []
         self._plans = 0
         self.counts: Counter[str] = Counter()
-        ledger.carried.give_up = self._give_up_imports
+        carried.give_up = self._give_up_imports
 
     @property
     def busy(self) -> bool:
@@ -91,8 +83,9 @@ class SavedPrompts(Companion):
         """Raise if the prompt of a request cannot be written."""
         if request.params.max_tokens or request.send_to is not None:
             raise InvalidField("max_tokens", "must be 0 for a prompt that is saved")
-        if floor_to_grid(len(request.known), self.ledger.cell) == 0:
-            raise InvalidField("prompt", f"must have at least {self.ledger.cell} tokens, or there is nothing to save")
+        cell = self._name(b"").cell
+        if len(request.known) < cell:
+            raise InvalidField("prompt", f"must have at least {cell} tokens, or there is nothing to save")
         if len(self._paths) + len(self._jobs) >= MOST_JOBS:
             raise RequestError(BUSY, 429)
 
@@ -110,33 +103,12 @@ class SavedPrompts(Companion):
     def open_file(self, number: int, path: Path, salt: bytes, tenant: bytes, share: float) -> LoadJob:
         """Return a file on its way in, for requests with a salt. Raises if it is not for them."""
         name = self._name(salt)
-        if not self.ledger.enabled:
-            raise RequestError("the prefix cache is off, so nothing can be imported")
         if share and name.form is None:
             raise RequestError("verifying needs --exact: otherwise the same tokens may give other bits")
         if len(self._jobs) >= MOST_JOBS:
             raise RequestError(BUSY, 429)
-        reader = PrefixReader(
-            path,
-            self._model,
-            kept_sizes(self.ledger.spec),
-            self.ledger.spec,
-            tenant,
-            lambda tokens, prompt: name.keys(tokens, decoded_from=prompt),
-            (self.ledger.page_table.shape[1] - 1) * self.ledger.cell,
-        )
-        try:
-            most = int(MOST_SHARE * self.ledger.arena.slabs * self.ledger.arena.slab_bytes)
-            if reader.size_bytes > most:
-                raise RequestError(f"the file has {reader.size_bytes} bytes; this engine imports up to {most}", 413)
-            if self.ledger.hides(reader.keys, lambda: tenant):
-                raise RequestError(f"the file was refused: {DROPPED}", 409)
-        except BaseException:
-            reader.close()
-            raise
-        carriage = Incoming(self._area, self.ledger.cache, reader)
-        self.ledger.carried.hold(carriage.loose)
-        return LoadJob(number, reader, carriage.loose, carriage, share, reader.keys, tenant)
+        carriage = self._carried.open_file(path, self._model, name, tenant)
+        return LoadJob(number, carriage.reader, carriage.loose, carriage, share, carriage.reader.keys, tenant)
 
     def take_answers(self) -> dict[int, dict[str, Any]]:
         """Return the answers of files that were read, or refused, by their numbers."""
@@ -161,32 +133,19 @@ class SavedPrompts(Companion):
             self._failed.append((sequence.id, str(error)))
         return True
 
-    def _kept(self, sequence: EngineSequence, inner: bool) -> KeptPath:
-        lease, ledger = sequence.lease, self.ledger
-        assert lease is not None
-        if lease.hidden or lease.node is None:
-            raise RequestError(f"the prompt cannot be saved: {DROPPED if lease.hidden else 'nothing of it is cached'}")
-        end = lease.node.depth * ledger.cell
-        assert end == floor_to_grid(len(sequence.known), ledger.cell), "its cells are published"
-        kept = KeptPath(
-            ledger.cache, lease.node, ledger.point_at(lease, end) if ledger.cache.point_bytes else None, inner
-        )
-        ledger.carried.hold(kept)
-        return kept
-
     def _leaving(self, sequence: EngineSequence, path: Path) -> SaveJob:
         assert sequence.lease is not None
-        tenant = b"" if sequence.lease.tenant is None else sequence.lease.tenant()
-        writer = PrefixWriter(path, self._model.identity, kept_sizes(self.ledger.spec), tenant)
+        writer = self._carried.new_file(path, self._model, sequence.lease)
         try:
-            kept = self._kept(sequence, inner=True)
+            kept = self._carried.keep(sequence.lease, inner=True)
         except BaseException:
             writer.abandon()
             raise
         keys = sequence.keys[: kept.node.depth]
-        carriage = Outgoing(self._area, kept, keys, writer)
-        prompt = len(sequence.request.prompt)
-        return SaveJob(sequence.id, kept, carriage, writer, sequence.known, prompt, keys, tenant)
+        carriage = OutgoingFile(self._area, kept, keys, writer)
+        return SaveJob(
+            sequence.id, kept, carriage, writer, sequence.known, len(sequence.request.prompt), keys, writer.tenant
+        )
 
     def abandon(self, number: int) -> None:
         """Forget a request that was aborted or has failed."""
@@ -250,7 +209,7 @@ class SavedPrompts(Companion):
             self._abort(number)
         if self._flight is not None and not self._land(self._flight, wait):
             return
-        self.ledger.carried.moving = False
+        self._carried.moving = False
         if not self._jobs:
             return
         job = self._jobs[0]
@@ -276,11 +235,11 @@ class SavedPrompts(Companion):
             self._area.use(self._copies.memory)
         return self._copies
 
-    def _begin(self, job: Job, carriage: Carriage, copies: Sequence[UnitCopy], memory: HostCopies) -> None:
+    def _begin(self, job: Job, carriage: PromptCarriage, copies: Sequence[UnitCopy], memory: HostCopies) -> None:
         self._plans += 1
-        plan = plan_of(self._plans, carriage, copies, self.ledger.arena.remembers_freed)
+        plan = plan_of(self._plans, carriage, copies, self._carried.waits_for_steps)
         self._flight = CarriedBatch(job, carriage, copies, memory.copy(plan))
-        self.ledger.carried.moving = True
+        self._carried.moving = True
 
     def _land(self, flight: CarriedBatch, wait: bool) -> bool:
         """Take in a batch, unless it is still under way; return whether it has landed."""
@@ -312,7 +271,7 @@ class SavedPrompts(Companion):
         if job.incoming:
             job.incoming = False
             cells, points = len(job.keys), list(job.loose.points)
-            job.stretches = chosen_stretches(cells, self.ledger.cell, points, job.share) if job.share else []
+            job.stretches = chosen_stretches(cells, self._name(b"").cell, points, job.share) if job.share else []
         else:
             self._end_stretch(job)
         job.carriage = None
@@ -326,18 +285,18 @@ class SavedPrompts(Companion):
         stretch, request = job.stretches[0], request_of(job.reader.tokens, job.reader.prompt, job.stretches[0])
         if stretch.start:
             keys = self._name(request.salt).keys(job.reader.tokens[: stretch.start], decoded_from=job.reader.prompt)
-            self.ledger.tenancy.note(keys[0], lambda: job.tenant)
-            job.loose.publish(keys, [stretch.start] if stretch.start in job.loose.points else [], len(keys))
+            self._carried.begin_at(job.loose, keys, job.tenant)
         job.computing = self._add(request)
         self._computing[job.computing] = job
 
     def _compare(self, job: LoadJob, sequence: EngineSequence) -> None:
         try:
-            job.computed = self._kept(sequence, inner=False)
+            assert sequence.lease is not None
+            job.computed = self._carried.keep(sequence.lease, inner=False)
         except RequestError:
             return  # its output ends the job
-        first = job.stretches[0].start // self.ledger.cell
-        job.carriage = Comparison(self._area, job.computed, job.loose, job.keys, first)
+        first = job.stretches[0].start // self._name(b"").cell
+        job.carriage = ByteComparison(self._area, job.computed, job.loose, job.keys, first)
 
     def _end_stretch(self, job: LoadJob) -> None:
         stretch = job.stretches.pop(0)
@@ -347,19 +306,10 @@ class SavedPrompts(Companion):
     def _forget_computed(self, job: LoadJob) -> None:
         computed, job.computed = job.computed, None
         if computed is not None:
-            self.ledger.carried.release(computed)
-            self.ledger.cache.drop_end(computed.node, 1)
+            self._carried.forget(computed)
 
     def _publish(self, job: LoadJob) -> None:
-        ledger, keys, points = self.ledger, job.keys, list(job.loose.points)
-        ledger.tenancy.note(keys[0], lambda: job.tenant)
-        job.loose.publish(keys, points, len(keys))
-        ends = [keys[point // ledger.cell - 1] for point in points] or [keys[-1]]
-        ledger.carried.note_imported(keys)
-        if ledger.tiers is not None:
-            for key in ends:
-                ledger.tiers.kept(key)
-        tokens = max(points) if points else len(keys) * ledger.cell
+        tokens = self._carried.publish(job.loose, job.keys, job.tenant)
         self.counts["loaded_tokens"] += tokens
         self.counts["verified_tokens"] += job.verified_tokens
         self._answers[job.number] = {
@@ -395,10 +345,10 @@ class SavedPrompts(Companion):
 
     def _release(self, job: Job) -> None:
         if isinstance(job, SaveJob):
-            self.ledger.carried.release(job.kept)
+            self._carried.release(job.kept)
             return
         self._forget_computed(job)
-        self.ledger.carried.release(job.loose)
+        self._carried.release(job.loose)
         job.reader.close()
 
     def stats(self) -> dict[str, int]:

@@ -1,12 +1,12 @@
 """Carries units between the device and a small area of host memory: out to a file, in from one, or to compare them.
 
 A carriage plans one batch at a time, and takes it in when the device has copied it. What it reads is pinned, or shared,
-until then. What it brings in belongs to nobody else until all of it is there.
+until then. What it brings in is in no cache until all of it is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -76,7 +76,7 @@ class Area:
             self._arena.release(Kind(copy.kind), copy.lower)
 
 
-class Carriage(Protocol):
+class PromptCarriage(Protocol):
     """`plan` returns the next batch, None if all is done. It and `landed` raise `RequestError` if they cannot go on."""
 
     direction: Direction
@@ -128,6 +128,10 @@ class KeptPath:
         for _, _, units in self.points:
             yield from units_held(units)
 
+    def count(self, kind: Kind) -> int:
+        """Return how many units it owns besides those of the trie, which counts its cells."""
+        return count_in([units for _, _, units in self.points], kind)
+
     def release(self) -> None:
         self.cache.unpin(self.node)
         for _, _, units in self.points:
@@ -148,10 +152,10 @@ class LoosePath:
         for units in self.points.values():
             yield from units_held(units)
 
-    def publish(self, keys: Sequence[Key], points: Sequence[int], cells: int) -> Node:
+    def publish(self, keys: Sequence[Key], points: Sequence[int]) -> None:
         """Publish the first cells under these keys, with their resume points at some positions; share the units."""
         tip: Node | None = None
-        for depth, key in enumerate(keys[:cells], 1):
+        for depth, key in enumerate(keys, 1):
             page = self.pages[depth - 1] if self.pages else None
             if page is not None:
                 self.cache.arena.share(Kind.PAGE, page)
@@ -160,8 +164,9 @@ class LoosePath:
                 units = self.points[depth * self.cache.cell]
                 self.cache.keep(key, units.slot, units.window)
                 self.cache.explain(key, Origin.IMPORTED)
-        assert tip is not None
-        return tip
+
+    def count(self, kind: Kind) -> int:
+        return len(self.pages) if kind is Kind.PAGE else count_in(self.points.values(), kind)
 
     def release(self) -> None:
         for page in self.pages:
@@ -178,7 +183,13 @@ def units_held(units: PointUnits) -> Iterator[tuple[Kind, int]]:
     yield from ((Kind.WINDOW, page) for page in units.window)
 
 
-class Outgoing:
+def count_in(points: Iterable[PointUnits], kind: Kind) -> int:
+    if kind is Kind.STATE:
+        return sum(units.slot is not None for units in points)
+    return sum(len(units.window) for units in points) if kind is Kind.WINDOW else 0
+
+
+class OutgoingFile:
     """A path on its way to a file, which `close` completes."""
 
     direction = Direction.SAVE
@@ -212,13 +223,13 @@ class Outgoing:
             raise RequestError(f"the file cannot be written: {error.strerror}", 503) from None
 
 
-class Incoming:
+class IncomingFile:
     """A file on its way into units of the device."""
 
     direction = Direction.LOAD
 
     def __init__(self, area: Area, cache: Cache, reader: PrefixReader) -> None:
-        self._area, self._cache, self._reader = area, cache, reader
+        self._area, self._cache, self.reader = area, cache, reader
         self.loose = LoosePath(cache)
         self._places = reader.places()
         self._pages = next(self._places)
@@ -258,7 +269,7 @@ class Incoming:
         copies = self._area.copies(units)
         try:
             for (place, _, _), copy in zip(units, copies, strict=True):
-                self._reader.read(place, self._area.view(copy))
+                self.reader.read(place, self._area.view(copy))
         except (OSError, RequestError):
             self._area.release(copies)
             raise
@@ -268,7 +279,7 @@ class Incoming:
         """Nothing: the units are published together, when all of them are there."""
 
 
-class Comparison:
+class ByteComparison:
     """Units that were just computed, and those that a file has in their place: their bytes must be equal."""
 
     direction = Direction.SAVE
@@ -305,7 +316,7 @@ def same_bytes(computed: memoryview, given: memoryview) -> bool:
     return bytes(computed) == bytes(given)
 
 
-def plan_of(number: int, carriage: Carriage, copies: Sequence[UnitCopy], after_steps: bool) -> CopyPlan:
+def plan_of(number: int, carriage: PromptCarriage, copies: Sequence[UnitCopy], after_steps: bool) -> CopyPlan:
     """Return the copies of a batch as a plan for a device. Loads may have to wait for steps (`CopyPlan`)."""
     waits = after_steps and carriage.direction is Direction.LOAD
     return CopyPlan(number, carriage.direction, tuple(copies), 0, waits)

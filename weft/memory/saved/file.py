@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from weft.base.errors import InvalidOption, RequestError
 from weft.base.grid import first_window_cell
 from weft.memory.captures import Origin
 from weft.memory.identity import Identity
-from weft.memory.keys import Key
+from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.kinds import Kind
 from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk.format import BLOCK, ENTRY, UnitHeader, checksum, decode
@@ -75,13 +75,13 @@ class PrefixWriter:
             raise RequestError(f"{path} cannot be created: {error.strerror}; pass a new path") from None
         self._path = path
         self._head = (identity, sizes)
-        self._tenant = tenant
+        self.tenant = tenant
         self._units = 0
         self._file.write(bytes(BLOCK))
 
     def add(self, place: UnitPlace, origin: Origin, payload: memoryview) -> None:
         header = UnitHeader(
-            place.kind, self._units, place.position, place.key, place.parent, self._tenant, origin, len(payload),
+            place.kind, self._units, place.position, place.key, place.parent, self.tenant, origin, len(payload),
             checksum(payload),
         )  # fmt: skip
         self._file.write(header.encode())
@@ -92,7 +92,7 @@ class PrefixWriter:
         """Write the tokens, of which the first are the prompt's, and what the file says of itself."""
         raw = np.ascontiguousarray(tokens, "<i4").tobytes()
         self._file.write(raw)
-        said = PrefixTokens(len(tokens), prompt, self._tenant, checksum(raw))
+        said = PrefixTokens(len(tokens), prompt, self.tenant, checksum(raw))
         self._file.seek(0)
         self._file.write(PrefixHead(*self._head, self._units, said).encode())
         self._file.close()
@@ -105,8 +105,7 @@ class PrefixWriter:
 class PrefixReader:
     """Reads a file of this model, and of this tenant's digest. Raises `RequestError` in one line.
 
-    `keys_of` returns the keys of tokens, of which the first are the prompt's, as this tenant's cells are named. There
-    are `most_tokens` at most.
+    `name` names this tenant's cells, by their tokens, of which there are `most_tokens` at most.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class PrefixReader:
         sizes: Mapping[Kind, int],
         spec: MemorySpec,
         tenant: bytes,
-        keys_of: Callable[[Tokens, int], list[Key]],
+        name: PrefixIdentity,
         most_tokens: int,
     ) -> None:
         try:
@@ -130,7 +129,7 @@ class PrefixReader:
             assert head.tokens is not None
             self.prompt, self.units = head.tokens.prompt, head.units
             self.tokens = self._tokens(head.tokens, model.vocab_size)
-            self.keys = keys_of(self.tokens, self.prompt)
+            self.keys = name.keys(self.tokens, decoded_from=self.prompt)
             self._depth_of = {key: depth for depth, key in enumerate(self.keys, 1)}
             self._file.seek(BLOCK)
             self._left = head.units
