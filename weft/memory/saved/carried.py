@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.errors import RequestError
+from weft.memory.arena import Arena
+from weft.memory.cache import Cache
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.kinds import Kind
+from weft.memory.lease import Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.recent_keys import RecentKeys
 from weft.memory.saved.carriages import Area, IncomingFile, KeptPath, LoosePath, kept_sizes
 from weft.memory.saved.file import PrefixReader, PrefixWriter, SavedModel
+from weft.memory.spec import MemorySpec
+from weft.memory.tenancy import Tenancy
+from weft.memory.tiers.tiers import Tiers
+from weft.memory.tiers.units import PointUnits
 from weft.memory.trie import Node
-
-if TYPE_CHECKING:
-    from weft.memory.lease import Lease
-    from weft.memory.ledger import Ledger
 
 # Imported cells that are remembered, to explain later misses.
 MOST_IMPORTED = 1 << 14
@@ -29,10 +35,27 @@ DROPPED = "it is being dropped"
 _LOSSES = (Reason.EVICTED, Reason.STATE_EVICTED)
 
 
+class CarryingMemory(Protocol):
+    """What prompts on their way need of a ledger."""
+
+    spec: MemorySpec
+    cell: int
+    enabled: bool
+    arena: Arena
+    cache: Cache
+    tenancy: Tenancy
+    tiers: Tiers | None
+    page_table: NDArray[np.int32]
+
+    def hides(self, keys: Sequence[Key], tenant: Callable[[], bytes]) -> bool: ...
+
+    def point_at(self, lease: Lease, position: int) -> PointUnits: ...
+
+
 class Carried:
     """`moving`: copies are under way, after whose landing more memory can be evicted. `give_up` ends all imports."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: CarryingMemory) -> None:
         self._ledger = ledger
         self._paths: list[KeptPath | LoosePath] = []
         self._imported = RecentKeys(MOST_IMPORTED)
