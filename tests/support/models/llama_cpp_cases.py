@@ -66,6 +66,16 @@ ABORTS = ("nemotron_h dense",)
 ANSWER = 12
 
 
+def closeness(name: str) -> float:
+    """Return how near llama.cpp's log-probabilities of a float32 file are: it computes some functions in 16 bits."""
+    return 3e-2 if name.startswith("gpt_oss") else 5e-3
+
+
+def tolerance(name: str, scale: float) -> float:
+    """Return by how much a logit of a quantised file may lie below the largest one. Experts may be others."""
+    return scale * (0.5 if "moe" in name or name.startswith(("gpt_oss", "nemotron_h", "qwen3_next")) else 0.25)
+
+
 def logits(file: Path, tokens: list[int], operations: Any = CPU) -> torch.Tensor:
     model, _ = load_model(file, torch.float32, progress=False, operations=operations)
     runner = DirectRunner(model, operations=operations)
