@@ -10,6 +10,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.doctest import DoctestModule
 
 # The same examples in every run, however long they take: a failure is one of the change, not of luck.
 hypothesis.settings.register_profile(
@@ -26,6 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Without a GPU, Triton's kernels are run by its interpreter, on tensors of the CPU.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# Tests start some hundred programs, which read the modules that the first of them has compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Comparisons in what tests share are reported as those in tests.
 pytest.register_assert_rewrite("tests.support")
 collect_ignore_glob = [] if find_spec("triton") else ["weft/kernels/cuda/*", "tests/*cuda*"]
@@ -53,6 +57,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Look for examples in docstrings only where a text has some: the search imports and walks whole modules."""
+    found = yield
+    return [each for each in found if not isinstance(each, DoctestModule) or b">>> " in file_path.read_bytes()]
 
 
 @pytest.hookimpl(optionalhook=True)

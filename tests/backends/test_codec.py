@@ -20,7 +20,7 @@ from weft.base.errors import RequestError
 from weft.base.grammar import Grammar
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.engine.events import DraftReport, FinishReason, Output, PromptScore, PromptScores, Report
+from weft.engine.events import DraftReport, FinishReason, Output, PromptScore, PromptScores, Report, VectorSum
 from weft.engine.protocol import (
     SCORES_PER_PIECE,
     End,
@@ -98,6 +98,8 @@ def prompt_scores(draw: st.DrawFn) -> PromptScores:
     return PromptScores(draw(st.lists(st.builds(PromptScore, floats, top), max_size=6)))
 
 
+small = st.lists(st.floats(-8, 8, width=32), min_size=1, max_size=5)
+vectors = st.builds(VectorSum, st.none() | small.map(lambda values: np.array(values, np.float32)))
 reports = st.builds(
     Report,
     cached_tokens=counts,
@@ -106,6 +108,7 @@ reports = st.builds(
     queued_seconds=st.floats(0, 1e6),
     prompt_scores=prompt_scores(),
     drafts=st.builds(DraftReport, counts, counts, counts, counts, counts),
+    vector=vectors,
 )
 WRITER = EngineWriter()
 encode_command, encode_event, frame = WRITER.command, WRITER.event, WRITER.frame

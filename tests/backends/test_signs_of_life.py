@@ -149,6 +149,7 @@ def health(served: Served) -> int:
     return served.call("/health")[0]
 
 
+@pytest.mark.thorough
 def test_health_tells_of_a_hanging_engine():
     with serving("--engine-timeout", "2") as served:
         wait_until(lambda: health(served) == 200)

@@ -46,6 +46,7 @@ def test_auto_means_the_head_on_a_gpu():
     assert [chosen_draft(options, builtin.FOLDER, device)[0] for device in ("cuda", "cpu")] == ["mtp", "suffix"]
 
 
+@pytest.mark.thorough
 @torch.no_grad()
 def test_answers_are_those_of_the_model(served, oracle):
     _, texts, prompts = served

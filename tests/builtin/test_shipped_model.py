@@ -132,6 +132,7 @@ def test_its_greedy_text_equals_that_of_transformers(llm, twin):
     assert ours.token_ids == made[0, len(tokens) :].tolist()
 
 
+@pytest.mark.thorough
 def test_cache_chunks_and_company_change_nothing(llm):
     prompts = [LONG[: len(LONG) * part // 4] + f"Question {part}:" for part in (2, 3, 4)]
     cold = [llm.generate(each, greedy(), cache_salt=str(place))[0] for place, each in enumerate(prompts)]
@@ -153,6 +154,7 @@ def test_a_hit_answers_as_a_cold_run_does(llm):
     assert can_tell(found)
 
 
+@pytest.mark.thorough
 def test_doctor_finds_nothing_wrong_with_it_as_it_is_served(capsys):
     assert main(["doctor", "--memory", "128MiB", "--threads", "1"]) == 0
     told = capsys.readouterr().out

@@ -474,6 +474,7 @@ def endless(tmp_path: Path) -> str:
     return str(folder)
 
 
+@pytest.mark.thorough
 def test_on_a_terminal_an_answer_is_interrupted_and_the_next_question_is_answered(endless):
     limits = ["--memory", "64MiB", "--threads", "1", "--max-length", "30000", "--max-tokens", "25000", "--stats"]
     with on_terminal("chat", endless, "--weights", "dummy", *limits) as program:

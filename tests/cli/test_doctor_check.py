@@ -83,6 +83,7 @@ def test_a_number_that_is_none_is_wrong():
     assert estimated_kl([-1.0], [-3.0]) > 0
 
 
+@pytest.mark.thorough
 def test_the_command_prints_a_table_and_an_exit_status(folder, monkeypatch, capsys):
     options = ["doctor", str(folder), "--check", "--no-self-test", "--memory", "32MiB", "--threads", "1"]
     options += ["--max-length", "1024", "--dtype", "float32"]

@@ -162,7 +162,8 @@ def test_completion_takes_the_users_shell_and_refuses_others(capsys, monkeypatch
 
 
 def test_a_completed_flag_is_one_that_the_parser_knows():
+    parser = build_parser()
     for name, command in COMMANDS.items():
         for each in completed(name, command.about, command.options).options:
             if each.name.startswith("-") and not each.takes_value and not each.name.startswith("--help"):
-                build_parser().parse_args([name, each.name])
+                parser.parse_args([name, each.name])

@@ -46,9 +46,15 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 3500, "ignore_eos": True, "s
 
 
 @pytest.fixture(scope="module")
-def served():
+def quiet_start():
+    """Start the server that most tests here ask; yield it and what it had logged before the first request."""
     with serving() as found:
-        yield found
+        yield found, found.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def served(quiet_start):
+    return quiet_start[0]
 
 
 def test_five_lines_name_model_device_memory_what_auto_chose_and_the_address_alone(served):
@@ -62,24 +68,11 @@ def test_five_lines_name_model_device_memory_what_auto_chose_and_the_address_alo
     assert served.call("/server_info")[1]["auto"]["exact"].startswith("off: ")
 
 
-def test_by_default_a_server_says_nothing_else_until_it_is_asked():
-    with serving() as served:
-        assert len(served.lines) == 5
-        # A first start also says that kernels are compiled.
-        logged = [line for line in served.errors.read_text().splitlines() if "compiling" not in line]
-    assert logged == []
-
-
-def test_what_is_not_in_the_five_lines_is_logged_for_those_who_ask():
-    with serving("--log-level", "debug") as served:
-        text = served.wait_for("try: curl ")
-        assert all(
-            f"DEBUG weft: {words}" in text for words in ("accepting up to", "operations: ", "exact: ", "dtype: ")
-        )
-        found = subprocess.run(["bash", "-c", served.curl], capture_output=True, text=True, check=True)
-    answer = json.loads(found.stdout)
-    assert answer["choices"][0]["message"]["role"] == "assistant"
-    assert answer["usage"]["completion_tokens"] <= 32
+def test_by_default_a_server_says_nothing_else_until_it_is_asked(quiet_start):
+    served, logged = quiet_start
+    assert len(served.lines) == 5
+    # A first start also says that kernels are compiled.
+    assert [line for line in logged.splitlines() if "compiling" not in line] == []
 
 
 def test_it_answers_openai_requests(served):
@@ -161,6 +154,7 @@ def test_sigterm_lets_running_requests_finish_and_takes_no_more():
         assert "Traceback" not in served.errors.read_text()
 
 
+@pytest.mark.thorough
 def test_what_is_not_finished_in_time_is_answered_with_an_error():
     with serving("--drain-seconds", "0.2", "--in-process") as served:
 
@@ -172,13 +166,18 @@ def test_what_is_not_finished_in_time_is_answered_with_an_error():
         assert served.process.wait(SECONDS) == 0
 
 
-def test_with_a_key_the_curl_takes_it_from_the_environment_and_a_dead_engine_ends_the_server():
+def test_on_request_the_rest_is_logged_with_a_curl_that_takes_its_key_and_a_dead_engine_ends_the_server():
     with serving("--served-model-name", "loom", "--log-level", "debug", WEFT_API_KEY="secret") as served:
+        text = served.wait_for("try: curl ")
+        rest = ("accepting up to", "operations: ", "exact: ", "dtype: ")
+        assert all(f"DEBUG weft: {words}" in text for words in rest)
         assert "secret" not in served.curl
         assert served.call("/v1/models")[0] == 401
         assert served.call("/v1/models", key="secret")[1]["data"][0]["id"] == "loom"
         found = subprocess.run(["bash", "-c", served.curl], capture_output=True, text=True, env=served.environment)
-        assert json.loads(found.stdout)["model"] == "loom"
+        answer = json.loads(found.stdout)
+        assert (answer["model"], answer["choices"][0]["message"]["role"]) == ("loom", "assistant")
+        assert answer["usage"]["completion_tokens"] <= 32
 
         [engine] = served.children
         with pytest.raises(ServerError):
@@ -223,6 +222,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line():
     assert " ERROR weft: there is no folder /no/such/model" in line
 
 
+@pytest.mark.thorough
 def test_more_memory_than_the_machine_has_is_one_line():
     command = [sys.executable, "-m", "weft", "serve", *SMALL, "--memory", "9999999GiB", "--log-level", "warning"]
     found = subprocess.run(command, capture_output=True, text=True)

@@ -9,7 +9,7 @@ import pytest
 from weft.cli.config import ConfigOptions
 from weft.cli.generate import GenerateOptions
 from weft.cli.main import COMMANDS, collected, main
-from weft.cli.options import flag, read_options
+from weft.cli.options import read_options
 from weft.cli.serve import ServeOptions
 from weft.cli.sources import ALTERNATIVES, SECRETS, GivenOptions, collect, settable, variable, with_keys
 
@@ -180,7 +180,7 @@ def test_config_prints_every_value_with_its_source_and_no_key(tmp_path, monkeypa
     assert main(["config", "--show"]) == 0
     text = capsys.readouterr().out
     shown = {line.split()[0]: line.split()[-1] for line in text.splitlines()}
-    assert set(shown) == {flag(name)[2:] for name, _, _ in settable(ServeOptions)}
+    assert set(shown) == {name.replace("_", "-") for name, _, _ in settable(ServeOptions)}
     assert shown["device"] == "default"
     assert "very-secret" not in text
 

@@ -191,6 +191,7 @@ def check_guesses_beside_prompts(patch: pytest.MonkeyPatch) -> None:
     assert any(eager)
 
 
+@pytest.mark.kernels
 def test_guesses_stay_on_the_device_beside_prompts_that_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     check_guesses_beside_prompts(monkeypatch)
     with monkeypatch.context() as planted:

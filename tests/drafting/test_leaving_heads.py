@@ -83,6 +83,7 @@ def test_answers_are_the_undrafted_ones_whichever_rows_leave_and_when() -> None:
     check()
 
 
+@pytest.mark.thorough
 def test_rows_leave_at_all_times() -> None:
     met: Counter[str] = Counter()
     for seed in range(12):
@@ -112,6 +113,7 @@ def test_a_head_that_is_never_right_is_not_asked_until_it_is_right(depth: int, s
     assert drafting.counts.accepted.total() > 0.5 * LENGTH * (all_ - again)
 
 
+@pytest.mark.thorough
 def test_short_answers_show_that_a_head_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_head, "FOLLOWED_AT_ONCE", 64)
     monkeypatch.setattr(draft_head, "FOLLOWED_IF_HOPELESS", 2 * LENGTH)

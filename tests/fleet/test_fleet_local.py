@@ -102,6 +102,7 @@ class EqualReplicas(FleetRouter):
         super().report(name, replace(load, token_seconds=None, step_seconds=0.0))
 
 
+@pytest.mark.thorough
 @in_loop
 async def test_answers_of_two_replicas_are_those_of_one_engine():
     expected = alone(varied_requests())

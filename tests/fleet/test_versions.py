@@ -18,7 +18,7 @@ from weft.backends.backend import Backend
 from weft.backends.codec import FLEET, EngineWriter, EventReader, decode_command
 from weft.base.errors import RequestError
 from weft.base.sampling import SamplingParams
-from weft.engine.events import Output, Report
+from weft.engine.events import Output, Report, VectorSum
 from weft.engine.load import ReplicaLoad
 from weft.engine.protocol import EngineNews, Outputs, Submit
 from weft.engine.request import Request
@@ -99,6 +99,19 @@ def test_a_fork_is_refused_for_a_replica_that_knows_none() -> None:
     assert decode_command(*bodies_of(EngineWriter().command(Submit(5, fork)))).request.answered.tolist() == [3]
     with pytest.raises(RequestError, match="knows no forks"):
         EngineWriter(FLEET, 4).command(Submit(5, fork))
+
+
+def test_an_embedding_is_refused_for_a_replica_that_knows_none() -> None:
+    """Without its vector, the request would only compute a prompt."""
+    asked = Request(np.array([1, 2], np.int32), SamplingParams(max_tokens=0, vector_from=1))
+    assert decode_command(*bodies_of(EngineWriter().command(Submit(5, asked)))).request.params.vector_from == 1
+    with pytest.raises(RequestError, match="knows no embeddings"):
+        EngineWriter(FLEET, 5).command(Submit(5, asked))
+    ended = Outputs([Output(5, None)], {5: Report(vector=VectorSum(np.ones(2, np.float32)))})
+    [vector, outputs] = bodies_of(EngineWriter().event(ended))
+    reader = EventReader()
+    assert reader.read(vector) is None
+    assert reader.read(outputs) == ended
 
 
 # messages -------------------------------------------------------------------------------------------------------------

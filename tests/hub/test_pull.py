@@ -106,7 +106,7 @@ def test_a_token_is_sent_and_asked_for(hub, puller):
     assert (puller.pull(NAME, HF_TOKEN="hf_secret") / "config.json").is_file()
 
 
-@pytest.mark.parametrize("command", ["pull", "serve"])
+@pytest.mark.parametrize("command", ["pull", pytest.param("serve", marks=pytest.mark.thorough)])
 def test_a_hub_that_cannot_be_reached_is_said_to_be_so_and_no_other_model_is_suggested(puller, command):
     line = puller.refused(command, "LiquidAI/LFM2-1.2", HF_ENDPOINT="http://127.0.0.1:1")
     assert "neither a local folder nor in the cache, and the hub at http://127.0.0.1:1 cannot be reached" in line

@@ -107,8 +107,10 @@ def compare_scans(rig) -> None:
     rig.call = repeated
 
 
-@pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
-@pytest.mark.parametrize(("head_dim", "groups"), [(5, 1), (24, 2)])
+@pytest.mark.parametrize(
+    ("operations", "head_dim", "groups"),
+    [(GPU_ROWS, 5, 1), pytest.param(GPU_ROWS, 24, 2, marks=pytest.mark.kernels), (CPU, 5, 1), (CPU, 24, 2)],
+)
 def test_a_scan_writes_into_its_place(operations, head_dim, groups):
     lengths = cuda_ssd.SHORT_LENGTHS
     rig = cuda_ssd.make_rig(lengths, 2, head_dim, groups=groups, cell=16, operations=operations)
@@ -138,8 +140,14 @@ def compare_attention(scene, operations: Operations, sinks: bool) -> None:
     compare(compute)
 
 
-@pytest.mark.parametrize("operations", [GPU_ROWS, CPU])
-@pytest.mark.parametrize("mix", cuda_attention.MIXES)
+@pytest.mark.parametrize(
+    ("operations", "mix"),
+    [
+        pytest.param(operations, mix, marks=[pytest.mark.kernels] if operations is GPU_ROWS and place else [])
+        for operations in (GPU_ROWS, CPU)
+        for place, mix in enumerate(cuda_attention.MIXES)
+    ],
+)
 def test_attention_writes_into_its_place(mix, operations):
     rows = cuda_attention.MIXES[mix]
     # Long enough that several programs share a row and their parts are merged.

@@ -46,6 +46,7 @@ def test_every_call_keeps_to_the_shapes_of_its_signature():
     assert found.returncode == 0, found.stdout[-3000:]
 
 
+@pytest.mark.thorough
 def test_a_wrong_shape_is_seen():
     code = f"""
 from jaxtyping import TypeCheckError, install_import_hook

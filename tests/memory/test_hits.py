@@ -23,10 +23,17 @@ from tests.support.models.engines import (
     greedy,
     make_engine,
     serve,
+    spec_of,
     tokens,
 )
 from weft.engine.loop import Engine
 from weft.memory.captures import spacing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_family_remembers_is_what_its_model_says(family: str) -> None:
+    spec = spec_of(family)
+    assert (bool(spec.window), bool(spec.state_bytes)) == (family in WINDOWED, family in HYBRID)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ One command runs this and the kernels' tests: `pytest -m gpu`.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,10 +56,20 @@ SMALL_VOCABULARY = 1000
 GROUPS = 4
 # Tokens that are closer than this may come in either order.
 CLEAR_MARGIN = 2e-3
+
+
+def is_hybrid(name: str) -> bool:
+    """Return whether the model of a packaged configuration has recurrent layers."""
+    path = configurations.find(name)
+    assert path is not None
+    family = json.loads(path.read_text())["model_type"].removesuffix("_text").replace("_", "")
+    return family in {each.replace("_", "") for each in HYBRIDS}
+
+
 MODELS = {f"tiny {family} bfloat16": partial(tiny, family, "bfloat16") for family in FAMILIES}
 MODELS |= {name: partial(published, name) for name in configurations.names()}
 RECURRENT = [f"tiny {family} bfloat16" for family in HYBRIDS]
-RECURRENT += [name for name in configurations.names() if name not in ("gemma-3-12b", "gpt-oss-20b")]
+RECURRENT += [name for name in configurations.names() if is_hybrid(name)]
 # Sizes that tiles, whose sides are powers of two, have to be padded for.
 ODD_SIZES = (
     "falcon_h1, state of 24",

@@ -75,6 +75,7 @@ def test_scores_are_mappings_with_the_sampled_token_first(llm):
 # beams ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_beam_search_finds_the_best_answers_that_an_exhaustive_search_of_its_beams_finds(llm):
     """The oracle scores whole answers as prompts: another path through the engine."""
     width, length = 2, 2

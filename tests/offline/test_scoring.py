@@ -11,7 +11,7 @@ from tests.support.models import tiny_model
 from tests.support.models.oracle import Oracle
 from tests.support.models.plain_models import QWEN3
 from weft import LLM, RequestError
-from weft.offline.scoring import AFTER, BEFORE
+from weft.answers.pair_scores import AFTER, BEFORE
 
 DOCUMENTS = ["Weft is a loom's thread.", "A short one.", "Cells are 64 tokens long. " * 6]
 # In the tiny tokenizer, a token is a byte.

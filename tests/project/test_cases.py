@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.support.cases import OTHERS, REPRESENTATIVES, family_of, markers_of
+import ast
+
+import pytest
+
+from tests.support.cases import OTHERS, REPRESENTATIVES, SOME, family_of, markers_of
+from tests.support.fences import ROOT, project_files
 from tests.support.models.engines import FAMILIES, TINY
 
 PLACE = "tests/models/test_x.py"
@@ -37,3 +42,25 @@ def test_every_planted_bug_runs_by_default():
     assert markers_of("tests/kernels/test_planted_kernel_bugs.py", families(*FAMILIES)) == [None] * len(FAMILIES)
     name, cases = "test_a_planted_bug_of_shared_prefixes_is_caught", [{"bug": number} for number in range(5)]
     assert markers_of("tests/runner/cuda/test_cuda_shared_prefixes.py", cases, name) == [None] * 5
+
+
+@pytest.mark.parametrize("test", SOME)
+def test_a_test_with_some_cases_by_default_exists_and_has_the_others(test):
+    place, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / place).read_text()
+    markers = markers_of(place, [{"number": number} for number in range(2 * SOME[test])], name)
+    assert markers.count(None) == 2
+    assert set(markers) == {None, "thorough"}
+
+
+def test_what_compiles_for_another_gpu_does_not_run_by_default():
+    """It takes a process of its own and up to a minute."""
+    found = {}
+    for file in project_files(".py", under="tests"):
+        if "assert_compiles(" in file.read_text() and file.name.startswith("test_") and file.name != "test_cases.py":
+            functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+            for each in functions:
+                if "assert_compiles(" in ast.unparse(each.body[-1]):
+                    found[f"{file.name}::{each.name}"] = {ast.unparse(mark) for mark in each.decorator_list}
+    assert len(found) > 15
+    assert [name for name, marks in found.items() if not marks & {"pytest.mark.kernels", "pytest.mark.slow"}] == []

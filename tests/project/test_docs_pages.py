@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import defaultdict
 from functools import cache
 
 import pytest
 
-from tests.support.documents import README, unknown, unknown_commands
+from tests.support.documents import README, blocks, unknown, unknown_commands
 from tests.support.fences import ROOT, project_files
+from weft import builtin
 
 DOCS = ROOT / "docs"
 LAB = DOCS / "lab"
@@ -19,8 +21,8 @@ MOST_WORDS_TOGETHER = 40_000
 GENERATED = {"cli.md", "api.md", "metrics.md", "python.md"}
 # For those who work on Weft: they may use its own words, after docs/design.md has explained them.
 INSIDE = {
-    "add-a-model.md", "behaviours.md", "design-serving.md", "design.md", "formats.md", "memory.md",
-    "operations-interface.md", "tour.md",
+    "add-a-model.md", "behaviours.md", "design-serving.md", "design.md", "memory.md", "operations-interface.md",
+    "tour.md",
 }  # fmt: skip
 PRIVATE = ("slab", "lease", "seat", "front")
 # Options of other programs that pages name.
@@ -104,6 +106,29 @@ def unknown_options(text: str) -> list[str]:
 
 def test_an_option_that_does_not_exist_is_seen():
     assert unknown_options("`--memory 4GiB`, `--wool`") == ["--wool"]
+
+
+def unserved_models(text: str) -> list[str]:
+    """Return models that clients of a page call and that no command of the page serves."""
+    served = {builtin.NAME, *re.findall(r"weft serve ([\w./:-]+)$", text, re.MULTILINE)}
+    return sorted(set(re.findall(r'\bmodel="([^"]+)"', text)) - served)
+
+
+@pytest.mark.parametrize("name", ["README.md", *sorted(name for name in pages() if name.startswith("quickstarts/"))])
+def test_clients_of_a_page_call_the_model_that_it_serves(name):
+    """A model from the hub is served under its whole id."""
+    assert unserved_models(pages().get(name, README)) == []
+
+
+def test_a_model_that_is_not_served_is_seen():
+    text = 'weft serve owner/name\ncreate(model="owner/name")\ncreate(model="name")'
+    assert unserved_models(text) == ["name"]
+
+
+@pytest.mark.parametrize("name", sorted(written()))
+def test_python_of_a_page_can_be_parsed(name):
+    for code in (*blocks(written()[name], "py"), *blocks(written()[name], "python")):
+        ast.parse(code)
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

@@ -248,7 +248,7 @@ def test_a_step_that_waits_for_masks_has_neither_landed_nor_computed_a_layer(mod
     waiting = WaitingFlight(None, nothing, nothing, None)
     assert not runner.landed(waiting)
     assert not runner.has_computed(waiting, 0)
-    waiting.flight = fly(nothing, None, None)
+    waiting.flight = fly(nothing)
     assert runner.has_computed(waiting, 0)
 
 

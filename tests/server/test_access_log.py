@@ -327,6 +327,7 @@ def test_json_is_an_object_a_line_whatever_is_logged():
     assert text.isascii()
 
 
+@pytest.mark.thorough
 def test_a_server_with_json_logs_writes_nothing_else_and_its_first_lines_as_ever():
     with serving("--log-format", "json", "--host", "0.0.0.0", "--max-length", "40000") as served:
         assert served.call("/v1/completions", {"prompt": "Hello", "max_tokens": 3, "ignore_eos": True})[0] == 200

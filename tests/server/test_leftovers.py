@@ -47,8 +47,8 @@ def kill(served: Served, program: str | None) -> list[int]:
 @pytest.mark.parametrize(
     ("ranks", "program"),
     [
-        pytest.param("1", None, id="a server", marks=pytest.mark.thorough),
-        pytest.param("2", None, id="a server with two ranks"),
+        pytest.param("1", None, id="a server"),
+        pytest.param("2", None, id="a server with two ranks", marks=pytest.mark.thorough),
         pytest.param("2", "weft.start.engine_process", id="the engine of two ranks", marks=pytest.mark.thorough),
         pytest.param("2", "weft.start.rank_process", id="a rank", marks=pytest.mark.thorough),
     ],

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tests.support
 from tests.support.fences import ROOT
 from tests.support.models import tiny_model
@@ -44,6 +46,7 @@ def test_a_server_answers_with_pytorchs_kernels_and_says_so(tmp_path):
         assert "Traceback" not in served.errors.read_text()
 
 
+@pytest.mark.thorough
 def test_the_other_commands_run_too(tmp_path):
     environment = os.environ | {"PYTHONPATH": PYTHONPATH, "XDG_CACHE_HOME": str(tmp_path)}
     small = [*tiny_model.ARGUMENTS, "--memory", "32MiB", "--max-length", "512"]

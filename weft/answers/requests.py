@@ -6,22 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from weft.base.errors import InvalidField
+from weft.base.errors import InvalidField, RequestError
 from weft.base.grammar import Grammar
 from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.engine.request import Request, check_token_ids
 from weft.text.prompts import NO_TOKENIZER, Tokens, check_snapshots, ends_of_messages
 
+NO_TEXT = "this model generates no text, because it has no head over a vocabulary; /v1/models says what it can do"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelBounds:
-    """Limits of a model that requests must respect. `has_text`: the model has a tokenizer."""
+    """Limits of a model that requests must respect. `has_text`: the model has a tokenizer.
+
+    `only_vectors`: it has no head over the vocabulary.
+    """
 
     vocab_size: int
     max_length: int
     end_tokens: frozenset[int]
     has_text: bool
+    only_vectors: bool = False
 
 
 def build_request(
@@ -41,6 +47,8 @@ def build_request(
 ) -> Request:
     """Return a request that the engine accepts; raise `InvalidField` otherwise. `field` names the prompt in errors."""
     done = 0 if answered is None else len(answered)
+    if model.only_vectors and (params.max_tokens or params.prompt_logprobs is not None):
+        raise RequestError(NO_TEXT)
     check_length(len(prompt) + done, params.max_tokens, model.max_length, field)
     if params.stop and not model.has_text:
         raise InvalidField("stop", f"takes strings, but {NO_TOKENIZER.partition(':')[0]}; use stop_token_ids")

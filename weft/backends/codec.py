@@ -16,8 +16,9 @@ from weft.base.errors import InvalidField, RequestError, WeftError
 from weft.base.logs import LogFormat
 from weft.base.options import Options
 from weft.base.plan import Scores
+from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
-from weft.engine.events import PromptScores
+from weft.engine.events import PromptScores, Report, VectorSum
 from weft.engine.protocol import (
     SCORES_PER_PIECE,
     Command,
@@ -35,6 +36,7 @@ from weft.engine.protocol import (
     Stopped,
     Submit,
     Subscribe,
+    VectorPiece,
 )
 from weft.engine.request import Request
 from weft.wire.frames import ProtocolError
@@ -43,8 +45,16 @@ from weft.wire.versions import Protocol
 
 MAX_PROMPT_BYTES = 1 << 26
 MAX_GRAMMAR = 1 << 20
-# Between routers and replicas. A version that adds fields names them here, and `docs/design.md` has the rules.
-FLEET = Protocol("fleet", 5, oldest=4, added={5: {Request: frozenset({"answered", "keeps_answer", "retain"})}})
+# Between routers and replicas. A version that adds fields names them here, and `docs/design-serving.md` has the rules.
+FLEET = Protocol(
+    "fleet",
+    6,
+    oldest=5,
+    added={
+        5: {Request: frozenset({"answered", "keeps_answer", "retain"})},
+        6: {SamplingParams: frozenset({"vector_from"}), Report: frozenset({"vector"})},
+    },
+)
 
 
 class Begin(Message, tag="begin"):
@@ -73,20 +83,22 @@ class Submission(msgspec.Struct, array_like=True, tag="submit"):
 
 
 FromFront = Begin | Submit | End | Question | Drop | Subscribe | Shutdown
-FromEngine = ModelInfo | Unloadable | Replies | ScoresPiece | Outputs | Stopped | RequestFailed | EngineNews
+FromEngine = (
+    ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
+)
 
 
 def _simple(value: Any) -> Any:
     """Return what stands for a value that MessagePack does not know."""
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value, "<i4").tobytes()
-    # Scores have been sent in pieces.
-    return None if isinstance(value, PromptScores) else plain(value)
+    # Scores and vectors have been sent in pieces.
+    return None if isinstance(value, PromptScores | VectorSum) else plain(value)
 
 
 def _built(kind: type, value: Any) -> Any:
-    if kind is PromptScores and value is None:
-        return PromptScores()
+    if kind in (PromptScores, VectorSum) and value is None:
+        return kind()
     if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_PROMPT_BYTES:
         raise ValueError("not a list of tokens")
     return np.frombuffer(value, "<i4").astype(np.int32)
@@ -109,6 +121,8 @@ class EngineWriter(Writer):
         prompt, unknown = command.request.known, self._newer.get(Request, frozenset())
         if command.request.answered is not None and "answered" in unknown:
             raise RequestError("this replica runs an older version of Weft, which knows no forks; update it", 503)
+        if command.request.params.vector_from is not None and "vector_from" in self._newer.get(SamplingParams, ()):
+            raise RequestError("this replica runs an older version of Weft, which knows no embeddings; update it", 503)
         if 4 * len(prompt) > MAX_PROMPT_BYTES:
             raise InvalidField("prompt", f"has {len(prompt)} tokens; the limit is {MAX_PROMPT_BYTES // 4}")
         try:
@@ -118,7 +132,7 @@ class EngineWriter(Writer):
 
     def event(self, event: Event) -> bytes:
         if isinstance(event, Outputs) and event.reports:
-            return b"".join(map(self.frame, _score_pieces(event))) + self.frame(event)
+            return b"".join(map(self.frame, [*_score_pieces(event), *_vectors(event)])) + self.frame(event)
         return self.frame(event)
 
 
@@ -168,11 +182,18 @@ def _score_pieces(event: Outputs) -> list[ScoresPiece]:
     ]
 
 
+def _vectors(event: Outputs) -> list[VectorPiece]:
+    """Return the vectors of requests that end with this step."""
+    found = ((number, report.vector.mean) for number, report in event.reports.items())
+    return [VectorPiece(number, mean.astype("<f4").tobytes()) for number, mean in found if mean is not None]
+
+
 class EventReader:
-    """Reads the messages of an engine process; keeps prompt scores until the output that they belong to."""
+    """Reads the messages of an engine process; keeps scores and vectors until the output that they belong to."""
 
     def __init__(self) -> None:
         self._scores: dict[int, PromptScores] = {}
+        self._vectors: dict[int, VectorSum] = {}
 
     def read(self, body: bytes) -> Event | ModelInfo | Unloadable | None:
         """Return the event of a message, or None if it is only a part of one."""
@@ -180,9 +201,13 @@ class EventReader:
         if isinstance(message, ScoresPiece):
             self._scores.setdefault(message.number, PromptScores()).add(_scores(message))
             return None
-        if isinstance(message, Outputs) and self._scores:
+        if isinstance(message, VectorPiece):
+            self._vectors[message.number] = _vector(message)
+            return None
+        if isinstance(message, Outputs) and (self._scores or self._vectors):
             for number, report in message.reports.items():
                 report.prompt_scores = self._scores.pop(number, report.prompt_scores)
+                report.vector = self._vectors.pop(number, report.vector)
         return message
 
 
@@ -194,3 +219,9 @@ def _scores(piece: ScoresPiece) -> Scores:
         return Scores(logprobs, tokens, np.frombuffer(piece.top_logprobs, "<f4").reshape(shape))
     except ValueError as error:
         raise ProtocolError(f"scores do not match: {error}") from error
+
+
+def _vector(piece: VectorPiece) -> VectorSum:
+    if not piece.values or len(piece.values) % 4:
+        raise ProtocolError(f"a vector of {len(piece.values)} bytes is not made of numbers of 4 bytes")
+    return VectorSum(np.frombuffer(piece.values, "<f4"))

@@ -130,7 +130,12 @@ SERVER = (
     refused("--speculative-algorithm --speculative-config", "use --draft", takes_value=True),
     only("--tokenizer-mode", "auto", "tokenizer.json is what is read"),
     only("--model-impl", "auto weft", "there is one implementation of each family"),
-    only("--runner --task", "auto generate", "only text is generated"),
+    only(
+        "--runner --task --convert",
+        "auto none generate pooling embed embedding score classify",
+        "only text, embeddings, scores and classes are computed",
+    ),
+    ignored("--is-embedding", "embeddings are served without it"),
     only("--distributed-executor-backend", "mp uni", "ranks are processes of this machine; see --tensor-parallel"),
     only("--cpu-offload-gb", "0 0.0", "weights stay on the device; --host-memory keeps prefixes"),
     only("--logprobs-mode", "raw_logprobs", "log-probabilities are those of the model, before temperature"),

@@ -194,6 +194,10 @@ class Plan(Frozen):
     score_index: Ints = field(default_factory=lambda: NO_INTS)
     score_token: Ints = field(default_factory=lambda: NO_INTS)
     score_top: int = 0
+    # Vectors to return: the sum of the hidden states of `vector_count` tokens of one row and cell, the first of which
+    # has packed index `vector_index`. The host adds them up.
+    vector_index: Ints = field(default_factory=lambda: NO_INTS)
+    vector_count: Ints = field(default_factory=lambda: NO_INTS)
     # Units freed since the last plan, by kind. Paranoid mode fills them with NaN before the step; otherwise empty.
     poison: tuple[tuple[str, int], ...] = ()
     drafts: StepDrafts = NO_DRAFTS
@@ -215,6 +219,11 @@ class Plan(Frozen):
     @property
     def rows(self) -> int:
         return len(self.start)
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Return whether hidden states are read besides those of samples."""
+        return len(self.score_index) > 0 or len(self.vector_index) > 0
 
     @property
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -271,9 +280,10 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Results of a completed flight, in the order of `plan.samples` and `plan.score_index`."""
+    """Results of a completed flight, in the order of `plan.samples`, `plan.score_index` and `plan.vector_index`."""
 
     tokens: Ints  # [samples]
     sampled_scores: Scores | None
     prompt_scores: Scores | None
     digests: NDArray[np.int64] | None = None  # [sampled rows] of the logits, if any row asked for them
+    vectors: Floats | None = None  # [vectors, size]

@@ -43,6 +43,8 @@ class SamplingParams:
     text whatever else is in the batch. The answer contains none of the `bad_words`, texts or token sequences, and only
     tokens of `allowed_token_ids` if there are any. `logits_digest` returns 64 bits of a hash of the logits with each
     token: equal digests mean equal logits, to the bit. `draft` lowers the number of drafts in a step; 0 turns them off.
+    `vector_from` returns a vector instead of an answer: the mean of the prompt's final hidden states from this position
+    on, or what a class head makes of it.
     """
 
     max_tokens: int = 256
@@ -67,6 +69,7 @@ class SamplingParams:
     prompt_logprobs_start: int = 0
     logits_digest: bool = False
     draft: int | None = None
+    vector_from: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -91,12 +94,22 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _count(name, getattr(self, name), 0, MAX_LOGPROBS)
+        if self.vector_from is not None:
+            _count("vector_from", self.vector_from, 0, 1 << 31)
+            if self.max_tokens:
+                raise InvalidField("max_tokens", f"must be 0 with vector_from, got {self.max_tokens}")
         if not isinstance(self.logits_digest, bool):
             raise InvalidField("logits_digest", f"must be true or false, got {self.logits_digest!r}")
         self._check_stops()
         self._check_bias()
         self._check_bad_words()
         self._check_allowed()
+
+    @property
+    def reads_from(self) -> int | None:
+        """The first position of the prompt whose hidden state is read, not only computed; None: that of no position."""
+        scores = None if self.prompt_logprobs is None else self.prompt_logprobs_start
+        return min((each for each in (scores, self.vector_from) if each is not None), default=None)
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:

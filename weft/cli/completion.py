@@ -9,10 +9,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_type_hints
 
 from weft.base.errors import InvalidOption
-from weft.cli.options import SWITCH, argument, flag, is_switch, listed
+from weft.cli.options import SWITCH, argument, flag, hints_of, is_switch, listed
 from weft.cli.sources import FILE_HELP, FILE_OPTION
 
 ABOUT = "print a completion script for bash, zsh or fish"
@@ -54,7 +53,7 @@ def completed(name: str, about: str, options: type, takes_file: bool = False) ->
 
 
 def _completed(options: type) -> Iterator[Completed]:
-    hints = get_type_hints(options)
+    hints = hints_of(options)
     for each in listed(options):
         about, choices = each.metadata["help"], each.metadata["choices"]
         if each.metadata.get("positional"):

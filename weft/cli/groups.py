@@ -24,10 +24,11 @@ FRONT: Groups = {
     "access": "api_key api_key_file admin_key admin_key_file requests_per_minute tokens_per_minute open_health page "
     "usage_file",
     "limits": "max_open_requests max_body max_answers batch_folder limit",
-    "answers": "served_model_name tool_parser reasoning_parser sse_keep_alive",
+    "answers": "served_model_name alias tool_parser reasoning_parser sse_keep_alive",
     "log": "log_level log_format log_requests",
 }
 SERVE: Groups = {
+    "models": "models models_memory keep_alive",
     **FRONT,
     "processes": "in_process replicas drain_seconds restart_engine engine_timeout front_timeout",
     "fleet": "fleet_listen fleet_secret kv_events role prefill_replicas arrivals transfer transfer_listen",
@@ -65,7 +66,7 @@ GROUPS: Mapping[str, Groups] = {
 # What `--help` shows of the engine's options, and of those of the commands that have many; --help-all shows the rest.
 COMMON: Mapping[str, str] = {
     "engine": "chat_template device dtype memory max_length max_sequences exact draft disk disk_size tensor_parallel",
-    "serve": "model host port api_key_file served_model_name tool_parser reasoning_parser log_level replicas",
+    "serve": "model models host port api_key_file served_model_name tool_parser reasoning_parser log_level replicas",
     "route": "replica replicas_file fleet_secret model host port api_key_file log_level log_format",
 }
 COMMON = {**COMMON, "config": f"{COMMON['serve']} show"}
@@ -81,6 +82,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft serve ./checkpoint --memory 8GiB --max-length 32768 --log-format json",
         "weft serve lfm2-1.2b --weights dummy",
         "weft serve --replicas 2",
+        "weft serve --model small=lfm2:1.2b --model large=./checkpoint,memory=8GiB --alias gpt-4o=large",
         "weft serve --config weft.yaml",
     ),
     "config": (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
+from functools import cache
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -49,12 +51,30 @@ def argument(help: str, many: bool = False, choices: tuple[str, ...] = (), defau
     return field(default=default, metadata={"help": help, "choices": choices, "positional": "*" if many else "?"})
 
 
+# A flag that is given once for each value is singular; in a file its key is plural.
+FLAGS = {"models": "--model"}
+# The beginning of NAME=VALUE.
+NAMED = re.compile(r"[A-Za-z0-9][\w.:/-]*=")
+
+
 def flag(name: str) -> str:
     """
-    >>> flag("max_tokens")
-    '--max-tokens'
+    >>> flag("max_tokens"), flag("models")
+    ('--max-tokens', '--model')
     """
-    return "--" + name.replace("_", "-")
+    return FLAGS.get(name) or "--" + name.replace("_", "-")
+
+
+class NamedValue(argparse.Action):
+    """Appends a value NAME=VALUE to its option; any other is the value of the option that the flag names."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if NAMED.match(values):
+            setattr(namespace, self.dest, [*getattr(namespace, self.dest, ()), values])
+        else:
+            setattr(namespace, (option or self.dest).lstrip("-").replace("-", "_"), values)
 
 
 def kind(hint: Any) -> Callable[[str], Any]:
@@ -101,6 +121,12 @@ def own_names(options: type) -> set[str]:
     return {name for each in classes for name in get_annotations(each)}
 
 
+@cache
+def hints_of(options: type) -> Mapping[str, Any]:
+    """Return the types of all options of a class. Python evaluates the texts of annotations at every question."""
+    return get_type_hints(options)
+
+
 def add_options(
     parser: argparse.ArgumentParser,
     options: type,
@@ -111,12 +137,14 @@ def add_options(
 
     Nothing has a default here: what was parsed was given.
     """
-    hints, own = get_type_hints(options), own_names(options)
+    hints, own = hints_of(options), own_names(options)
     # In the order of the help, which omits those that stay empty.
     titled = {title: parser.add_argument_group(title) for title in titles(groups or {})}
+    taken = {flag(each.name) for each in listed(options) if not each.metadata.get("positional")}
     for each in listed(options):
         title = None if each.metadata.get("positional") else title_of(each.name, groups or {}, each.name in own)
-        _add_option(parser if title is None else titled[title], each, hints[each.name], each.name not in hidden)
+        place = parser if title is None else titled[title]
+        _add_option(place, each, hints[each.name], each.name not in hidden, flag(each.name) not in taken)
 
 
 def usage(name: str, options: type) -> str:
@@ -134,11 +162,13 @@ def _shown(each: Field[Any]) -> str:
     return "|".join(each.metadata["choices"]) or each.name.upper()
 
 
-def _add_option(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, is_shown: bool) -> None:
+def _add_option(
+    parser: argparse._ActionsContainer, each: Field[Any], hint: Any, is_shown: bool, has_flag: bool
+) -> None:
     # argparse interprets percent signs.
     about = (each.metadata["help"] + _default_note(each, hint)).replace("%", "%%") if is_shown else argparse.SUPPRESS
     if each.metadata.get("positional"):
-        _add_argument(parser, each, about)
+        _add_argument(parser, each, about, has_flag)
     elif hint is bool:
         action = argparse.BooleanOptionalAction
         parser.add_argument(flag(each.name), action=action, default=argparse.SUPPRESS, help=about)
@@ -162,11 +192,11 @@ def _add_switch(parser: argparse._ActionsContainer, each: Field[Any], about: str
     parser.add_argument(opposite, action="store_const", const=False, dest=each.name, default=unset, help=unset)
 
 
-def _add_argument(parser: argparse._ActionsContainer, each: Field[Any], about: str) -> None:
+def _add_argument(parser: argparse._ActionsContainer, each: Field[Any], about: str, has_flag: bool) -> None:
     nargs = each.metadata["positional"]
     # Choices are checked with all other values of the options class.
     parser.add_argument(each.name, nargs=nargs, metavar=_shown(each), help=about, default=argparse.SUPPRESS)
-    if nargs == "?":
+    if nargs == "?" and has_flag:
         parser.add_argument(flag(each.name), default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
 
@@ -175,7 +205,8 @@ def _add_value(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, 
     parser.add_argument(
         flag(each.name),
         type=kind(hint),
-        action="append" if get_origin(hint) is tuple else "store",
+        dest=each.name,
+        action=NamedValue if each.name in FLAGS else "append" if get_origin(hint) is tuple else "store",
         default=argparse.SUPPRESS,
         choices=choices,
         metavar=None if choices else metavar(each),
@@ -203,7 +234,7 @@ def complaint(error: WeftError, options: type, names: Mapping[str, str] | None =
 
 def table(options: type, names: Iterable[str] | None = None) -> Sequence[str]:
     """Return the options as rows of a Markdown table: all, or the given names."""
-    hints = get_type_hints(options)
+    hints = hints_of(options)
     rows = ["| option | default | meaning |", "|---|---|---|"]
     wanted = None if names is None else set(names)
     for each in listed(options):

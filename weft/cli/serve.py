@@ -15,6 +15,7 @@ from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, memory_bytes, option
 from weft.base.transfers import ROLES, WAYS, TransferSettings
 from weft.cli.options import argument
+from weft.cli.several import aliases_of, check_together, keep_alive_seconds, models_of
 
 if TYPE_CHECKING:
     from weft.server.access.keys import Key
@@ -72,6 +73,9 @@ class FrontOptions:
     )
     tokens_per_minute: int = option(
         0, "tokens per minute for each key that sets no limit of its own; 0: unlimited", metavar="NUMBER"
+    )
+    alias: tuple[str, ...] = repeated(
+        "further name of a model, such as gpt-4o=NAME, which requests may use instead of NAME", "ALIAS=NAME"
     )
     served_model_name: str | None = option(None, "model name that clients use; default: derived from the model")
     open_health: bool = option(True, "answer /health and /ping without a key; they show only up or down")
@@ -141,6 +145,21 @@ class ServeOptions(FrontOptions, Options):
     """Options of `weft serve`: the server's own, then the engine's."""
 
     model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
+    models: tuple[str, ...] = repeated(
+        "one of several models, with options of its own: NAME=PATH,memory=8GiB,threads=4 (docs/several-models.md)",
+        "NAME=PATH",
+    )
+    models_memory: str | int = option(
+        "auto",
+        "memory of all --model together; auto: 0.8 of what is free at the start; on a GPU: one model at a time",
+        metavar="SIZE",
+    )
+    keep_alive: str | None = option(
+        None,
+        "time without requests after which one of several models is unloaded; default: 5m; -1: when its memory is "
+        "needed; one model is never unloaded",
+        metavar="TIME",
+    )
     restart_engine: bool = option(False, "restart the engine if it dies, instead of exiting with code 1")
     engine_timeout: float = option(
         120.0,
@@ -202,6 +221,7 @@ class ServeOptions(FrontOptions, Options):
             raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
         self._check_fleet()
         self._check_role()
+        check_together(self)
 
     def _check_role(self) -> None:
         memory_bytes(self.arrivals, "arrivals")
@@ -266,6 +286,9 @@ def set_up_logs(options: FrontOptions) -> None:
 def run(options: ServeOptions) -> int:
     from weft.cli.early import check_model
 
+    if len(options.models) > 1:
+        return run_several(options)
+    options = alone(options)
     check_model(options)
     from weft.start.launch import launch, serving_engines
 
@@ -290,6 +313,26 @@ def run(options: ServeOptions) -> int:
             companions.append(partial(publishing, options.kv_events))
         served = replace(served, companions=companions)
         return launch(served, settings, place, read_again(options))
+
+
+def alone(options: ServeOptions) -> ServeOptions:
+    """Return the options of one model, which may have been given as --model NAME=PATH."""
+    if not options.models:
+        return options
+    [model] = models_of(options)
+    own = {each.name: getattr(model.options, each.name) for each in fields(Options)}
+    return replace(options, **own, **model.settings, models=(), served_model_name=model.name)
+
+
+def run_several(options: ServeOptions) -> int:
+    """Serve several models, each in a process of its own."""
+    from weft.start.launch import launch
+    from weft.start.several import SeveralServed
+
+    place = replace(place_of(options), engine_timeout=options.engine_timeout)
+    models, memory = models_of(options), str(options.models_memory)
+    served = SeveralServed.of(models, memory, keep_alive_seconds(options.keep_alive))
+    return launch(served, settings_of(options), place, read_again(options))
 
 
 def transfer_of(options: ServeOptions) -> TransferSettings | None:
@@ -363,6 +406,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         admin_key=read_admin_key(options),
         key_rates=RateLimits(options.requests_per_minute, options.tokens_per_minute),
         model_name=options.served_model_name,
+        aliases=aliases_of(options.alias),
         batch_folder=options.batch_folder,
         usage_file=options.usage_file,
         open_health=options.open_health,

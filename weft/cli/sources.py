@@ -10,11 +10,11 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_origin
 
 from weft.base.errors import OptionError
 from weft.base.suggest import did_you_mean
-from weft.cli.options import SWITCH, flag, is_switch, kind
+from weft.cli.options import SWITCH, flag, hints_of, is_switch, kind
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -33,6 +33,8 @@ ALTERNATIVES = (
     {"admin_key", "admin_key_file"},
     {"replica", "replicas_file"},
 )
+# Options whose values have names, which a file may write as keys.
+BY_NAME = ("models", "alias")
 WORDS: Mapping[str, bool] = {"on": True, "true": True, "yes": True, "1": True}
 WORDS = {**WORDS, "off": False, "false": False, "no": False, "0": False}
 # Kubernetes sets WEFT_PORT=tcp://10.0.0.1:80 in the pods beside a service that is named weft.
@@ -97,7 +99,7 @@ def with_keys(options: T, environment: Mapping[str, str]) -> T:
 
 def settable(options: type) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     """Yield the name, type and choices of all options; a command's arguments, such as prompts, are none."""
-    hints = get_type_hints(options)
+    hints = hints_of(options)
     for each in fields(options):
         if each.metadata.get("positional") != "*":
             yield each.name, hints[each.name], each.metadata["choices"]
@@ -182,10 +184,29 @@ def read_file(path: str, known: Collection[str]) -> dict[str, FileValue]:
                 continue
         elif isinstance(value, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in value.value):
             texts, is_list = tuple(str(each.value) for each in value.value), True
+        elif isinstance(value, yaml.MappingNode) and name in BY_NAME and value.value:
+            texts, is_list = tuple(named_values(place, str(key.value), value)), True
         else:
             raise OptionError(f"{place}: {key.value} must be a value or a list of values")
         found[name] = FileValue(texts, is_list, place)
     return found
+
+
+def named_values(place: str, key: str, node: Any) -> Iterator[str]:
+    """Yield NAME=VALUE for a mapping of values, and NAME=PATH,OPTION=VALUE for one of mappings that have a path."""
+    import yaml
+
+    for name, value in node.value:
+        own = [(name, value)]
+        if isinstance(value, yaml.MappingNode):
+            own = sorted(value.value, key=lambda each: each[0].value != "path")
+            if not own or own[0][0].value != "path":
+                raise OptionError(f"{place}: {key}: {name.value} must have a path, such as `path: ./checkpoint`")
+        if not all(isinstance(each, yaml.ScalarNode) and "," not in each.value for pair in own for each in pair):
+            raise OptionError(f"{place}: {key}: {name.value} must have values without commas")
+        texts = [f"{option.value}={text.value}" for option, text in own]
+        texts[0] = f"{name.value}={own[0][1].value}"
+        yield ",".join(texts)
 
 
 def checked_key(place: str, key: str, known: Collection[str], before: Collection[str]) -> str:

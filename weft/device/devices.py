@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from time import perf_counter
 
 import torch
 
 from weft.base.errors import ModelError
+from weft.base.free_memory import free_memory
 
 # What is read to measure the rate of memory: more than any cache holds, and little beside a model.
 RATE_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
@@ -50,18 +49,3 @@ def read_rate(device: str) -> float:
 def free_bytes(device: str = "cpu") -> int:
     """Return the bytes available on a device now."""
     return free_memory() if device == "cpu" else torch.cuda.mem_get_info()[0]
-
-
-def free_memory() -> int:
-    """Return the memory available now: the OS kernel's estimate, capped by the container's limit."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text()) - int((group / "memory.current").read_text())
-    except (OSError, ValueError):
-        return free
-    return max(0, min(free, limit))

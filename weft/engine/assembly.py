@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.base.grid import floor_to_grid
 from weft.base.plan import NO_DRAFTS, NO_INTS, Ints, Plan, StepDrafts
 from weft.drafting.policy.choosing import RowDrafts
 from weft.engine.seat_sampling import NO_DRAFTS_BEFORE, DraftsBefore, SeatSampling
@@ -57,6 +58,7 @@ class PlannedStep:
     grants: dict[int, Grant]  # by row
     plain_rows: NDArray[np.int64]  # rows without a grant
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
+    vectors: tuple[tuple[Sequence, int], ...]  # sequences with vectors, and how many, in order
     drafts: dict[int, RowDrafts] = field(default_factory=dict)  # by row
     # Rows that turned out to lie beyond the end of their sequence: nothing that they computed counts.
     void: frozenset[int] = frozenset()
@@ -84,6 +86,7 @@ def assemble(
     step_drafts = _step_drafts(rows, others, grants)
     samples, drafts_before = _samples(sampled, step_drafts.counts, drafts)
     scores, scored = _scores(prefills, decodes)
+    sums, vectors = _vectors(prefills, decodes, ledger.cell)
     unverified = step_drafts.unverified_before
     plan = build_plan(
         ledger,
@@ -104,10 +107,11 @@ def assemble(
         ),
         step_drafts,
         **scores,
+        **sums,
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
-    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, drafts)
+    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, vectors, drafts)
 
 
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:
@@ -208,3 +212,32 @@ def _scores(
         return {}, ()
     scores = np.concatenate(index).astype(np.int32), np.concatenate(token), top
     return dict(zip(("score_index", "score_token", "score_top"), scores, strict=True)), tuple(scored)
+
+
+def _vectors(
+    prefills: list[tuple[Sequence, int, int, bool]], first: int, cell: int
+) -> tuple[dict[str, Ints], tuple[tuple[Sequence, int], ...]]:
+    """Return the sums of hidden states to compute, cut at the grid: chunks do not change how they are rounded."""
+    index: list[int] = []
+    count: list[int] = []
+    vectors = []
+    for sequence, start, end, _ in prefills:
+        if sequence.request.params.vector_from is not None:
+            begins = cuts(max(start, sequence.summed), min(end, len(sequence.request.prompt)), cell)
+            index += [first + low - start for low, _ in begins]
+            count += [high - low for low, high in begins]
+            vectors.append((sequence, len(begins)))
+        first += end - start
+    if not index:
+        return {}, ()
+    return {"vector_index": np.array(index, np.int32), "vector_count": np.array(count, np.int32)}, tuple(vectors)
+
+
+def cuts(low: int, high: int, cell: int) -> list[tuple[int, int]]:
+    """Return an interval of positions cut at the grid.
+
+    >>> cuts(3, 10, 4), cuts(4, 4, 4)
+    ([(3, 4), (4, 8), (8, 10)], [])
+    """
+    ends = [*range(floor_to_grid(low, cell) + cell, high, cell), high]
+    return list(zip([low, *ends], ends)) if low < high else []

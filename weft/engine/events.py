@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import numpy as np
 from msgspec import Meta
+from numpy.typing import NDArray
 
 from weft.base.plan import Scores
 from weft.memory.misses import Miss
@@ -88,6 +89,32 @@ class PromptScores:
         return isinstance(other, PromptScores) and list(self) == list(other)
 
 
+class VectorSum:
+    """The sum of the hidden states of a prompt's tokens so far, in double precision. `tokens` counts them."""
+
+    __slots__ = ("_sum", "tokens")
+
+    def __init__(self, vector: NDArray[np.float32] | None = None) -> None:
+        self._sum: NDArray[np.float64] | None = None
+        self.tokens = 0
+        if vector is not None:
+            self.add(vector, 1)
+
+    def add(self, vector: NDArray[np.float32], tokens: int) -> None:
+        """Add the sum of the next tokens."""
+        self._sum = vector.astype(np.float64) if self._sum is None else self._sum + vector
+        self.tokens += tokens
+
+    @property
+    def mean(self) -> NDArray[np.float32] | None:
+        return None if self._sum is None else (self._sum / self.tokens).astype(np.float32)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, VectorSum) or self._sum is None or other._sum is None:
+            return isinstance(other, VectorSum) and self._sum is other._sum
+        return self.tokens == other.tokens and np.array_equal(self._sum, other._sum)
+
+
 @dataclass(slots=True)
 class DraftReport:
     """Drafts of one sequence: proposed and accepted, and those of them that came from the caller's prediction."""
@@ -110,7 +137,7 @@ class DraftReport:
 class Report(MutableMessage):
     """Facts about a sequence besides its tokens. `prompt_scores` starts after position `prompt_logprobs_start`.
 
-    Between processes, the scores travel before the rest, in pieces.
+    Between processes, the scores travel before the rest, in pieces, and so does the vector.
     """
 
     cached_tokens: Count = 0
@@ -122,3 +149,4 @@ class Report(MutableMessage):
     queued_seconds: Seconds = 0.0  # before it first ran
     prompt_scores: PromptScores = msgspec.field(default_factory=PromptScores)
     drafts: DraftReport = msgspec.field(default_factory=DraftReport)
+    vector: VectorSum = msgspec.field(default_factory=VectorSum)

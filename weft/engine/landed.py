@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -135,6 +136,16 @@ def take_scores(step: PlannedStep, landing: Landing) -> None:
         # A copy: a view would keep the whole step's scores alive as long as this sequence.
         sequence.report.prompt_scores.add(scores.part(index, index + count, wanted).copy())
         index += count
+
+
+def take_vectors(step: PlannedStep, landing: Landing) -> None:
+    """Add the sums of hidden states to those of their sequences."""
+    if landing.vectors is None:
+        return
+    found = zip(landing.vectors, step.plan.vector_count.tolist(), strict=True)
+    for sequence, count in step.vectors:
+        for vector, tokens in islice(found, count):
+            sequence.report.vector.add(vector, tokens)
 
 
 def add_scores(output: Output, sequence: Sequence, scores: Scores, index: int) -> None:

@@ -38,13 +38,14 @@ from weft.engine.landed import (
     moved_step,
     note_verified,
     take_scores,
+    take_vectors,
     undo_refused,
     verified_drafts,
     without_masks,
 )
 from weft.engine.load import ReplicaLoad, StepClock, load_of, planner_stats
 from weft.engine.planner import Planner
-from weft.engine.request import Request
+from weft.engine.request import Request, check_vector
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping
@@ -164,6 +165,7 @@ class Engine:
             raise InvalidField("grammar", "must not be set for a fork: where the answer stands in it is not known")
         if length > limit:
             raise InvalidField("prompt", f"has {length} tokens; max_length is {limit}")
+        check_vector(request)
         if request.send_to is not None:
             if self.exchange is None:
                 raise InvalidField("send_to", NO_DEPARTURES)
@@ -181,7 +183,7 @@ class Engine:
         seed = drawn if request.params.seed is None else request.params.seed
         identity = replace(self._identity, salt=request.salt)
         sequence = Sequence(self._next_id, request, done + max_tokens, seed, identity, constraint)
-        if self.planner.drafting is not None:
+        if self.planner.drafting is not None and request.params.vector_from is None:
             sequence.drafting = self.planner.drafts.begin(sequence)
         self._next_id += 1
         self._sequences[sequence.id] = sequence
@@ -212,7 +214,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
-        if self.planner.drafting is not None:
+        # Prompts of vectors are no texts that answers continue.
+        if self.planner.drafting is not None and sequence.request.params.vector_from is None:
             text, drafts = sequence.tokens(0, sequence.length), sequence.drafting
             root = sequence.identity.root if drafts is None else drafts.salt
             self.planner.drafting.ended(root, text, drafts, sequence.report.cached_tokens)
@@ -471,6 +474,7 @@ class Engine:
             note_verified(step, verified, planner)
             self._unlearned.append((step, verified))
         take_scores(step, landing)
+        take_vectors(step, landing)
         self.take_tokens(step, landing, verified)
         if planner.leaving:
             planner.release_landed()

@@ -22,6 +22,8 @@ from weft.wire.messages import MAX_ROWS, MAX_WORDS, Message, MutableMessage, Num
 
 # Scores of a long prompt travel in pieces of this many tokens, so that reading one does not delay other streams.
 SCORES_PER_PIECE = 1 << 10
+# Numbers of one vector. Hidden states of published models have up to a quarter of this.
+MAX_VECTOR = 1 << 16
 
 
 class Submit(Message, tag="submit"):
@@ -112,6 +114,13 @@ class ScoresPiece(Message, tag="scores"):
     logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE)]
     top_tokens: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
     top_logprobs: Annotated[bytes, Meta(max_length=4 * SCORES_PER_PIECE * MAX_TOPS)]
+
+
+class VectorPiece(Message, tag="vector"):
+    """A request's vector, before its last output: float32."""
+
+    number: Number
+    values: Annotated[bytes, Meta(max_length=4 * MAX_VECTOR)]
 
 
 class Outputs(Message, tag="outputs"):

@@ -50,6 +50,17 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
         return len(self.prompt) + (0 if self.answered is None else len(self.answered))
 
 
+def check_vector(request: Request) -> None:
+    """Check that a vector that is asked for is one of the prompt, computed here."""
+    first = request.params.vector_from
+    if first is None:
+        return
+    if first >= len(request.prompt):
+        raise InvalidField("vector_from", f"must be less than the prompt's length {len(request.prompt)}, got {first}")
+    if request.answered is not None or request.send_to is not None:
+        raise InvalidField("vector_from", "must not be set for a fork or a prompt that is sent elsewhere")
+
+
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     """Check that the parameters' token ids are in the vocabulary."""
     bad = [token for word in params.bad_words for token in word if isinstance(token, int)]

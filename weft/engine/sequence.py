@@ -116,10 +116,17 @@ class Sequence:
         return self.request.params.prompt_logprobs_start + len(self.report.prompt_scores)
 
     @property
+    def summed(self) -> int:
+        """The first position whose hidden state is still needed for the vector."""
+        return (self.request.params.vector_from or 0) + self.report.vector.tokens
+
+    @property
     def reuse_limit(self) -> int:
-        """Maximum number of cached tokens to use: at least one must be computed, and so must those to be scored."""
-        limit = len(self.known) - 1
-        return limit if self.request.params.prompt_logprobs is None else min(limit, self.scored)
+        """Maximum number of cached tokens to use: at least one must be computed, and so must those that are read."""
+        limit, params = len(self.known) - 1, self.request.params
+        if params.prompt_logprobs is not None:
+            limit = min(limit, self.scored)
+        return limit if params.vector_from is None else min(limit, self.summed)
 
     def note_start(self, miss: Miss) -> Miss:
         """Record where the sequence started and why not further; the report has the client's version of it."""
@@ -127,7 +134,8 @@ class Sequence:
         reusable, limit = floor_to_grid(len(self.request.known) - 1, cell), floor_to_grid(self.reuse_limit, cell)
         if limit < reusable and miss.cached == limit and miss.reason is not Reason.CACHE_OFF:
             lost = reusable - miss.cached
-            miss = replace(miss, reason=Reason.SCORES_WANTED, reusable=reusable, tokens_lost=lost)
+            reads = Reason.SCORES_WANTED if self.request.params.vector_from is None else Reason.MEAN_WANTED
+            miss = replace(miss, reason=reads, reusable=reusable, tokens_lost=lost)
         self.report.cached_tokens = miss.cached
         self.report.miss = miss.for_client()
         self.report.queued_seconds = monotonic() - self.arrived_seconds

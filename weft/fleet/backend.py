@@ -273,7 +273,7 @@ class FleetBackend(BackendLife[FleetStream]):
         """Let a prefill engine compute the prompt of a request, if that pays and one accepts it."""
         prefillers = self._pool.fitting(self.members, member)
         destination, request = destination_of(member), stream.request
-        if not prefillers or destination is None or request.params.prompt_logprobs is not None:
+        if not prefillers or destination is None or request.params.reads_from is not None:
             return None
         number = next(self._numbers)
         chosen = self.chooser.prefill(stream.id, number, request, member, prefillers)

@@ -59,7 +59,7 @@ class RoutedChoice:
         prompt, params = request.known, request.params
         by_name = {member.name: member for member in members if member.name in self.router.replicas}
         keys = PrefixIdentity(CELL, request.salt, self._form).keys(prompt, decoded_from=len(request.prompt))
-        limit = None if params.prompt_logprobs is None else params.prompt_logprobs_start
+        limit = params.reads_from
         without = self.router.replicas.keys() - by_name.keys()
         choices = self.router.choose(keys, len(prompt), request.priority, limit, without)
         self._ranked[number] = Ranked(keys, {choice.replica: choice for choice in choices})

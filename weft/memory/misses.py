@@ -27,6 +27,7 @@ class Reason(StrEnum):
     STATE_SKIPPED = "state_skipped"
     STATE_EVICTED = "state_evicted"
     SCORES_WANTED = "scores_wanted"
+    MEAN_WANTED = "mean_wanted"
     IN_HOST = "in_host"
     IN_DISK = "in_disk"
     IN_REMOTE = "in_remote"
@@ -48,6 +49,7 @@ SENTENCES = {
     Reason.STATE_SKIPPED: "more tokens matched, but there was no memory for a state when they were computed",
     Reason.STATE_EVICTED: "more tokens matched, but the state to resume from was evicted",
     Reason.SCORES_WANTED: "the request needs log-probabilities of the prompt, so its tokens had to be computed",
+    Reason.MEAN_WANTED: "the request needs the mean of the prompt's hidden states, so its tokens had to be computed",
     Reason.IN_HOST: "more is in host memory, but there was no room on the device to load it",
     Reason.IN_DISK: "more is on disk, but it could not be loaded",
     Reason.IN_REMOTE: "more is in the remote store, but it could not be loaded",

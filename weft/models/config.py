@@ -26,6 +26,7 @@ REQUIRED = Required()
 OUTER = (
     "architectures",
     "tie_word_embeddings",
+    "id2label",
     "bos_token_id",
     "eos_token_id",
     "pad_token_id",

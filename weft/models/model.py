@@ -166,6 +166,8 @@ class CausalModel(Layer):
     shard: Shard = ALONE
     # Of activations, and of weights that are stored as plain numbers.
     dtype: torch.dtype
+    # Whether it has a head over the vocabulary.
+    generates = True
     # Of the weights, if they are to be identified (`identity.py`).
     weights_digest: bytes = b""
     # What its weights take, once they are filled.
@@ -202,6 +204,16 @@ class CausalModel(Layer):
 
     def logits(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n vocab"]:
         raise NotImplementedError
+
+    def vectors(self, hidden: Float[Tensor, "n hidden"], batch: Batch) -> Float[Tensor, "n size"]:
+        """Return what requests for vectors get of sums of final hidden states."""
+        head = self.class_head
+        return hidden if head is None else head(hidden.to(self.dtype), batch).float()
+
+    @property
+    def class_head(self) -> nn.Module | None:
+        """The head over classes, if it has one, named as in checkpoints."""
+        return self._modules.get("score")
 
 
 def declared(*sizes: int, dtype: torch.dtype | None = None) -> nn.Parameter:

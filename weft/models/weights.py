@@ -35,11 +35,12 @@ from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
 from weft.models.finding import find_checkpoint
 from weft.models.gguf.tensors import tensors as gguf_tensors
+from weft.models.heads import HeadKind, add_head, without_vocabulary
 from weft.models.identity import weights_digest
 from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
-from weft.models.registry import family_of
+from weft.models.registry import family_of, head_kind
 from weft.models.sharding import ALONE, RankCut, Shard, building_for
 from weft.models.storing import Declared, Reading, assemble, declared_matrices, materialise, on, storage_of, stored_of
 
@@ -56,6 +57,8 @@ PLAIN = ("F64", "F32", "F16", "BF16", "I64", "I32")
 BYTES = {"U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "BF16": 2, "F16": 2, "F32": 4}
 # Small models are loaded before a progress bar appears.
 BAR_SECONDS = 1.0
+# Names of a decoder's tensors where it was saved without a head.
+BARE = re.compile(r"(embed_tokens|embeddings|layers|norm|norm_f|final_layernorm|embedding_norm)\.")
 
 
 def load_model(
@@ -183,10 +186,17 @@ def build(
 
     `declare`: its matrices take no memory until it is known how they are stored.
     """
+    head = HeadKind.VOCABULARY if family is not None else head_kind(config)
     family = family or family_of(config)
+    if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
+        raise ModelError(
+            "config.json: attention must be causal, but use_bidirectional_attention is true or is_causal is false; "
+            "models that look ahead are not supported"
+        )
     try:
         with defaults(dtype, device), building_for(shard), only_declaring(declare):
-            model = family(config, dtype)
+            model = family(config if head is HeadKind.VOCABULARY else without_vocabulary(config), dtype)
+            add_head(model, head, config)
     except (ModelError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # sizes that are valid one by one and impossible together
@@ -397,6 +407,7 @@ def recipe_for_dummy(model: CausalModel, folder: Path, config: Mapping[str, Any]
 
 def own_name(model: CausalModel, name: str) -> str:
     """Return the model's own name for a tensor of a checkpoint."""
+    name = f"model.{name}" if BARE.match(name) else name
     for pattern, replacement in model.renames:
         name = re.sub(pattern, replacement, name)
     return name

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypedDict, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, TypedDict, TypeGuard, cast
 
 import msgspec
 import numpy as np
@@ -131,6 +131,19 @@ class OpenPrompt:
         )
 
 
+class SilentRequest(Protocol):
+    """What is asked of a prompt besides an answer."""
+
+    @property
+    def tokens(self) -> Tokens: ...
+
+    @property
+    def params(self) -> EngineParams: ...
+
+    @property
+    def snapshots(self) -> tuple[int, ...]: ...
+
+
 class Asking:
     """Everything that turns what callers pass into requests: texts, templates, bounds and defaults of a model."""
 
@@ -168,6 +181,10 @@ class Asking:
         encoded = encode_prompts([prompt for _, prompt, _ in listed], self.tokenizer, self.bounds.vocab_size)
         salts = [cache_salt if salt is None else salt for _, _, salt in listed]
         return self._asked(encoded, texts, params, salts, priority, snapshots, retain, request_id)
+
+    def vectors(self, asked: Sequence[SilentRequest], salt: str | None) -> list[OpenPrompt]:
+        """Return requests that the engine ends without an answer."""
+        return [self._one(each.tokens, None, each.params, salt, 0, each.snapshots, None, None) for each in asked]
 
     def conversations(
         self,

@@ -7,10 +7,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
+from weft.answers.pair_scores import ANSWERS, INSTRUCTION, PairScorer, pairs_of
 from weft.answers.requests import ModelBounds
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.options import Options
+from weft.base.vectors import VectorFacts
+from weft.engine.events import Report
 from weft.offline.asking import (
     Answering,
     AnyParams,
@@ -21,14 +26,16 @@ from weft.offline.asking import (
     refuse_adapters,
     report_cut,
 )
+from weft.offline.embedding import AskedVector, ClassificationOutput, EmbeddingOutput, VectorCalls, scored
 from weft.offline.keywords import EngineArgs, options_of
 from weft.offline.result import Result
 from weft.offline.sampling import GenerationParams, RequestOutputKind
+from weft.offline.scoring import ScoringOutput
 from weft.offline.text import TextTokenizer
 from weft.start.engine_process import load_engine
 from weft.start.launch import load_texts
 from weft.start.thread_backend import ThreadBackend
-from weft.text.prompts import NO_TOKENIZER
+from weft.text.prompts import NO_TOKENIZER, Prompt
 
 MOST_OPEN = 256
 
@@ -57,7 +64,10 @@ class AsyncLLM:
     def _start(self, options: Options, max_open: int, progress: bool) -> None:
         engine, info = load_engine(options, progress)
         texts = load_texts(options, info.settings)
-        bounds = ModelBounds(info.vocab_size, info.max_length, texts.end_tokens, texts.tokenizer is not None)
+        facts = msgspec.convert(info.settings["vectors"], VectorFacts)
+        has_text = texts.tokenizer is not None
+        bounds = ModelBounds(info.vocab_size, info.max_length, texts.end_tokens, has_text, not facts.generates)
+        self._vectors = VectorCalls(facts, texts.tokenizer, info.vocab_size)
         self._asking = Asking(texts.tokenizer, texts.template, bounds, texts.suggested)
         # Requests wait here, not in the backend, which would refuse them.
         self._backend = ThreadBackend(lambda: (engine, info), max_open=1 << 30)
@@ -115,6 +125,40 @@ class AsyncLLM:
             request_id=request_id,
         )
         return self._follow(_only(asked))
+
+    async def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Return the embeddings of texts or lists of token ids; see `LLM.embed`."""
+        asked = self._vectors.texts(prompts, dimensions, prompt_name)
+        return self._vectors.embedded(asked, await self._reports(asked, cache_salt), dimensions)
+
+    async def classify(
+        self, prompts: Prompt | Sequence[Prompt], *, cache_salt: str | None = None
+    ) -> list[ClassificationOutput]:
+        """Return the classes of texts or lists of token ids; see `LLM.classify`."""
+        asked = self._vectors.classes(prompts)
+        return self._vectors.classified(asked, await self._reports(asked, cache_salt))
+
+    async def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str = INSTRUCTION,
+        answers: tuple[str, str] = ANSWERS,
+        cache_salt: str | None = None,
+    ) -> list[ScoringOutput]:
+        """Return how well documents answer a query; see `LLM.score`."""
+        pairs = pairs_of(queries, documents)
+        scorer = PairScorer(self._vectors.facts, self._vectors.known_tokenizer, instruction, answers)
+        prompts, asked = self._vectors.pairs(scorer, pairs)
+        return scored(scorer, len(pairs), prompts, await self._reports(asked, cache_salt))
 
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests by name; their iterators yield what there is, with the finish reason "abort"."""
@@ -193,6 +237,21 @@ class AsyncLLM:
                 self._freed.set()
         finally:
             del self._named[asked.id]
+
+    async def _reports(self, asked: Sequence[AskedVector], salt: str | None) -> list[Report]:
+        """Return what the engine reports of requests that have no answer."""
+        opened = self._asking.vectors(asked, salt)
+        tasks = [asyncio.ensure_future(self._end_of(each)) for each in opened]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _end_of(self, asked: OpenPrompt) -> Report:
+        async for _ in self._follow(asked):
+            pass
+        return asked.answers[0].followed.report
 
     async def _take_room(self, count: int) -> None:
         """Wait until the engine has room for this many more answers; callers are served in order."""

@@ -14,11 +14,12 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
+from weft.answers.pair_scores import ANSWERS, INSTRUCTION, PairScorer, pairs_of
 from weft.answers.requests import ModelBounds
 from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.options import Options
 from weft.base.sampling import SamplingParams
-from weft.engine.events import Output
+from weft.engine.events import Output, Report
 from weft.engine.loop import Engine
 from weft.offline.asking import (
     Answering,
@@ -32,14 +33,15 @@ from weft.offline.asking import (
     report_cut,
 )
 from weft.offline.beams import search
+from weft.offline.embedding import AskedVector, ClassificationOutput, EmbeddingOutput, VectorCalls, scored
 from weft.offline.interrupts import InterruptLater
 from weft.offline.keywords import options_of
 from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
 from weft.offline.sampling import BeamSearchParams, GenerationParams
-from weft.offline.scoring import INSTRUCTION, ScoringOutput, score
+from weft.offline.scoring import ScoringOutput
 from weft.offline.text import TextTokenizer
 from weft.start.loading import load
-from weft.text.prompts import NO_TOKENIZER
+from weft.text.prompts import NO_TOKENIZER, Prompt
 
 
 @dataclass(slots=True)
@@ -88,7 +90,9 @@ class LLM:
         self.chosen = loaded.chosen
         self.reasons = loaded.reasons
         has_text = self.tokenizer is not None
-        self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text)
+        only_vectors = not loaded.vectors.generates
+        self.bounds = ModelBounds(self.vocab_size, self.config.max_length, self.end_tokens, has_text, only_vectors)
+        self._vectors = VectorCalls(loaded.vectors, self.tokenizer, self.vocab_size)
         self._asking = Asking(self.tokenizer, self.template, self.bounds, self.suggested)
         runner = loaded.runner(options.threads, progress)
         drafter = loaded.draft_model(runner, options.threads, progress)
@@ -239,6 +243,30 @@ class LLM:
         """Return the likeliest answers to each prompt that beam search finds, best first."""
         return search(self, prompts, params, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        cache_salt: str | None = None,
+    ) -> list[EmbeddingOutput]:
+        """Return the embeddings of texts or lists of token ids, as the checkpoint's `sentence_transformers` files say.
+
+        Without these files, an embedding is the last token's hidden state, with length one. `prompt_name` is one of the
+        model's prompts, which then goes before each text; `dimensions` keeps the first numbers only.
+        """
+        asked = self._vectors.texts(prompts, dimensions, prompt_name)
+        return self._vectors.embedded(asked, self._reports(asked, use_tqdm, cache_salt), dimensions)
+
+    def classify(
+        self, prompts: Prompt | Sequence[Prompt], use_tqdm: bool = True, *, cache_salt: str | None = None
+    ) -> list[ClassificationOutput]:
+        """Return the classes of texts or lists of token ids, by a model with a class head."""
+        asked = self._vectors.classes(prompts)
+        return self._vectors.classified(asked, self._reports(asked, use_tqdm, cache_salt))
+
     def score(
         self,
         queries: str | Sequence[str],
@@ -246,15 +274,19 @@ class LLM:
         use_tqdm: bool = True,
         *,
         instruction: str = INSTRUCTION,
-        answers: tuple[str, str] = ("yes", "no"),
+        answers: tuple[str, str] = ANSWERS,
         cache_salt: str | None = None,
     ) -> list[ScoringOutput]:
-        """Return how well documents answer a query, from 0 to 1, by a model that says so in a word (Qwen3-Reranker).
+        """Return how well documents answer a query. Several queries are paired with as many documents.
 
-        The score is the probability of the first of the `answers` against the second. Several queries are paired with
-        as many documents.
+        A model with a class head says so itself. Of an embedding model, it is the cosine of the two embeddings. Any
+        other model says it in a word (Qwen3-Reranker): the score is the probability of the first of the `answers`
+        against the second, with this `instruction`.
         """
-        return score(self, queries, documents, use_tqdm, instruction, answers, cache_salt)
+        pairs = pairs_of(queries, documents)
+        scorer = PairScorer(self._vectors.facts, self._vectors.known_tokenizer, instruction, answers)
+        prompts, asked = self._vectors.pairs(scorer, pairs)
+        return scored(scorer, len(pairs), prompts, self._reports(asked, use_tqdm, cache_salt))
 
     def get_tokenizer(self) -> TextTokenizer:
         """Return the tokenizer, with the methods of transformers' tokenizers that scripts use."""
@@ -314,6 +346,13 @@ class LLM:
         results = [each.result() for each in asked]
         report_cut(results)
         return results
+
+    def _reports(self, asked: Sequence[AskedVector], progress: bool, salt: str | None) -> list[Report]:
+        """Return what the engine reports of requests that have no answer."""
+        self._check_open()
+        opened = self._asking.vectors(asked, salt)
+        self._run(opened, progress)
+        return [each.answers[0].followed.report for each in opened]
 
     def _follow(self, asked: OpenPrompt) -> Generator[Chunk, None, None]:
         chunks: deque[Chunk] = deque()

@@ -23,7 +23,8 @@ class DefaultLength(int):
 
 DEFAULT_LENGTH = DefaultLength(EngineParams().max_tokens)
 # Parameters that the engine has under the same name. `None` means the default for all of them.
-SHARED = tuple(each.name for each in fields(EngineParams) if each.name not in ("max_tokens", "include_stop"))
+OWN = ("max_tokens", "include_stop", "vector_from")
+SHARED = tuple(each.name for each in fields(EngineParams) if each.name not in OWN)
 DEFAULTS = {name: getattr(EngineParams(), name) for name in SHARED}
 # Parameters that only have an effect with values that are not supported: the values that are, and the advice.
 FIXED: Mapping[str, tuple[tuple[Any, ...], str]] = {

@@ -35,7 +35,7 @@ from weft.runner.eager import EagerSteps, Numerics, UsualNumerics, check_complet
 from weft.runner.passes import ModelPass
 from weft.runner.placed import Boards, PlacedModel
 from weft.runner.sampler import sample
-from weft.runner.step_sampling import StepSampling, stage_sampling
+from weft.runner.step_sampling import StepSampling, StepVectors, stage_sampling
 
 # Limit on the logits of prompt tokens computed at a time, 16 MiB: a CPU's allocator never frees the largest step's
 # temporaries.
@@ -54,6 +54,17 @@ class DeviceScores:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptReads:
+    """What a plan reads of prompts, still on the device."""
+
+    scores: DeviceScores | None = None
+    vectors: Tensor | None = None  # [vectors, size]
+
+
+NO_READS = PromptReads()
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerFlight:
     """A launched plan: its downloads, and the parts that it has. `marks` say when its layers were computed."""
 
@@ -61,6 +72,7 @@ class RunnerFlight:
     sampled_scores: bool
     prompt_scores: bool
     digests: bool = False
+    vectors: bool = False
     marks: LayerMarks | None = None
 
 
@@ -71,7 +83,7 @@ class WaitingFlight:
     plan: Plan
     logits: Tensor  # [samples, vocab]
     inputs: Tensor  # [tokens] of the step
-    prompt_scores: DeviceScores | None
+    reads: PromptReads
     flight: RunnerFlight | None = None
     marks: LayerMarks | None = None
 
@@ -157,13 +169,13 @@ class Runner:
         every, samples = len(plan.sampled) == plan.rows, plan.sample_count
         wants_more = plan.sampling.wants_logprobs or plan.sampling.wants_digests
         if every and plan.sampling.all_greedy and not wants_more:
-            return fly(output.tokens[:samples], None, None)
+            return fly(output.tokens[:samples])
         assert output.logits is not None
         sampling = self.eager.upload(stage_sampling(plan, self.model.vocab_size))
         logits = output.logits[:samples] if every else output.logits[sampling.index]
         # The next step is launched after the masks, so it does not overwrite these logits before.
         if len(plan.sampling.awaiting_mask):
-            return WaitingFlight(plan, logits, output.inputs, None)
+            return WaitingFlight(plan, logits, output.inputs, NO_READS)
         return self.choose(plan, logits, sampling, output.inputs)
 
     def run(self, plan: Plan, planned: Plan | None = None) -> Flight:
@@ -184,23 +196,23 @@ class Runner:
         if computes.states is not None and not computes.is_head:
             # Rows that were moved have the lines of their plan.
             computes.keep(self.eager.lines_of(planned or plan), hidden)
-        prompt_scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
+        reads = self._read_prompts(plan, hidden, batch, sampling) if plan.reads_prompts else NO_READS
         if not len(plan.sampled):
-            return fly(sampling.seat, None, prompt_scores)
+            return fly(sampling.seat, None, reads)
         # A decode-only step needs the logits of every token: no selection.
         last = hidden if len(sampling.index) == len(plan.tokens) else hidden[sampling.index]
         computes.chosen(last, sampling.seat)
         logits = self.logits_of(last, batch, plan.drafts.frequent_only)
         if len(plan.sampling.awaiting_mask):
-            return WaitingFlight(plan, logits, inputs, prompt_scores)
-        return self.choose(plan, logits, sampling, inputs, prompt_scores)
+            return WaitingFlight(plan, logits, inputs, reads)
+        return self.choose(plan, logits, sampling, inputs, reads)
 
     @torch.inference_mode()
     def supply_masks(self, flight: WaitingFlight, masks: Ints) -> None:
         """Launch the sampling of the last flight, whose forward pass may not have ended."""
         plan = add_masks(flight.plan, masks)
         sampling = self.eager.upload(stage_sampling(plan, self.model.vocab_size))
-        flight.flight = self.choose(plan, flight.logits, sampling, flight.inputs, flight.prompt_scores)
+        flight.flight = self.choose(plan, flight.logits, sampling, flight.inputs, flight.reads)
 
     def logits_of(
         self, hidden: Float[Tensor, "n hidden"], batch: Batch, frequent: bool = False
@@ -216,7 +228,7 @@ class Runner:
         logits: Float[Tensor, "rows vocab"],
         sampling: StepSampling,
         inputs: Int[Tensor, " tokens"],
-        prompt_scores: DeviceScores | None = None,
+        reads: PromptReads = NO_READS,
     ) -> RunnerFlight:
         """Choose a token for every sampled row; write it to the board and download it."""
         boards, computes = self.placed.boards, self.placed.computes
@@ -238,7 +250,7 @@ class Runner:
             self.operations.verify_drafts(tokens, inputs, sampling.drafts, boards.token, boards.refused)
             computes.verified(tokens, sampling.drafts, boards.refused)
         scores = None if sampling.top is None else DeviceScores(*self.operations.score(logits, tokens, sampling.top))
-        return fly(tokens, scores, prompt_scores, digests)
+        return fly(tokens, scores, reads, digests)
 
     def decide(
         self, logits: Float[Tensor, "rows vocab"], sampling: StepSampling, inputs: Int[Tensor, " tokens"]
@@ -268,10 +280,21 @@ class Runner:
             for there in (flight.sampled_scores, flight.prompt_scores)
         )
         digests = next(arrays).copy().view(np.int64) if flight.digests else None
-        return Landing(tokens, sampled, prompt, digests)
+        return Landing(tokens, sampled, prompt, digests, next(arrays) if flight.vectors else None)
 
     def close(self) -> None:
         self.tiers.close()
+
+    def _read_prompts(
+        self, plan: Plan, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling
+    ) -> PromptReads:
+        scores = self._score_prompt(hidden, batch, sampling, plan.score_top) if len(plan.score_index) else None
+        if sampling.vectors is None:
+            return PromptReads(scores)
+        sums = summed(hidden, sampling.vectors, max(1, self.score_elements // hidden.shape[1]))
+        most = self.numerics.logit_rows
+        parts = [sums] if most is None else sums.split(most)
+        return PromptReads(scores, torch.cat([self.model.vectors(rows, batch) for rows in parts]))
 
     def _score_prompt(
         self, hidden: Float[Tensor, "tokens hidden"], batch: Batch, sampling: StepSampling, top: int
@@ -284,15 +307,37 @@ class Runner:
         return DeviceScores(*(torch.cat(pieces) for pieces in zip(*parts)))
 
 
+def summed(hidden: Float[Tensor, "tokens hidden"], vectors: StepVectors, rows: int) -> Float[Tensor, "vectors hidden"]:
+    """Return sums of hidden states, in single precision; about `rows` of them are gathered at a time.
+
+    They are added in pairs, so that a sum has the same bits whatever other sums a step has.
+    """
+    width = len(vectors.places)
+    if width == 1:
+        return hidden[vectors.index].float()
+    parts, step = [], max(1, rows // width)
+    for index, count in zip(vectors.index.split(step), vectors.count.split(step)):
+        rest = hidden[(index[:, None] + vectors.places).clamp(max=len(hidden) - 1)].float()
+        # Zeros fill up what is shorter, which changes no sum.
+        rest = torch.where((vectors.places < count[:, None])[..., None], rest, 0.0)
+        while rest.shape[1] > 1:
+            rest = rest[:, 0::2] + rest[:, 1::2]
+        parts.append(rest[:, 0])
+    return torch.cat(parts)
+
+
 def fly(
-    tokens: Tensor, sampled: DeviceScores | None, prompt: DeviceScores | None, digests: Tensor | None = None
+    tokens: Tensor, sampled: DeviceScores | None = None, reads: PromptReads = NO_READS, digests: Tensor | None = None
 ) -> RunnerFlight:
-    parts = [tokens]
+    parts, prompt, vectors = [tokens], reads.scores, reads.vectors
     for scores in (sampled, prompt):
         parts += [] if scores is None else [scores.chosen, scores.top_token, scores.top_logprob]
     # Downloads have 32-bit numbers.
     parts += [] if digests is None else [digests.view(torch.int32)]
-    return RunnerFlight(Download(parts), sampled is not None, prompt is not None, digests is not None)
+    parts += [] if vectors is None else [vectors]
+    return RunnerFlight(
+        Download(parts), sampled is not None, prompt is not None, digests is not None, vectors is not None
+    )
 
 
 def model_dtype(model: CausalModel) -> torch.dtype:

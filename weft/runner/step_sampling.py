@@ -61,6 +61,18 @@ class Bans:
 
 
 @dataclass(frozen=True, slots=True)
+class StepVectors:
+    """Sums of hidden states: the packed index of the first token of each, and how many there are.
+
+    The numbers below a power of two that no count exceeds are `places`.
+    """
+
+    index: Tensor  # [vectors]
+    count: Tensor  # [vectors]
+    places: Tensor  # [width]
+
+
+@dataclass(frozen=True, slots=True)
 class StepSampling:
     """Sampling of all samples of a step. None: no sample needs it."""
 
@@ -79,6 +91,7 @@ class StepSampling:
     digests: bool  # whether to return digests of the logits
     score_index: Tensor  # [scores] packed index of prompt tokens' logits
     score_token: Tensor  # [scores]
+    vectors: StepVectors | None
 
 
 def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
@@ -101,8 +114,16 @@ def stage_sampling(plan: Plan, vocab_size: int) -> StagedValue:
         "digests": sampling.wants_digests,
         "score_index": plan.score_index,
         "score_token": plan.score_token,
+        "vectors": _vectors(plan),
     }
     return StagedValue(StepSampling, fields)
+
+
+def _vectors(plan: Plan) -> StagedValue | None:
+    if not len(plan.vector_index):
+        return None
+    places = np.arange(1 << (int(plan.vector_count.max()) - 1).bit_length())
+    return StagedValue(StepVectors, {"index": plan.vector_index, "count": plan.vector_count, "places": places})
 
 
 def _boarded(plan: Plan, row: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -12,14 +12,15 @@ import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weft.base.logs import log_fields
+from weft.engine.events import FinishReason
 from weft.server.access.auth import Tenant
-from weft.server.generation import Generation
+from weft.server.access.rates import Used
 from weft.server.http.errors import GONE, is_anthropic
 from weft.server.http.sse import DIRECT, DISCONNECT, ERROR
 from weft.server.metrics.registry import OTHER, Metrics
@@ -31,6 +32,21 @@ REQUEST_ID = b"x-request-id"
 REFUSED = "refused"
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Computed(Protocol):
+    """What the engine computed for a request: a `Generation`, or several."""
+
+    def used(self) -> Used: ...
+
+    @property
+    def queued_seconds(self) -> float: ...
+
+    @property
+    def first_token_seconds(self) -> float | None: ...
+
+    @property
+    def finish(self) -> FinishReason | None: ...
 
 
 class Record:
@@ -47,7 +63,7 @@ class Record:
         self.path: str = scope["path"]
         self.tenant: Tenant | None = None
         self.status: int | None = None
-        self.generation: Generation | None = None
+        self.generation: Computed | None = None
         self.end: str | None = None
 
     def ended(self, how: str) -> None:

@@ -41,16 +41,19 @@ from weft.server.apis.llama_cpp import completion as llama_completion
 from weft.server.apis.ollama import models as ollama_models
 from weft.server.apis.ollama import routes as ollama
 from weft.server.apis.openapi import document
+from weft.server.apis.vectors import routes as vectors
 from weft.server.batches.lines import ENDPOINTS
 from weft.server.batches.routes import BatchRoutes
 from weft.server.batches.runner import BatchRunner
 from weft.server.batches.store import BatchStore
-from weft.server.front import Front
+from weft.server.front import Front, ServerSide
 from weft.server.http.connections import Connections
 from weft.server.http.errors import json_response, response
+from weft.server.http.receiving import Receiving
 from weft.server.metrics import registry as metrics
 from weft.server.metrics.connections import ConnectionCollector
 from weft.server.metrics.keys import KeyCollector
+from weft.server.metrics.registry import Metrics
 from weft.server.metrics.stored import StoredCollector
 from weft.server.metrics.vllm import VllmCollector
 from weft.server.page import routes as page_routes
@@ -76,6 +79,13 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/v1/fork", "POST", fork.fork),
     ("/v1/messages", "POST", anthropic_route.messages),
     ("/v1/messages/count_tokens", "POST", anthropic_route.count_tokens),
+    ("/v1/embeddings", "POST", vectors.embed),
+    *((path, "POST", vectors.score) for path in ("/v1/score", "/score")),
+    *((path, "POST", vectors.rerank) for path in ("/v1/rerank", "/rerank")),
+    ("/v2/rerank", "POST", vectors.rerank_v2),
+    ("/classify", "POST", vectors.classify),
+    ("/api/embed", "POST", vectors.ollama_embed),
+    ("/api/embeddings", "POST", vectors.ollama_embedding),
     ("/tokenize", "POST", tokens.tokenize),
     ("/detokenize", "POST", tokens.detokenize),
     ("/generate", "POST", native.generate),
@@ -91,6 +101,7 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/api/v0/models/{name:path}", "GET", lm_studio.model),
     ("/api/v0/chat/completions", "POST", openai_chat.chat),
     ("/api/v0/completions", "POST", openai_completions.complete),
+    ("/api/v0/embeddings", "POST", vectors.embed),
     ("/completion", "POST", llama_completion.complete),
     ("/completions", "POST", llama_completion.complete),
     ("/infill", "POST", llama_completion.infill),
@@ -140,36 +151,49 @@ def create_app(
     if connections is not None:
         front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
+    if batch_store is None:
+        routes += no_batches()
+    else:
+        runner = BatchRunner(batch_store, keys, calls_of(front), front.limits, front.backend.info.max_sequences // 2)
+        routes += batching(runner, front.receiving, background)
+    routes += cache_report.outline_routes(front.backend)
+    routes += admin_only(cache_report.routes(front.backend, keys, front.stored))
+    routes += admin_only(metrics.routes(lambda accept: front.metrics.render(front.backend, accept)))
+    routes += common_routes(front, keys, settings)
+    front.metrics.registry.register(KeyCollector(keys))
+    if stored is not None:
+        front.metrics.registry.register(StoredCollector(stored))
+    if settings.vllm_metrics:
+        front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
+    return protected(routes, settings, keys, front.metrics)
 
-    async def openapi(request: Request) -> Response:
-        return json_response(document(front.model_name))
 
-    routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    routes += no_batches() if batch_store is None else batching(front, keys, batch_store, background)
-    routes += observing(front, keys) + cache_report.outline_routes(front.backend)
-    if settings.page:
-        routes += page_routes()
+def protected(routes: list[Route], settings: ServerSettings, keys: Keys, counted: Metrics) -> AccessLog:
+    """Return the routes behind keys and bounds, with a line of the log and a count for every response."""
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)
     if settings.cors_origins:
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
-    front.metrics.registry.register(KeyCollector(keys))
-    if stored is not None:
-        front.metrics.registry.register(StoredCollector(stored))
-    if settings.vllm_metrics:
-        front.metrics.registry.register(VllmCollector(front.metrics, lambda: front.model_name))
-    return AccessLog(app, routes, front.metrics, settings.log_requests)
+    return AccessLog(app, routes, counted, settings.log_requests)
 
 
-def batching(front: Front, keys: Keys, store: BatchStore, background: list[Background] | None) -> list[Route]:
+def common_routes(side: ServerSide, keys: Keys, settings: ServerSettings) -> list[Route]:
+    """Return the routes that need no model: the OpenAPI document, usage, and the page."""
+
+    async def openapi(request: Request) -> Response:
+        return json_response(document(side.model_name))
+
+    routes = [Route("/openapi.json", openapi, methods=["GET"]), *admin_only(usage.routes(keys.usage))]
+    return [*routes, *page_routes()] if settings.page else routes
+
+
+def batching(runner: BatchRunner, receiving: Receiving, background: list[Background] | None) -> list[Route]:
     """Return the routes of files and batches, whose lines are answered by the routes of this server."""
-    width = front.backend.info.max_sequences // 2
-    runner = BatchRunner(store, keys, calls_of(front), front.limits, width)
     if background is not None:
         background.append(runner.running)
-    return BatchRoutes(runner, front.receiving, front.limits).routes()
+    return BatchRoutes(runner, receiving, receiving.limits).routes()
 
 
 def calls_of(front: Front) -> dict[str, Callable[[Request], Awaitable[Response]]]:
@@ -198,8 +222,8 @@ def bound(front: Front, endpoint: Endpoint) -> Callable[[Request], Awaitable[Res
     return partial(endpoint, front)
 
 
-def observing(front: Front, keys: Keys) -> list[Route]:
-    """Return the routes of metrics and the cache report, which need the admin key if there are several keys."""
+def admin_only(routes: list[Route]) -> list[Route]:
+    """Return routes that need the admin key if there are several keys."""
 
     def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def show(request: Request) -> Response:
@@ -208,9 +232,7 @@ def observing(front: Front, keys: Keys) -> list[Route]:
 
         return show
 
-    found = metrics.routes(front.metrics, front.backend) + cache_report.routes(front.backend, keys, front.stored)
-    found += usage.routes(keys.usage)
-    return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in found]
+    return [Route(each.path, guarded(each.endpoint), methods=list(each.methods or ())) for each in routes]
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -18,10 +18,11 @@ from weft import __version__
 from weft.answers.followed import FollowedAnswer
 from weft.answers.requests import ModelBounds, build_request, numbered
 from weft.backends.backend import Backend
-from weft.base.errors import InvalidField, RequestError
+from weft.base.errors import InvalidField, OptionError, RequestError
 from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
+from weft.base.vectors import VectorFacts
 from weft.engine.request import Request
 from weft.server.access.auth import Tenant
 from weft.server.generation import Generation
@@ -37,7 +38,7 @@ from weft.server.texts.fields import UnknownFields
 from weft.server.texts.grammars import Form, with_source
 from weft.server.texts.messages import setup_of
 from weft.server.texts.pool import TextPool
-from weft.server.texts.prompt_builder import Prompt, PromptBuilder, PromptFacts
+from weft.server.texts.prompt_builder import NO_VECTORS, Prompt, PromptBuilder, PromptFacts
 from weft.text.output import output_parser
 from weft.text.prompts import Tokens
 from weft.text.reasoning import detect_reasoning
@@ -78,6 +79,19 @@ class AskedPrompt:
         return replace(found, prompt_logprobs=None) if self.scores_once and place else found
 
 
+class ServerSide(Protocol):
+    """What routes need that no model answers."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def receiving(self) -> Receiving: ...
+
+    @property
+    def stored(self) -> StoredAnswers | None: ...
+
+
 class Front:
     def __init__(
         self,
@@ -89,6 +103,7 @@ class Front:
         suggested: SamplingParams | None = None,
         pool: TextPool | None = None,
         stored: StoredAnswers | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.backend = backend
         self.stored = stored
@@ -98,12 +113,15 @@ class Front:
         self.end_tokens = end_tokens
         self.settings = settings
         self.limits = settings.limits
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         source = None if template is None else template.source
         self.tool_parser = chosen(settings.tool_parser, lambda: detect_tools(backend.info.architecture, source))
         self.reasoning_parser = chosen(settings.reasoning_parser, lambda: detect_reasoning(source or ""))
         # An unknown parser name fails now, not with the first request.
         output_parser(self.reasoning_parser, self.tool_parser)
+        for alias, name in settings.aliases:
+            if name != self.model_name:
+                raise OptionError(f"alias {alias} must stand for {self.model_name}, the only model, got {name}")
         self._builder = PromptBuilder(tokenizer, template, self.limits, settings.strict_fields, self.facts)
         self.receiving = Receiving(self.limits)
         self.pool = pool or pool_for(tokenizer, template, settings)
@@ -114,6 +132,11 @@ class Front:
     @property
     def model_name(self) -> str:
         return self.settings.model_name or self.backend.info.name
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Further names of the model."""
+        return tuple(alias for alias, _ in self.settings.aliases)
 
     @property
     def fingerprint(self) -> str:
@@ -129,12 +152,19 @@ class Front:
     @property
     def bounds(self) -> ModelBounds:
         info = self.backend.info
-        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, self.tokenizer is not None)
+        has_text, only_vectors = self.tokenizer is not None, not self.vectors.generates
+        return ModelBounds(info.vocab_size, info.max_length, self.end_tokens, has_text, only_vectors)
+
+    @property
+    def vectors(self) -> VectorFacts:
+        """What embeddings and classes the model has."""
+        stated = self.backend.info.settings.get("vectors")
+        return NO_VECTORS if stated is None else msgspec.convert(stated, VectorFacts)
 
     @property
     def facts(self) -> PromptFacts:
         info = self.backend.info
-        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.settings.aliases)
+        return PromptFacts(self.model_name, info.vocab_size, info.max_length, self.room, self.aliases, self.vectors)
 
     @property
     def builder(self) -> PromptBuilder:
@@ -269,7 +299,8 @@ class Front:
         return generation
 
     def _followed(self, index: int, request: Request, skip_special: bool, shown: frozenset[str]) -> FollowedAnswer:
-        detokenizer = None if self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
+        silent = self.tokenizer is None or request.params.vector_from is not None
+        detokenizer = None if silent or self.tokenizer is None else self.tokenizer.detokenizer(skip_special, shown)
         return FollowedAnswer(request, detokenizer, index)
 
     def _open(

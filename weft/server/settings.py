@@ -62,6 +62,7 @@ class Limits:
     text_memory_bytes: int = 4 << 30  # of a worker process
     waiting_bytes: int = 128 << 20  # of large bodies that are read or wait for a worker; more get a 503
     prompts: int = 128  # prompts in one body
+    inputs: int = 2048  # texts to embed or to rank in one body
     n: int = 32  # answers to one prompt
     sequences: int = 256  # prompts times n
     max_tokens: int = 1 << 20  # the model's own limit applies too
@@ -113,7 +114,7 @@ class ServerSettings:
     model_name: str | None = None  # the name that clients use; None: the model's own
     usage_file: str | None = None  # where usage by key and day is kept; None: only in memory
     batch_folder: str | None = None  # where files and batches are kept; None: there are none
-    aliases: tuple[str, ...] = ()  # further names of the model
+    aliases: tuple[tuple[str, str], ...] = ()  # further names, each with that of its model
     open_health: bool = True
     page: bool = True  # serve the page at /
     log_requests: bool = True

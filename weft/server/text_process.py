@@ -27,6 +27,7 @@ from weft.base.logs import set_up_logging
 from weft.server.apis import anthropic_route, native, openai_chat, openai_completions, openai_responses, tokens
 from weft.server.apis.llama_cpp.completion import INFILL, LLAMA_COMPLETION
 from weft.server.apis.ollama.routes import OLLAMA_CHAT, OLLAMA_GENERATE
+from weft.server.apis.vectors import bodies as vectors
 from weft.server.texts.grammars import prepared_grammar
 from weft.server.texts.messages import (
     MAX_REPLY_BYTES,
@@ -59,6 +60,7 @@ READERS = (
     OLLAMA_GENERATE,
     LLAMA_COMPLETION,
     INFILL,
+    *vectors.READERS,
 )
 JOBS: dict[str, Callable[[PromptBuilder, bytes], bytes]] = {
     **{reader.name: reader.packed for reader in READERS},

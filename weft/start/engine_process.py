@@ -21,6 +21,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from weft import builtin
 from weft.backends.backend import ModelInfo
 from weft.backends.codec import Begin, EngineWriter, Unloadable, decode_begin, decode_command
@@ -207,6 +209,7 @@ def load_engine(
             "auto": dict(loaded.reasons),
             "weights": {"bytes": dict(model.held.bytes), "decode_bytes": model.held.decode_bytes},
             "end_tokens": sorted(loaded.end_tokens),
+            "vectors": to_builtins(loaded.vectors),
             "digest": text_digest(folder, _text_folder(options, folder)),
         }
         | quantised_by(options)

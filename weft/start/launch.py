@@ -68,11 +68,23 @@ GOODBYE_SECONDS = 5
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Running(Backend, Protocol):
-    """A backend that also counts its open requests."""
+class Life(Protocol):
+    """What is started before a server listens, and drained at its end."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, drain_seconds: float) -> None: ...
+
+    async def wait_failed(self) -> str: ...
 
     @property
-    def open(self) -> int: ...
+    def open(self) -> int:
+        """Number of open requests."""
+        ...
+
+
+class Running(Backend, Life, Protocol):
+    """A backend that also counts its open requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +121,47 @@ Companion = Callable[[Running], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """What every server has, whatever it serves."""
+
+    settings: ServerSettings
+    place: LaunchSettings
+    keys: Keys
+    connections: Connections
+    batch_store: BatchStore | None
+    stored: StoredAnswers | None
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """An application. `beside` runs from now on until the server has drained; the last one ends first.
+
+    `lines` are printed when the server listens at an address; `hint` is logged for those who look closely.
+    """
+
+    app: AccessLog
+    beside: Sequence[Background]
+    lines: Callable[[str], list[str]]
+    hint: Callable[[Address], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Something to start, and what makes the application once it has."""
+
+    life: Life
+    assemble: Callable[[], Assembled]
+
+
+class Serving(Protocol):
+    """What a server serves."""
+
+    def prepared(self, parts: Parts) -> Prepared: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
-    """What is served: makes the backend, and loads the texts for a backend that has started.
+    """One model: makes the backend, and loads the texts for a backend that has started.
 
     `companions` run beside the server, from the backend's start until it has drained.
     """
@@ -119,8 +170,27 @@ class Served:
     texts: Callable[[ModelInfo], Texts]
     companions: Sequence[Companion] = ()
 
+    def prepared(self, parts: Parts) -> Prepared:
+        backend = self.backend()
+        return Prepared(backend, lambda: self._assembled(parts, backend))
 
-def launch(served: Served, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
+    def _assembled(self, parts: Parts, backend: Running) -> Assembled:
+        texts, settings = self.texts(backend.info), parts.settings
+        pool = pool_for(texts.tokenizer, texts.template, settings, parts.place.log_format)
+        background: list[Background] = []
+        more: dict[str, Any] = {"keys": parts.keys, "batch_store": parts.batch_store, "stored": parts.stored}
+        more |= {"pool": pool, "connections": parts.connections, "background": background}
+        app = app_for(backend, texts, settings, **more)
+        name = settings.model_name or backend.info.name
+        return Assembled(
+            app,
+            [pool.running, *background, *(partial(each, backend) for each in self.companions)],
+            lambda address: first_lines(backend.info, name, address),
+            lambda address: f"try: {curl(address, name, bool(settings.api_keys), texts)}",
+        )
+
+
+def launch(served: Serving, settings: ServerSettings, place: LaunchSettings, read_again: Reread | None = None) -> int:
     """Serve until a signal; return the exit code. `read_again` returns the settings whose keys apply after SIGHUP."""
     if place.uds is None:
         warn_of_strangers(place.host, bool(settings.api_keys))
@@ -133,7 +203,7 @@ def launch(served: Served, settings: ServerSettings, place: LaunchSettings, read
 
 
 async def serve(
-    served: Served,
+    served: Serving,
     settings: ServerSettings,
     place: LaunchSettings,
     listener: socket.socket,
@@ -146,48 +216,49 @@ async def serve(
         orders.on_hangup(partial(reread, keys, read_again))
     if place.tls is not None and tls is not None:
         orders.on_hangup(partial(reread_certificate, place.tls, tls))
-    backend = served.backend()
-    if not await started(backend, orders):
-        return 0
-    companions = AsyncExitStack()
-    try:
+    async with AsyncExitStack() as files:
         stored = open_stored(settings)
         if stored is not None:
-            companions.callback(stored.close)
-        texts = served.texts(backend.info)
-        pool = pool_for(texts.tokenizer, texts.template, settings, place.log_format)
+            files.callback(stored.close)
         connections = bounded_connections(settings.limits)
         log.debug("accepting up to %d connections", connections.bound)
-        background: list[Background] = []
-        more: dict[str, Any] = {"keys": keys, "batch_store": batch_store, "background": background, "stored": stored}
-        app = app_for(backend, texts, settings, pool=pool, connections=connections, **more)
-        await pool.start()
-        beside: list[Background] = [keys.usage.kept, *background]
-        beside += [partial(each, backend) for each in served.companions]
-        for run in beside:
+        parts = Parts(settings, place, keys, connections, batch_store, stored)
+        prepared = served.prepared(parts)
+        if not await started(prepared.life, orders):
+            return 0
+        return await serve_prepared(prepared, parts, listener, tls, orders)
+
+
+async def serve_prepared(
+    prepared: Prepared, parts: Parts, listener: socket.socket, tls: ssl.SSLContext | None, orders: Orders
+) -> int:
+    """Serve what has started until a signal; return the exit code."""
+    life, settings, companions = prepared.life, parts.settings, AsyncExitStack()
+    try:
+        assembled = prepared.assemble()
+        for run in (parts.keys.usage.kept, *assembled.beside):
             await companions.enter_async_context(run())
     except BaseException:
         await companions.aclose()
-        await backend.stop(0)
+        await life.stop(0)
         raise
     freeze_heap()
 
     def ready(address: Address) -> None:
-        name = settings.model_name or backend.info.name
-        log.debug("try: %s", curl(address, name, bool(settings.api_keys), texts))
+        log.debug("%s", assembled.hint(address))
         # One write, so that a program that waits for the address reads all lines.
-        print("\n".join(first_lines(backend.info, name, str(address))), flush=True)
+        print("\n".join(assembled.lines(str(address))), flush=True)
         watchdog.start()
         notify("READY=1")
 
-    server = Server(app, settings, lambda: drain(backend, orders, settings.drain_seconds), ready, tls, connections)
-    watchdog = Watchdog(place.front_timeout)
+    draining = partial(drain, life, orders, settings.drain_seconds)
+    server = Server(assembled.app, settings, draining, ready, tls, parts.connections)
+    watchdog = Watchdog(parts.place.front_timeout)
     try:
-        return await run_until_signalled(server, backend, orders, listener)
+        return await run_until_signalled(server, life, orders, listener)
     finally:
         watchdog.stop()
         await companions.aclose()
-        pool.stop()
 
 
 def app_for(backend: Running, texts: Texts, settings: ServerSettings, **more: Any) -> AccessLog:
@@ -211,7 +282,7 @@ def open_stored(settings: ServerSettings) -> StoredAnswers | None:
     return StoredAnswers(most, None if path is None else RecordFile(Path(path), FILE_SHARE * most))
 
 
-async def started(backend: Running, orders: Orders) -> bool:
+async def started(backend: Life, orders: Orders) -> bool:
     """Start a backend; return False if a signal came first."""
     starting = asyncio.create_task(backend.start())
     await orders.or_done(starting)
@@ -308,7 +379,7 @@ async def first_of(event: asyncio.Event, *tasks: asyncio.Task[Any]) -> None:
         waiting.cancel()
 
 
-async def run_until_signalled(server: Server, backend: Running, orders: Orders, listener: socket.socket) -> int:
+async def run_until_signalled(server: Server, backend: Life, orders: Orders, listener: socket.socket) -> int:
     """Serve until a signal or the engine's death; return the exit code."""
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     dying = asyncio.create_task(backend.wait_failed())
@@ -323,7 +394,7 @@ async def run_until_signalled(server: Server, backend: Running, orders: Orders, 
     return ENGINE_DIED if died or not server.started else 0
 
 
-async def drain(backend: Running, orders: Orders, seconds: float) -> None:
+async def drain(backend: Life, orders: Orders, seconds: float) -> None:
     """Let running requests finish, for this long or until a second signal; then end the rest."""
     if backend.open:
         log.warning("draining %d requests for up to %g s; another signal ends them now", backend.open, seconds)

@@ -20,6 +20,7 @@ from weft.base.errors import ModelError, OptionError
 from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
+from weft.base.vectors import VectorFacts
 from weft.device.devices import choose_device, device_name, free_bytes, read_rate
 from weft.drafting.head import DraftHead
 from weft.drafting.model import DraftModel
@@ -37,6 +38,7 @@ from weft.models.layers.moe import ExpertLayer
 from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.notices import check_length, report_choices, report_parts
+from weft.models.pooling import vector_facts
 from weft.models.weights import build, has_head, load_model
 from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
@@ -74,6 +76,7 @@ class Loaded:
     suggested: SamplingParams  # sampling defaults of the model, for requests that set none
     device: str
     chosen: Chosen  # packages that compute its operations
+    vectors: VectorFacts  # what embeddings and classes it has
     draft: LoadedDraft | None = None
     disk: Path | None = None  # file of the disk tier
     remote: str | None = None  # address of a remote store
@@ -257,9 +260,9 @@ def load_model_of(
     beside = text_place(folder)
     ends = end_tokens(beside)
     ends |= tokenizer.end_tokens if tokenizer else ends
-    suggested = suggested_params(beside)
-    text = (tokenizer, template, ends, suggested)
-    loaded = Loaded(model, spec, engine_config, *text, device, chosen, draft, others=others, reasons=reasons)
+    text = (tokenizer, template, ends, suggested_params(beside))
+    parts = (device, chosen, vector_facts(folder, config, model), draft)
+    loaded = Loaded(model, spec, engine_config, *text, *parts, others=others, reasons=reasons)
     if not stores:
         return loaded
     disk = None if options.disk is None else Path(options.disk)

@@ -71,7 +71,8 @@ class Link(asyncio.Protocol):
 class ProcessBackend(Dispatcher):
     """With `restart`, a dead engine is restarted; requests that were open still fail.
 
-    A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy.
+    A hanging engine is then killed and restarted too; without `restart` it only counts as unhealthy, or, with
+    `kill_silent`, is killed too.
 
     `program` replaces the engine process; it gets the number of a file descriptor as argument. The process stays on
     `cores`, if there are any, and has `variables` in its environment. `transfer` gives the engine a role.
@@ -83,6 +84,7 @@ class ProcessBackend(Dispatcher):
         *,
         progress: bool = True,
         restart: bool = False,
+        kill_silent: bool = False,
         max_open: int = MAX_OPEN,
         patience_seconds: float | None = None,
         program: Sequence[str] = (),
@@ -99,6 +101,7 @@ class ProcessBackend(Dispatcher):
         self._variables = dict(variables or {})
         self._transfer = transfer
         self._restart = restart
+        self._kill_silent = restart or kill_silent
         self._program = tuple(program) or (sys.executable, "-P", "-m", "weft.start.engine_process")
         self._process: subprocess.Popen[bytes] | None = None
         self._link: Link | None = None
@@ -173,7 +176,7 @@ class ProcessBackend(Dispatcher):
             link.transport.abort()
 
     def _fell_silent(self) -> None:
-        if self._restart and self._process is not None:
+        if self._kill_silent and self._process is not None:
             self._process.kill()
 
     # messages -------------------------------------------------------------------------------------------------------

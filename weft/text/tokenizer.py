@@ -7,7 +7,8 @@ special tokens around a prompt are those that tokenizer.json's own post-processo
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -86,19 +87,27 @@ class Tokenizer:
         """Return the token ids of a text; `special` adds what the model expects around a prompt, such as BOS."""
         return self.encode_all([text], special)[0]
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of two texts, with what tokenizer.json adds around and between them."""
+        for text in (first, second):
+            check_unicode(text)
+        with _own_errors():
+            found: list[int] = self.backend.encode(first, second).ids
+            return found
+
     def encode_all(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         for text in texts:
             check_unicode(text)
-        try:
+        with _own_errors():
             if sum(map(len, texts)) <= FEW_CHARACTERS:
                 return [self.backend.encode(text, add_special_tokens=special).ids for text in texts]
             return [found.ids for found in self.backend.encode_batch(list(texts), add_special_tokens=special)]
-        except BaseException as error:
-            if not _is_the_librarys(error):
-                raise
-            raise InvalidField(
-                "prompt", f"has a text that this model's tokenizer.json fails on: {_first_line(error)}"
-            ) from None
+
+    def ends(self, text: str) -> list[int]:
+        """Return where each token of a text ends in it, in characters."""
+        check_unicode(text)
+        with _own_errors():
+            return [end for _, end in self.backend.encode(text, add_special_tokens=False).offsets]
 
     def detokenizer(self, skip_special: bool = True, shown: Collection[str] = ()) -> Detokenizer:
         """Return a detokenizer that omits special tokens, except those in `shown`."""
@@ -117,6 +126,19 @@ class Tokenizer:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a single token, which may be a part of a character."""
         return self.vocabulary.bytes_of(token)
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Report an error of the library as one of the text."""
+    try:
+        yield
+    except BaseException as error:
+        if not _is_the_librarys(error):
+            raise
+        raise InvalidField(
+            "prompt", f"has a text that this model's tokenizer.json fails on: {_first_line(error)}"
+        ) from None
 
 
 def check_unicode(text: str) -> None:

@@ -68,12 +68,14 @@ def test_softcap_and_sinks_are_the_references(window, options):
     assert_equal(Scene(MIXES["decodes and prompts"], window), **OPTIONS[options])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 32), (5, 1, 24), (20, 1, 16), (8, 4, 80)])
 def test_heads_of_any_number_and_size(heads, kv_heads, head_dim):
     rows = [(40, 41), (3, 4), (0, 18), (30, 45)]
     assert_equal(Scene(rows, heads=heads, kv_heads=kv_heads, head_dim=head_dim))
 
 
+@pytest.mark.kernels
 def test_cells_of_64_tokens():
     assert_equal(Scene([(200, 201), (100, 170)], 70, cell=64), sinks=True)
 
@@ -189,6 +191,7 @@ def test_new_keys_and_values_are_in_their_pages_and_nothing_else_is_touched():
     torch.testing.assert_close(before, scene.store, equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.kernels
 def test_a_prompts_tokens_come_out_the_same_wherever_its_rows_begin():
     """Bit by bit: what a query sees decides, not how its row was cut or what else is in the batch."""
     whole = Scene([(0, 70)], 33, heads=2, kv_heads=1)

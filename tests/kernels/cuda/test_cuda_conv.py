@@ -82,6 +82,7 @@ def test_windows_may_reach_behind_the_cell():
     rig.run([1, 2, 3])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(("width", "cell"), [(4, 64), (6, 32)])
 def test_long_cells_and_more_channels_than_a_program_takes_equal_the_loop(width, cell):
     rig = make_rig([2 * cell + 2, cell], width, cell=cell, channels=300)

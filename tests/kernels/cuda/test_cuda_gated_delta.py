@@ -84,22 +84,26 @@ def test_packed_rows_of_any_length_equal_the_loop(room):
     rig.run([1, 2, 5, 8, 9, 16, 27])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("sizes", [(3, 6, 3, 18), (2, 6, 6, 5)])
 def test_several_key_heads_equal_the_loop(sizes):
     rig = make_rig([12, 9], sizes)
     rig.run([1, 3, 9])
 
 
+@pytest.mark.kernels
 def test_full_cells_of_64_equal_the_loop():
     rig = make_rig([200, 128, 64, 5], (1, 16, 2, 16), cell=64, decay=0.05)
     rig.run([1, 7, 64, 65, 128])
 
 
+@pytest.mark.kernels
 def test_cells_of_32_equal_the_loop():
     rig = make_rig([80, 64], (1, 16, 1, 16), cell=32, decay=0.05)
     rig.run([7, 32, 65])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("room", [0, 3])
 def test_tails_weighed_some_tokens_at_a_time_equal_the_loop(monkeypatch, room):
     monkeypatch.setattr("weft.kernels.cuda.gated_delta.FEW_ROWS", 0)
@@ -135,6 +139,7 @@ def test_short_rows_equal_the_loop_wherever_they_end(monkeypatch, dtype, many):
     assert set(launched) == {8}
 
 
+@pytest.mark.kernels
 def test_short_rows_that_end_two_cells_capture_both_states():
     rig = make_rig([20, 20, 20], cell=4, room=7, seed=3)
     rig.step([(0, 3), (1, 3), (2, 2)])
@@ -143,6 +148,7 @@ def test_short_rows_that_end_two_cells_capture_both_states():
     rig.run_with_drafts(8)
 
 
+@pytest.mark.kernels
 def test_each_of_many_short_rows_that_end_a_cell_is_captured(monkeypatch):
     """Programs look at two rows at a time, and each of two turns closes several rows."""
     monkeypatch.setattr(cuda_gated_delta, "MANY_ROWS", 0)
@@ -249,6 +255,7 @@ CHUNKINGS = [
 ]
 
 
+@pytest.mark.kernels
 def test_checkpoints_have_the_same_bits_wherever_a_prefill_resumed():
     sizes = (1, 16, 2, 16)
     whole = states_of_chunks("cpu", sizes, torch.float32, [[(0, 256)]])

@@ -101,6 +101,7 @@ CUTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("by", CUTS)
 @pytest.mark.parametrize("parts", [1, 2])
 def test_however_a_product_is_cut_it_is_the_same(by, parts):
@@ -124,6 +125,7 @@ def test_products_are_cut_so_that_the_memory_is_kept_busy():
             assert cut(rows, outputs, 4096, SMALL).width == 64
 
 
+@pytest.mark.kernels
 def test_wide_programs_give_the_plain_product():
     check(17, 160, 12810, torch.float16, "cpu")
 
@@ -246,6 +248,7 @@ def check_many(rows: int, inputs: int, outputs: int, dtype: torch.dtype, device:
             torch.testing.assert_close(mine.float(), theirs, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("programs", [2, 132])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(130, 72, 528), (256, 64, 256)])

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.kernels.cuda.formats.codes import FP8_TO_BFLOAT16, MXFP4_TO_BFLOAT16
+from weft.base.errors import ModelError
+from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
 from weft.kernels.cuda.linear import packed, prepare
@@ -21,12 +22,16 @@ from weft.kernels.cuda.linear.few import counters
 from weft.kernels.cuda.linear.packed import Division, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
+from weft.kernels.cuda.moe.exact import prepare_experts as prepare_exactly
 from weft.kernels.cuda.moe.packed import PairTiles, can_pack, pair_results
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, SharedExpert, clamped, gated
+from weft.kernels.formats.block_types import Q4_K, Q8_0
 from weft.kernels.formats.fp8 import Fp8
+from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain import moe as plain
 from weft.kernels.weight import Weight
@@ -48,42 +53,38 @@ def matrix(kind: str, outputs: int, inputs: int, device: str = "cpu") -> Stored:
 LOGIC = {"and": operator.and_, "or": operator.or_, "shl": operator.lshift, "shr": operator.rshift}
 
 
-def run_assembly(text: str, word: int) -> list[int]:
-    """Return what PTX of 32-bit logic computes from one word, the last operand."""
-    count = len(set(re.findall(r"\$\d", text))) - 1
-    values = {f"${count}": word}
+def run_assembly(text: str, word: int) -> int:
+    """Return what PTX of 32-bit logic computes from a word."""
+    values = {"$1": word}
     for name, target, *operands in re.findall(r"(\w+)\.b32 ([$\w]+), ([$\w]+), ([$\w]+);", text):
         one, other = (values[each] if each in values else int(each, 0) for each in operands)
         values[target] = LOGIC[name](one, other) & 0xFFFFFFFF
-    return [values[f"${number}"] for number in range(count)]
+    return values["$0"]
 
 
-def halves(results: list[int]) -> torch.Tensor:
-    """Return the two bfloat16 of every result."""
-    pairs = [half for one in results for half in (one & 0xFFFF, one >> 16)]
-    return torch.tensor(pairs, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+def decoded_by_assembly(words: torch.Tensor, moves: tuple[str, ...]) -> torch.Tensor:
+    """Return the numbers of all codes of a line, in the order of its inputs."""
+    pairs = [run_assembly(text, int(word) & 0xFFFFFFFF) for text in moves for word in words]
+    halves = [half for pair in pairs for half in (pair & 0xFFFF, pair >> 16)]
+    return torch.tensor(halves, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
 
 
-def test_four_codes_of_fp8_become_bfloat16_by_a_few_instructions():
-    for _ in range(300):
+def test_codes_of_fp8_become_bfloat16_by_a_few_instructions():
+    for _ in range(20):
         codes = torch.randint(0, 256, (128,))
         codes = codes.where(codes & 127 != 127, 0)
         words = words_of(codes.int()[None], FP8_PLACES)[0]
         wanted = codes.to(torch.uint8).view(torch.float8_e4m3fn).double()
-        found = torch.cat([halves(run_assembly(FP8_TO_BFLOAT16, int(word) & 0xFFFFFFFF)) for word in words[:4]])
-        assert torch.equal(found * 2.0**120, wanted[:16])
+        assert torch.equal(decoded_by_assembly(words, FP8_MOVES) * 2.0**120, wanted)
 
 
-def test_eight_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
+def test_codes_of_mxfp4_become_bfloat16_by_a_few_instructions():
     values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6]).double()
     values = torch.cat([values, -values])
-    for _ in range(100):
+    for _ in range(20):
         codes = torch.randint(0, 16, (128,))
         words = words_of(codes.int()[None], MXFP4_PLACES)[0]
-        for number in (0, 7, 15):
-            found = halves(run_assembly(MXFP4_TO_BFLOAT16, int(words[number]) & 0xFFFFFFFF)) * 2.0**126
-            wanted = torch.cat([codes[4 * number : 4 * number + 4], codes[64 + 4 * number : 68 + 4 * number]])
-            assert torch.equal(found, values[wanted])
+        assert torch.equal(decoded_by_assembly(words, MXFP4_MOVES) * 2.0**126, values[codes])
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -121,6 +122,7 @@ CUTS = [
     Division(16, 32, 1, 2, 3, False),
     Division(64, 64, 3, 4, 3, True),
     Division(128, 128, 1, 8, 3, True),
+    Division(128, 128, 2, 8, 3, False),
 ]
 
 
@@ -151,6 +153,7 @@ def test_an_activation_after_a_matmul_is_that_of_the_matmul(kind, parts, shares)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_launch_has_a_counter_for_every_tile_however_many_rows_there_are(parts, monkeypatch):
     stored, x, by = pack(matrix("mxfp4", 128, 512)), torch.randn(37, 512), Division(8, 64, 2, 4, 3, True)
@@ -186,6 +189,7 @@ def test_a_matrix_is_decoded_piece_by_piece(kind, monkeypatch):
     torch.testing.assert_close(found, F.linear(x, stored.decode()) + 1)
 
 
+@pytest.mark.kernels
 def test_parts_of_several_formats_fill_one_output():
     parts = (matrix("blocks", 136, 320), Stored.of(torch.randn(24, 320) * 0.05), matrix("mxfp4", 40, 320))
     weight = Weight(parts)
@@ -249,6 +253,26 @@ def test_exact_matmuls_give_a_row_the_same_bits_in_any_batch(kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", [Q4_K, Q8_0, Grouped(4, 128), Nvfp4(), Fp8(32, 32)], ids=lambda form: form.name)
+def test_formats_without_packed_kernels_are_exact_too(form):
+    stored = form.encode(torch.randn(2880, 2816) * 0.02).to("cuda")
+    weight = prepare(Weight((stored,)), False)
+    x = torch.randn(700, 2816, device="cuda", dtype=torch.bfloat16)
+    whole = multiply_stored(x, weight, exact=True)
+    torch.testing.assert_close(whole.float(), F.linear(x.float(), stored.decode()), rtol=2e-2, atol=2e-2)
+    for rows in (1, 8, 16, 17, 65, 500):
+        assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
+
+
+def test_exact_mode_refuses_experts_that_no_kernel_adds_up_in_one_order():
+    first, second = Q4_K.encode(torch.randn(4, 128, 256)), Q4_K.encode(torch.randn(4, 256, 256))
+    layer = ExpertWeights(first, second, gated(F.silu))
+    assert prepare_experts(layer, False) is layer
+    with pytest.raises(ModelError, match=r"exact mode has no kernel on a GPU for experts in q4_k"):
+        prepare_exactly(layer, False)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["blocks", "outputs", "mxfp4"])
 @pytest.mark.parametrize("exact", [False, True])
 def test_experts_of_many_tokens_are_those_with_decoded_matrices(kind, exact):
@@ -273,12 +297,9 @@ def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -
     """Return packed zeros. What is compiled depends on nothing but formats and sizes."""
     steps, lines = -(-inputs // 128), -(-outputs // 16)
     if kind == "mxfp4":
-        tensors = (
-            torch.zeros(*experts, lines, steps, 16, 64).byte(),
-            torch.zeros(*experts, lines, steps, 16, 4).byte(),
-        )
+        tensors = (torch.zeros(*experts, lines, steps, 16, 16).int(), torch.zeros(*experts, lines, steps, 16).int())
         return Stored(CodeTiles(MXFP4), tensors, outputs, inputs)
-    codes = torch.zeros(*experts, lines, steps, 16, 128).byte()
+    codes = torch.zeros(*experts, lines, steps, 16, 32).int()
     if kind == "outputs":
         return Stored(CodeTiles(FP8_NAME), (codes, torch.zeros(*experts, lines * 16)), outputs, inputs)
     return Stored(CodeTiles(FP8_NAME, 128), (codes, torch.zeros(*experts, -(-outputs // 128), steps)), outputs, inputs)
@@ -286,7 +307,7 @@ def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -
 
 def launch_matmuls() -> None:
     for kind in ("blocks", "outputs", "mxfp4"):
-        part = empty(kind, 512, 320 if kind == "mxfp4" else 512)
+        part = empty(kind, 512, 1344 if kind == "mxfp4" else 512)
         for rows in (1, 12, 24, 50, 128):
             multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part)
             multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part, None, "silu", 2)
@@ -303,5 +324,6 @@ def launch_experts() -> None:
             pair_results(x, chosen, layer, exact)
 
 
+@pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_matmuls, launch_experts, in_registers=True)

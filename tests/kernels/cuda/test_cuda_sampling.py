@@ -104,6 +104,7 @@ def test_floors_are_exact_where_weights_are(wishes, kept):
     assert on_device(batch) == wanted.tolist()
 
 
+@pytest.mark.kernels
 def test_a_vocabulary_of_several_chunks_is_drawn_by_its_definition():
     random = np.random.default_rng(0)
     logits = random.normal(0, 2, 9001).astype(np.float32)

@@ -124,6 +124,7 @@ def make_rig(lengths, inputs=48, width=3, dtype=torch.float16, channels=20, **op
     return rig
 
 
+@pytest.mark.kernels
 def test_decodes_between_longer_rows_equal_the_loop():
     rig = make_rig([33, 24, 17, 7, 1])
     rig.step([(0, 5), (1, 9)])

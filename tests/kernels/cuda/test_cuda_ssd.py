@@ -45,6 +45,7 @@ def test_packed_rows_of_any_length_equal_the_loop(groups, room):
     rig.run([1, 2, 3, 5, 16, 17, 40])
 
 
+@pytest.mark.kernels
 def test_heads_that_blocks_do_not_divide_equal_the_loop():
     # A block of columns may end behind a head, and, of decodes, touch several.
     for head_dim, dtype in ((80, torch.float16), (24, torch.float16), (48, torch.float32)):
@@ -53,6 +54,7 @@ def test_heads_that_blocks_do_not_divide_equal_the_loop():
         rig.run([1, 20, 30])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize(
     ("state", "groups", "dtype"), [(24, 1, torch.float32), (24, 2, torch.float16), (5, 2, torch.float32)]
 )
@@ -187,6 +189,7 @@ def compare_with_gating_afterwards(rig: Rig) -> None:
     rig.call = both
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_gate_inside_gives_the_bits_of_one_afterwards(dtype):
     for head_dim, operations in ((5, GPU_ROWS), (48, GPU_ROWS), (5, CPU)):

@@ -146,6 +146,7 @@ def test_every_way_to_multiply_gives_the_plain_product(device, rows, outputs, in
         torch.testing.assert_close(tiled(x, weight, bias, by).float(), wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.kernels
 def test_shares_of_a_sum_are_added_in_order_by_every_kernel():
     """Within a share all sums are whole numbers; in any other order the large ones would not swallow the ones."""
     outputs, inputs, large = 40, 2048, 2.0**12
@@ -395,6 +396,7 @@ def differing(scene: Scene, operations=EXACT) -> list[int]:
     return [row for row, mine in enumerate(together) if not torch.equal(mine, of_one_row(scene, row, operations))]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("window", [None, 40])
 def test_attention_of_a_row_has_the_same_bits_beside_others(window):
     scene = Scene(CROWD, window=window, device="cpu")
@@ -413,6 +415,7 @@ def differing_runs(scene: Scene, monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("window", [None, 40])
 def test_it_does_not_matter_how_many_shares_a_program_takes(window, monkeypatch):
     scene = Scene([(15, 16), (130, 131)], window=window, device="cpu")

@@ -35,6 +35,7 @@ def differing(scene: Scene) -> list[int]:
     return [row for row, mine in enumerate(together) if not torch.equal(mine, of_one_row(scene, row))]
 
 
+@pytest.mark.kernels
 def test_a_row_has_the_same_bits_beside_others(monkeypatch):
     # Triton's interpreter multiplies by a library, whose bits depend on the rows of a tile on some processors.
     monkeypatch.setattr(exact_latent_attention, "MANY_ROWS", exact_latent_attention.FEW_ROWS)

@@ -197,6 +197,7 @@ def test_a_step_with_kernels_of_a_gpu_equals_the_reference(family, is_recorded, 
     assert [outcome is not None for outcome in replayed[:3]] == [is_recorded, True, is_recorded]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("depth", [0, 1])
 def test_choices_that_depend_on_the_input_are_those_of_the_reference(depth):
     """A recorded step leaves its likeliest tokens on the board, where the inputs were."""
@@ -244,6 +245,7 @@ def test_masks_that_follow_a_launch_choose_as_those_that_travel_with_it(is_recor
     assert sum(late) >= 3
 
 
+@pytest.mark.kernels
 def test_a_state_that_is_no_power_of_two_runs_in_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr(recorded, "PROMPT_TOKENS", ())
     tiny, asks = FEW_LAYERS["falcon_h1"], [Ask(tokens(19, seed=1), greedy(2)), Ask(tokens(3, seed=3), greedy(3))]

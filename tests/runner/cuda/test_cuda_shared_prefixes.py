@@ -244,6 +244,7 @@ def shared_asks() -> list[Ask]:
     ]
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("family", ["lfm2", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_answers_are_those_of_rows_on_their_own(family, shared_steps):
     model = dummy_model(FEW_LAYERS[family], operations=PLAIN)

@@ -124,6 +124,7 @@ def test_a_rank_loads_with_its_share_of_the_cores(asked, expected, folder, monke
         torch.set_num_threads(usual)
 
 
+@pytest.mark.thorough
 def test_masks_that_follow_a_launch_reach_other_processes(folder):
     found = []
     for options in ({"depth": 0}, {"depth": 1, "tensor_parallel": 2}):

@@ -15,10 +15,13 @@ import torch
 
 from tests.support.models.engines import FAMILIES, TINY, Ask, greedy, seeded, serve, tokens
 from tests.support.models.oracle import Oracle
+from tests.support.models.plain_models import QWEN3
 from tests.support.models.ranks import Meeting, ThreadedRanks, ThreadGroup, threaded_engine
+from tests.support.models.vector_models import VectorOracle
 from tests.support.runner.tensor_parallel import constrained_answers
 from weft.base.errors import InvalidOption, ModelError, OptionError
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.drafting.policy.choosing import Drafting
 from weft.engine.events import Output
 from weft.models import configurations, weights
@@ -83,6 +86,18 @@ def test_two_ranks_with_whole_experts_answer_like_one(family, folder_of):
 @pytest.mark.parametrize("family", [*MIXTURES, ODD[1]])
 def test_four_ranks_with_whole_experts_answer_like_one(family, folder_of):
     assert_same(folder_of(family), 4, whole_experts=True)
+
+
+def test_vectors_and_classes_are_whole_on_every_rank(folder_of, tmp_path):
+    classes = VectorOracle(QWEN3, ["a", "b", "c"]).save(tmp_path)
+    for folder, size in ((folder_of("falcon_h1"), 64), (classes, 3)):
+        asks = [
+            Ask(tokens(90, seed), SamplingParams(max_tokens=0, vector_from=first)) for seed, first in ((1, 89), (2, 0))
+        ]
+        one, two = (serve(threaded_engine(folder, ranks), asks) for ranks in (1, 2))
+        for alone, together in zip(one, two, strict=True):
+            assert len(alone.report.vector.mean) == size
+            assert together.report.vector.mean == pytest.approx(alone.report.vector.mean, abs=TOLERANCE)
 
 
 def test_chunks_hits_preemption_and_drafts_work_with_ranks(folder_of, monkeypatch):

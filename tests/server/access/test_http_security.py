@@ -7,7 +7,6 @@ import json
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
 
@@ -180,8 +179,12 @@ def test_the_document_knows_all_routes(open_server: Served):
     assert {(path, method) for path, method, _ in ROUTES if path not in older} <= told
 
 
+@pytest.mark.thorough
 def test_no_body_that_fits_the_document_breaks_the_server(open_server: Served):
     """A bounded run of schemathesis: whatever it makes up of the document gets a 2xx or a 4xx."""
+    # Its import takes seconds.
+    import schemathesis
+
     schema = schemathesis.openapi.from_dict(open_server.client.get("/openapi.json").json())
     # See `tests.support.texts`.
     schema.config.generation.codec = None

@@ -18,6 +18,8 @@ from weft.server.settings import ServerSettings
 from weft.server.texts import fields
 from weft.text.infill import Infill
 
+# Of Ollama's API: one token, at once.
+ONE = {"options": {"num_predict": 1}, "stream": False}
 BODIES = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "completion": ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
@@ -25,8 +27,11 @@ BODIES = {
     "message": ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
     "generate": ("/generate", {"text": "Hi", "sampling_params": {"max_new_tokens": 1}}),
     "sampling_params": ("/generate", {"text": "Hi"}),
-    "ollama_chat": ("/api/chat", {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": False}),
-    "ollama_generate": ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False}),
+    "ollama_chat": (
+        "/api/chat",
+        {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], **ONE},
+    ),
+    "ollama_generate": ("/api/generate", {"model": "tiny", "prompt": "Hi", **ONE}),
     "options": ("/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False}),
     "llama_completion": ("/completion", {"prompt": "Hi", "n_predict": 1}),
     "infill": ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 1}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import anthropic
 import httpx
 import hypothesis
 import pytest
@@ -42,6 +41,9 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served: Served):
+    # Its import takes seconds.
+    import anthropic
+
     with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0) as found:
         yield found
 
@@ -280,6 +282,7 @@ def test_silence_is_filled_with_pings(served: Served, monkeypatch: pytest.Monkey
 
 def test_an_error_within_a_stream_is_an_event(served: Served, monkeypatch: pytest.MonkeyPatch):
     """A stream that has begun cannot change its status."""
+    import anthropic
 
     def fails(generation, piece):
         raise EngineStopped("secret")
@@ -443,7 +446,7 @@ def test_no_body_breaks_the_server(served: Served, body):
 # the client -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_client_holds_a_conversation_with_a_tool(client: anthropic.Anthropic):
+def test_the_client_holds_a_conversation_with_a_tool(client):
     """Ask, get a call, return its result, get an answer."""
     asked = {"model": "tiny", "max_tokens": 200, "tools": THEIRS, "extra_body": {"temperature": 0}}
     first = client.messages.create(messages=USER, tool_choice={"type": "tool", "name": "weather"}, **asked)
@@ -460,7 +463,7 @@ def test_the_client_holds_a_conversation_with_a_tool(client: anthropic.Anthropic
     assert counted.input_tokens > client.messages.count_tokens(model="tiny", messages=USER).input_tokens
 
 
-def test_the_client_streams_text_thinking_and_tools(client: anthropic.Anthropic):
+def test_the_client_streams_text_thinking_and_tools(client):
     asked = {"model": "tiny", "max_tokens": 24, "messages": USER, "extra_body": {"temperature": 0}}
     whole = client.messages.create(**asked)
     with client.messages.stream(**asked) as stream:
@@ -480,7 +483,9 @@ def test_the_client_streams_text_thinking_and_tools(client: anthropic.Anthropic)
     assert final.content[0].input["city"] in ("Rome", "Oslo")
 
 
-def test_the_client_raises_its_own_exceptions(served: Served, client: anthropic.Anthropic):
+def test_the_client_raises_its_own_exceptions(served: Served, client):
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="other", max_tokens=1, messages=USER)
     assert missing.value.request_id

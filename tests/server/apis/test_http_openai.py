@@ -7,7 +7,6 @@ import math
 import subprocess
 import threading
 
-import openai
 import pytest
 
 from tests.support.servers.held_steps import SECONDS
@@ -26,6 +25,9 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served: Served):
+    # Its import takes seconds.
+    import openai
+
     return openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0)
 
 
@@ -281,7 +283,7 @@ def test_a_stream_says_what_the_whole_says(served: Served):
 # clients --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_openai_client_chats(client: openai.OpenAI):
+def test_the_openai_client_chats(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "seed": 1, "max_tokens": 12}
     whole = client.chat.completions.create(**asked)
@@ -293,14 +295,14 @@ def test_the_openai_client_chats(client: openai.OpenAI):
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens is not None
 
 
-def test_the_openai_client_completes(client: openai.OpenAI):
+def test_the_openai_client_completes(client):
     asked = {"model": "tiny", "prompt": "Once", "seed": 1, "max_tokens": 12}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
-def test_the_openai_client_parses_calls_and_schemas(client: openai.OpenAI):
+def test_the_openai_client_parses_calls_and_schemas(client):
     found = client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "x"}],
@@ -314,7 +316,9 @@ def test_the_openai_client_parses_calls_and_schemas(client: openai.OpenAI):
     assert json.loads(call.function.arguments)["city"] in ("Rome", "Oslo")
 
 
-def test_the_openai_client_is_told_what_is_wrong(client: openai.OpenAI):
+def test_the_openai_client_is_told_what_is_wrong(client):
+    import openai
+
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], temperature=1000)
     assert caught.value.param == "temperature"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 
 from tests.support.servers.http_server import Served, serving
@@ -25,6 +24,9 @@ def served():
 
 @pytest.fixture(scope="module")
 def client(served: Served):
+    # Its import takes seconds.
+    import openai
+
     return openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0)
 
 
@@ -180,7 +182,7 @@ def test_calls_have_events_of_their_own(served: Served):
     assert "".join(pieces) == events[-3]["arguments"] == events[-1]["response"]["output"][0]["arguments"]
 
 
-def test_the_openai_client_reads_responses(client: openai.OpenAI):
+def test_the_openai_client_reads_responses(client):
     asked = {"model": "tiny", "input": "Hello", "max_output_tokens": 8, "temperature": 0}
     whole = client.responses.create(**asked)
     assert whole.output_text

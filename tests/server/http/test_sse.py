@@ -8,8 +8,6 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import openai
-
 from tests.support.servers.asgi import Exchange, PacedEngine, application
 from tests.support.servers.held_steps import SECONDS, HeldSteps, wait_until
 from tests.support.servers.http_server import serving
@@ -243,6 +241,9 @@ BODY = {"prompt": "Once", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
 
 
 def test_openais_client_skips_comments(monkeypatch):
+    # Its import takes seconds.
+    import openai
+
     def ask(server: Any) -> list[Any]:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         body = {**BODY, "extra_body": {"ignore_eos": BODY["ignore_eos"]}}
@@ -256,6 +257,8 @@ def test_openais_client_skips_comments(monkeypatch):
 
 
 def test_openais_client_of_responses_skips_comments(monkeypatch):
+    import openai
+
     def ask(server: Any) -> list[str]:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
         stream = client.responses.create(model="tiny", input="Hello", max_output_tokens=4, stream=True)

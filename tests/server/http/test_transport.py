@@ -53,6 +53,7 @@ def presented(served: Served, context: ssl.SSLContext) -> str:
         return str(wire.getpeercert()["serialNumber"])
 
 
+@pytest.mark.thorough
 def test_https_with_a_certificate_that_is_read_again_on_a_hangup(authority, tmp_path, monkeypatch, capsys):
     files = write_certificate(authority, tmp_path)
     context = trusting(authority)

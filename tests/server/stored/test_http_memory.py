@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.support.servers.held_steps import wait_until
@@ -68,6 +67,9 @@ def test_a_response_goes_on_with_the_conversation_of_another(served: Served) -> 
 
 
 def test_openais_client_reads_and_removes_what_it_stored(served: Served) -> None:
+    # Its import takes seconds.
+    import openai
+
     client = openai.OpenAI(base_url=served.url + "/v1", api_key=ONE, max_retries=0)
     made = client.responses.create(model="tiny", input="Hello", max_output_tokens=4)
     assert client.responses.retrieve(made.id).output_text == made.output_text

@@ -72,9 +72,17 @@ class Remembered(NamedTuple):
     def by(cls, spec: MemorySpec) -> Remembered:
         return cls(bool(spec.state_bytes), bool(spec.page_bytes), spec.window)
 
-    def next_token(self, state: int, full: int, window: int) -> int:
+    def value(self, state: int, full: int, window: int) -> int:
         value = mix(state if self.state else 1, full if self.pages else 2)
-        return mix(value, window if self.window else 3) % VOCABULARY
+        return mix(value, window if self.window else 3)
+
+    def next_token(self, state: int, full: int, window: int) -> int:
+        return self.value(state, full, window) % VOCABULARY
+
+
+def hidden_of(value: int) -> np.ndarray:
+    """The hidden state of a position: small integers, so that sums are not rounded."""
+    return np.array([value & 0xFFFF, value >> 16 & 0xFFFF], np.float32)
 
 
 def drawn(token: int, number: float) -> int:
@@ -108,22 +116,14 @@ def oracle(
 
     With a seed, tokens are drawn.
     """
-    # Digests of the entries up to each position.
-    digests = [0]
-    state = last = entry = 0
+    run = LoneRun(spec, prompt, exact)
     tokens = list(prompt)
     answer: list[int] = []
-    remembered = Remembered.by(spec)
     masked = set() if allowed is None else set(range(VOCABULARY)).difference(allowed)
     while len(answer) < count:
-        for position, token in enumerate(tokens[len(digests) - 1 :], len(digests) - 1):
-            if exact:
-                token = rounded(token, *canonical_piece(position, len(prompt), spec.cell))
-            entry = mix(entry, token)
-            digests.append((digests[-1] + entry * int(_COEFFICIENTS[position])) & MASK)
-            state, last = mix(state, mix(last, token)), token
-        before = digests[max(0, len(tokens) - (remembered.window or 0))]
-        token = remembered.next_token(state, digests[-1], (digests[-1] - before) & MASK)
+        for token in tokens[run.length :]:
+            run.read(token)
+        token = run.value % VOCABULARY
         if seed is not None:
             token = drawn(token, uniform(np.array([seed], np.uint64), np.array([len(answer)]))[0])
         token = nearest(token, masked, lambda t: any(completes(word, answer, t) for word in bad_words))
@@ -132,6 +132,42 @@ def oracle(
         if token in stop:
             break
     return answer
+
+
+class LoneRun:
+    """Reads tokens one by one, without cache or batch."""
+
+    def __init__(self, spec: MemorySpec, prompt: list[int], exact: bool) -> None:
+        self.spec, self.prompt, self.exact = spec, prompt, exact
+        self.remembered = Remembered.by(spec)
+        self.state = self.last = self.entry = 0
+        # Digests of the entries up to each position.
+        self.digests = [0]
+
+    @property
+    def length(self) -> int:
+        return len(self.digests) - 1
+
+    def read(self, token: int) -> None:
+        if self.exact:
+            token = rounded(token, *canonical_piece(self.length, len(self.prompt), self.spec.cell))
+        self.entry = mix(self.entry, token)
+        self.state, self.last = mix(self.state, mix(self.last, token)), token
+        self.digests.append((self.digests[-1] + self.entry * int(_COEFFICIENTS[self.length])) & MASK)
+
+    @property
+    def value(self) -> int:
+        before = self.digests[max(0, self.length - (self.remembered.window or 0))]
+        return self.remembered.value(self.state, self.digests[-1], (self.digests[-1] - before) & MASK)
+
+
+def lone_vector(spec: MemorySpec, prompt: list[int], first: int, exact: bool = False) -> np.ndarray:
+    """The mean of the hidden states from a position on, without any cache, batch or memory limit."""
+    run, found = LoneRun(spec, prompt, exact), []
+    for token in prompt:
+        run.read(token)
+        found.append(hidden_of(run.value).astype(np.float64))
+    return np.mean(found[first:], axis=0).astype(np.float32)
 
 
 def rounded(token: int, first: int, end: int) -> int:
@@ -252,7 +288,21 @@ class RollingDevice(Device):
             for place, choice in enumerate(choices)
         ]
         self.leave_on_board(plan, tokens, sampled)
-        return Landing(np.array(sampled, np.int32), None, None)
+        return Landing(np.array(sampled, np.int32), None, None, vectors=self._vectors(plan, states))
+
+    def _vectors(self, plan: Plan, states: list[list[int]]) -> np.ndarray | None:
+        """Sums of the hidden states of the tokens that the plan asks for."""
+        if not len(plan.vector_index):
+            return None
+        last = np.cumsum(plan.end - plan.start)
+        sums = []
+        for index, count in zip(plan.vector_index.tolist(), plan.vector_count.tolist(), strict=True):
+            row = int(np.searchsorted(last, index, side="right"))
+            first = index - int(last[row] - (plan.end - plan.start)[row])
+            ends = [int(plan.start[row]) + place + 1 for place in range(first, first + count)]
+            values = [self._value(plan, row, states[row][end - int(plan.start[row]) - 1], end) for end in ends]
+            sums.append(np.sum([hidden_of(value) for value in values], axis=0))
+        return np.array(sums, np.float32)
 
     def leave_on_board(self, plan: Plan, tokens: list[list[int]], sampled: list[int]) -> None:
         """Leave the token after the last right draft of each row, and how many drafts were wrong."""
@@ -379,13 +429,16 @@ class RollingDevice(Device):
     # choosing -------------------------------------------------------------------------------------------------------
 
     def _choose(self, plan: Plan, row: int, state: int, end: int) -> int:
+        return self._value(plan, row, state, end) % VOCABULARY
+
+    def _value(self, plan: Plan, row: int, state: int, end: int) -> int:
         cell = self.spec.cell
         full = window = 0
         if self.remembered.pages:
             full = digest(self.memory[Kind.PAGE][plan.page_table[row, : -(-end // cell)]].ravel()[:end], 0)
         if self.remembered.window:
             window = self.digest_window(plan, row, end)
-        return self.remembered.next_token(state, full, window)
+        return self.remembered.value(state, full, window)
 
     def banned_tokens(self, plan: Plan, place: int) -> set[int]:
         """Tokens that the plan bans from its sampled row at `place`, whose input may be on the board."""

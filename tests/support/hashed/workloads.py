@@ -7,7 +7,14 @@ from random import Random
 
 import numpy as np
 
-from tests.support.hashed.rolling import VOCABULARY, RollingDevice, RoundingDevice, oracle, rolling_spec
+from tests.support.hashed.rolling import (
+    VOCABULARY,
+    RollingDevice,
+    RoundingDevice,
+    lone_vector,
+    oracle,
+    rolling_spec,
+)
 from weft.base.config import EngineConfig
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason
@@ -32,6 +39,7 @@ class Arrival:
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed: tuple[int, ...] | None = None
     seed: int | None = None  # None: greedy
+    vector_from: int | None = None  # None: it asks for an answer
 
     def answer(self, spec: MemorySpec, exact: bool = False) -> list[int]:
         return oracle(spec, self.prompt, self.count, self.stop, self.bad_words, self.allowed, exact, self.seed)
@@ -51,6 +59,7 @@ class Run:
     device: RollingDevice
     answers: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, FinishReason] = field(default_factory=dict)
+    vectors: dict[int, np.ndarray | None] = field(default_factory=dict)
 
 
 def make_arrivals(
@@ -154,6 +163,17 @@ def random_workload(seed: int, count: int = 8, **overrides: object) -> Workload:
     return Workload(spec, arrivals, replace(config, **overrides), lazy=random.random() < 0.5)
 
 
+def with_vectors(workload: Workload, seed: int) -> Workload:
+    """The same traffic, in which half of the requests ask for a vector: of the last token, or a mean."""
+    random, arrivals = Random(f"vectors {seed}"), []
+    for each in workload.arrivals:
+        if random.random() < 0.5:
+            first = random.choice([len(each.prompt) - 1, 0, random.randrange(len(each.prompt))])
+            each = replace(each, count=0, bad_words=(), allowed=None, vector_from=first)
+        arrivals.append(each)
+    return replace(workload, arrivals=arrivals)
+
+
 def run_workload(
     workload: Workload, engine_class: type[Engine] = Engine, device_class: type[RollingDevice] = RollingDevice
 ) -> Run:
@@ -186,6 +206,8 @@ def drive(workload: Workload, run: Run, max_steps: int = 5000) -> None:
                 run.answers[index].append(output.token)
             if output.finish is not None:
                 run.finished[index] = output.finish
+                if workload.arrivals[index].vector_from is not None:
+                    run.vectors[index] = run.engine.report(output.sequence).vector.mean
         steps += 1
         assert steps < max_steps, "the engine does not come to an end"
 
@@ -199,6 +221,7 @@ def request_of(arrival: Arrival) -> Request:
             seed=arrival.seed,
             bad_words=arrival.bad_words,
             allowed_token_ids=arrival.allowed,
+            vector_from=arrival.vector_from,
         ),
         stop_tokens=arrival.stop,
         salt=arrival.salt,
@@ -217,6 +240,9 @@ def check_answers(workload: Workload, run: Run) -> None:
             continue
         assert finish is not FinishReason.ERROR
         assert answer == expected, f"request {index} answered {answer}, not {expected}"
+        if arrival.vector_from is not None:
+            lone = lone_vector(workload.spec, arrival.prompt, arrival.vector_from, workload.config.exact)
+            assert np.array_equal(run.vectors[index], lone), f"request {index} has the vector of another run"
         stopped = bool(answer) and answer[-1] in arrival.stop
         assert finish is (FinishReason.STOP if stopped else FinishReason.LENGTH)
     assert not run.engine.ledger.leases

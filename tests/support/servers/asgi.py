@@ -60,7 +60,9 @@ async def application(
 class Exchange:
     """One request. `answer` runs it to its end; `start` leaves it running, for the test to read and to leave."""
 
-    def __init__(self, app: Any, path: str, body: Any = None, key: str | None = None, **scope: Any) -> None:
+    def __init__(
+        self, app: Any, path: str, body: Any = None, key: str | None = None, content: bytes | None = None, **scope: Any
+    ) -> None:
         headers = [(b"host", b"here")] + ([(b"authorization", f"Bearer {key}".encode())] if key else [])
         self._app = app
         self.scope = {
@@ -73,7 +75,7 @@ class Exchange:
             "headers": headers + scope.get("headers", []),
         }
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        content = b"" if body is None else json.dumps(body).encode()
+        content = content or (b"" if body is None else json.dumps(body).encode())
         self._incoming.put_nowait({"type": "http.request", "body": content})
         self.messages: list[dict[str, Any]] = []
         self._came = asyncio.Event()

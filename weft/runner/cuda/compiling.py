@@ -24,7 +24,7 @@ from weft.base.plan import Plan, Sampling
 from weft.device.devices import device_name
 from weft.kernels.interface import Operations
 from weft.memory.spec import MemorySpec
-from weft.models.model import CausalModel
+from weft.models.model import CausalModel, MatrixLayer
 from weft.runner.cuda.gpu_memory import largest_steps, scratch_runner, trial_of
 from weft.runner.cuda.recorded import recorded_steps
 from weft.runner.runner import Runner
@@ -106,13 +106,13 @@ def steps_of(
     device: torch.device | str,
     drafter: bool = False,
 ) -> Iterator[Callable[[], object]]:
-    """Yield the largest steps, prompts of all choices of expert kernels, the steps that are recorded, and one of each
-    way to sample, on scratch memory.
+    """Yield the largest steps, prompts of all choices of kernels, the steps that are recorded, and one of each way to
+    sample, on scratch memory.
 
     A `drafter` samples in one way.
     """
     runner = scratch_runner(model, spec, operations, rows + 1, device, drafter)
-    for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens)):
+    for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens), *stored_steps(model, tokens)):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
     in_turns = getattr(operations, "is_exact", False) and spec.draft_room > 0
     room = 0 if in_turns else spec.draft_room
@@ -133,6 +133,17 @@ def expert_steps(model: CausalModel, tokens: int) -> list[list[int]]:
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "route")]
     mixtures = {(layer.route.options["k"], layer.experts.weights.second.experts) for layer in layers}
     return [[size] for size in sorted({size for each in mixtures for size in last_tokens(*each)}) if size < tokens]
+
+
+def stored_steps(model: CausalModel, tokens: int) -> list[list[int]]:
+    """Return prompts of up to `tokens` that launch all kernels of matrices in formats."""
+    # Triton is not installed on machines without a GPU.
+    from weft.kernels.cuda.linear.packed import LAST_ROWS
+
+    layers = (module for module in model.modules() if isinstance(module, MatrixLayer))
+    if not any(part.dense is None for layer in layers for part in layer.stored_parts()):
+        return []
+    return [[size] for size in LAST_ROWS if size < tokens]
 
 
 def forward_in_turns(runner: Runner, size: int) -> object:

@@ -174,7 +174,7 @@ class RecordedSteps:
         decodes_only = len(plan.tokens) == plan.rows
         every = len(plan.sampled) == plan.rows
         is_drafter = self.computes.is_drafter
-        if len(plan.score_index) or not len(plan.sampled) or not (every or (decodes_only and not is_drafter)):
+        if plan.reads_prompts or not len(plan.sampled) or not (every or (decodes_only and not is_drafter)):
             return None
         return self.run(plan)
 

@@ -28,6 +28,7 @@ MAX_LIMIT = 1000
 OUTLINE_SECONDS = 1.0
 # A prefix is named by at least this many hexadecimal letters of its key, as the report shows it.
 NAME_LETTERS, KEY_LETTERS = 16, 64
+MODEL = "model"
 CHOICES = ("tenant", "digest", "prefix", "all")
 
 
@@ -44,7 +45,8 @@ def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) ->
         return answer(report)
 
     async def drop(request: Request) -> Response:
-        named = chosen(dict(request.query_params), keys)
+        # Where there are several models, the query also names one.
+        named = chosen({name: text for name, text in request.query_params.items() if name != MODEL}, keys)
         found = await backend.drop(**named)
         if stored is not None and named["prefix"] is None:
             found["dropped_responses"] = await stored.drop(named["tenant"])

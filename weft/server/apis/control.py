@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft import __version__
+from weft.answers.vectors import capabilities
 from weft.base.errors import EngineStopped, InvalidField, RequestError
 from weft.base.grid import CELL
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Tenant
-from weft.server.front import AskedPrompt, Front, new_name
+from weft.server.front import AskedPrompt, Front, ServerSide, new_name
 from weft.server.http.errors import json_response
 from weft.server.texts.bodies import read
 from weft.server.texts.prompt_builder import Prompt
@@ -62,6 +63,9 @@ def model_card(front: Front) -> dict[str, Any]:
         "owned_by": "weft",
         "root": info.name,
         "max_model_len": info.max_length,
+        "capabilities": capabilities(front.vectors),
+        "embedding_size": front.vectors.size if "embeddings" in capabilities(front.vectors) else None,
+        **({"aliases": front.aliases} if front.aliases else {}),
     }
 
 
@@ -75,7 +79,7 @@ async def model_info(front: Front, request: Request) -> Response:
             "dtype": info.dtype,
             "vocab_size": info.vocab_size,
             "max_length": info.max_length,
-            "is_generation": True,
+            "is_generation": front.vectors.generates,
             "has_tokenizer": front.tokenizer is not None,
             "has_chat_template": front.template is not None,
         }
@@ -116,7 +120,7 @@ async def server_info(front: Front, request: Request) -> Response:
     )
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(front: ServerSide, request: Request) -> Response:
     return json_response({"version": __version__})
 
 
@@ -148,7 +152,7 @@ async def health_generate(front: Front, request: Request) -> Response:
     """Report health by generating one token within a few seconds."""
     if not front.backend.healthy:
         raise EngineStopped("unhealthy")
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=int(front.vectors.generates), temperature=0.0, ignore_eos=True)
     asked = AskedPrompt(Prompt(np.zeros(1, np.int32)), params)
     generation = await front.generate([asked], Tenant(b"health"), name=new_name("health-"), priority=-1)
     try:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft.server.apis.openapi import document
-from weft.server.front import Front
+from weft.server.front import ServerSide
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -29,7 +29,7 @@ HEADERS = {
 }
 
 
-async def docs(front: Front, request: Request) -> Response:
+async def docs(front: ServerSide, request: Request) -> Response:
     return Response(page(front.model_name), headers=HEADERS, media_type="text/html")
 
 

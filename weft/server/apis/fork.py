@@ -191,6 +191,7 @@ class ForkedAnswer:
             StoredAnswer(
                 id=self.name,
                 tenant=tenant_digest(self.tenant.salt),
+                model=self.front.model_name,
                 created=float(self.created),
                 cache_salt=self.past.cache_salt,
                 tokens=as_bytes(self.past.prompt),

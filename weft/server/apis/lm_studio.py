@@ -25,7 +25,7 @@ def card(front: Front) -> dict[str, Any]:
     return {
         "id": front.model_name,
         "object": "model",
-        "type": "llm",
+        "type": "llm" if front.vectors.generates else "embeddings",
         "publisher": "weft",
         "arch": info.architecture,
         "compatibility_type": "safetensors",

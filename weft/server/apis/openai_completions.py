@@ -115,7 +115,7 @@ def prepare(front: Front, body: CompletionRequest, prompts: list[Prompt]) -> Com
     return Completion(front, body, asked)
 
 
-def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def as_prompts(prompt: str | list[str | int | list[int]], field: str = "prompt") -> list[str | list[int]]:
     """
     >>> as_prompts("a"), as_prompts([1, 2]), as_prompts(["a", [1]])
     (['a'], [[1, 2]], ['a', [1]])
@@ -126,7 +126,7 @@ def as_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int
     if numbers and len(numbers) == len(prompt):
         return [numbers]
     if numbers:
-        raise InvalidField("prompt", "must be a string, a list of token ids, or a list of those, not a mixture")
+        raise InvalidField(field, "must be a string, a list of token ids, or a list of those, not a mixture")
     return [each for each in prompt if not isinstance(each, int)]
 
 

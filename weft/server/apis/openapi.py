@@ -20,6 +20,15 @@ from weft.server.apis.openai_chat import ChatAnswer, ChatRequest
 from weft.server.apis.openai_completions import CompletionAnswer, CompletionRequest
 from weft.server.apis.openai_responses import ResponsesRequest
 from weft.server.apis.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest
+from weft.server.apis.vectors.answers import ClassAnswer, EmbeddingAnswer, RerankAnswer, ScoreAnswer
+from weft.server.apis.vectors.bodies import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    OllamaEmbeddingRequest,
+    OllamaEmbedRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from weft.server.batches.routes import CreateBatch
 from weft.server.batches.store import StoredBatch, StoredFile
 from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, OllamaErrorAnswer, is_anthropic, is_ollama
@@ -39,6 +48,15 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/fork", "post", "Go on with a running or stored answer from any of its tokens", ForkRequest, Object),
     ("/v1/messages", "post", "Generate a message with Anthropic's API", MessagesRequest, MessageAnswerBody),
     ("/v1/messages/count_tokens", "post", "Count the tokens of a conversation", CountRequest, CountAnswer),
+    ("/v1/embeddings", "post", "Embed texts or token ids", EmbeddingRequest, EmbeddingAnswer),
+    ("/v1/score", "post", "Score pairs of texts", ScoreRequest, ScoreAnswer),
+    ("/score", "post", "Same as /v1/score", ScoreRequest, ScoreAnswer),
+    ("/v1/rerank", "post", "Rank documents by how well they answer a query", RerankRequest, RerankAnswer),
+    ("/rerank", "post", "Same as /v1/rerank", RerankRequest, RerankAnswer),
+    ("/v2/rerank", "post", "Same as /v1/rerank, without documents (Cohere)", RerankRequest, RerankAnswer),
+    ("/classify", "post", "Classify texts with a model's class head", ClassifyRequest, ClassAnswer),
+    ("/api/embed", "post", "Embed texts (Ollama)", OllamaEmbedRequest, Object),
+    ("/api/embeddings", "post", "Embed a text (Ollama's older route)", OllamaEmbeddingRequest, Object),
     ("/tokenize", "post", "Convert texts and conversations to token ids", TokenizeRequest, TokenizeAnswer),
     ("/detokenize", "post", "Convert token ids to text", DetokenizeRequest, DetokenizeAnswer),
     ("/generate", "post", "Generate text (native API)", GenerateRequest, GenerateAnswer | list[GenerateAnswer]),
@@ -53,6 +71,7 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/api/v0/models", "get", "List the served model (LM Studio)", None, Object),
     ("/api/v0/chat/completions", "post", "Same as /v1/chat/completions (LM Studio)", ChatRequest, ChatAnswer),
     ("/api/v0/completions", "post", "Same as /v1/completions (LM Studio)", CompletionRequest, CompletionAnswer),
+    ("/api/v0/embeddings", "post", "Same as /v1/embeddings (LM Studio)", EmbeddingRequest, EmbeddingAnswer),
     ("/completion", "post", "Continue a text or token ids (llama.cpp)", LlamaCompletionRequest, Answers),
     ("/completions", "post", "Same as /completion", LlamaCompletionRequest, Answers),
     ("/infill", "post", "Fill in the text between two others (llama.cpp)", InfillRequest, Object),

@@ -12,7 +12,7 @@ from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField, RequestError
 from weft.base.tenants import tenant_digest
 from weft.server.access.auth import Tenant
-from weft.server.front import Front, new_name
+from weft.server.front import Front, ServerSide, new_name
 from weft.server.http.errors import json_response
 from weft.server.stored.answers import StoredAnswer, StoredAnswers, as_bytes
 from weft.server.texts.bodies import check_depth
@@ -29,7 +29,7 @@ class Shown(msgspec.Struct):
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
-def need_stored(front: Front, field: str) -> StoredAnswers:
+def need_stored(front: ServerSide, field: str) -> StoredAnswers:
     if front.stored is None:
         raise InvalidField(field, NO_MEMORY)
     return front.stored
@@ -109,6 +109,7 @@ def keep(
         StoredAnswer(
             id=body["id"],
             tenant=tenant_digest(tenant.salt),
+            model=front.model_name,
             created=float(body["created_at"]),
             cache_salt=cache_salt,
             tokens=as_bytes(answer.request.prompt),
@@ -121,24 +122,24 @@ def keep(
     )
 
 
-def named(front: Front, request: Request) -> StoredAnswer:
+def named(front: ServerSide, request: Request) -> StoredAnswer:
     found = need_stored(front, "id").find(request.path_params["name"], request.state.tenant)
     if not found.body:
         raise RequestError("id: this is a fork, not a response", 404, field="id")
     return found
 
 
-async def show(front: Front, request: Request) -> Response:
+async def show(front: ServerSide, request: Request) -> Response:
     return Response(named(front, request).body, media_type="application/json")
 
 
-async def delete(front: Front, request: Request) -> Response:
+async def delete(front: ServerSide, request: Request) -> Response:
     stored, name = need_stored(front, "id"), request.path_params["name"]
     await stored.delete(name, request.state.tenant)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 
-async def input_items(front: Front, request: Request) -> Response:
+async def input_items(front: ServerSide, request: Request) -> Response:
     """Show what a response was given: the conversation before it, and its own items."""
     found = named(front, request)
     items = [*msgspec.json.decode(found.earlier), *msgspec.json.decode(found.items)]

@@ -15,7 +15,7 @@ from weft.base.errors import RequestError
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_depth
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 # Higher numbers are scheduled later: every interactive request comes first.
 PRIORITY = (1 << 31) - 1
 # Where a body has its prompt.

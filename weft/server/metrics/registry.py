@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -97,8 +97,13 @@ class Metrics:
     async def render(self, backend: Backend, accept: str = "") -> Response:
         """Return the page that Prometheus scrapes."""
         await self.engine.refresh(backend)
-        encode, content_type = choose_encoder(accept)
-        return Response(encode(self.registry), headers={"content-type": content_type, "cache-control": "no-store"})
+        return rendered(self.registry, accept)
+
+
+def rendered(registry: CollectorRegistry, accept: str) -> Response:
+    """Return all metrics of a registry in an accepted format."""
+    encode, content_type = choose_encoder(accept)
+    return Response(encode(registry), headers={"content-type": content_type, "cache-control": "no-store"})
 
 
 class Meter:
@@ -438,10 +443,10 @@ def _drafts(counts: Mapping[str, Mapping[str, int]]) -> Iterator[Metric]:
     yield others
 
 
-def routes(metrics: Metrics, backend: Backend) -> list[Route]:
-    """Return the routes, to be mounted behind the keys."""
+def routes(render: Callable[[str], Awaitable[Response]]) -> list[Route]:
+    """Return the routes, to be mounted behind the keys. `render` returns the page in an accepted format."""
 
     async def show(request: Request) -> Response:
-        return await metrics.render(backend, request.headers.get("accept", ""))
+        return await render(request.headers.get("accept", ""))
 
     return [Route("/metrics", show, methods=["GET"])]

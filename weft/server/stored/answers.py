@@ -49,6 +49,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     items: bytes = b"[]"
     output: bytes = b"[]"
     body: bytes = b""
+    model: str = ""  # whose tokens they are; empty: kept by an earlier version
 
     @property
     def prompt(self) -> Tokens:

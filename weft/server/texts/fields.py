@@ -224,7 +224,7 @@ RULES: tuple[Rule, ...] = (
     *refused("min_keep", "is not supported", LLAMA, neutral=(0,)),
     # about the request, not the answer
     *ignored(MACHINE, "the server decides", OPTIONS),
-    *ignored("model", "there is one model", LLAMA),
+    *ignored("model", "it only says which of several models answers", LLAMA),
     *ignored("response_fields", "every field is sent", LLAMA),
     *ignored("user store", "nothing is stored", (*TEXT, *NATIVE)),
     *ignored("metadata", "nothing is stored", (*TEXT, *ANTHROPIC, *NATIVE)),
@@ -237,7 +237,7 @@ RULES: tuple[Rule, ...] = (
     *ignored("keep_alive", "only Ollama's routes have it", (*OPENAI, *ANTHROPIC, *NATIVE, *LLAMA)),
     *ignored("id_slot slot_id data_parallel_rank", "every request has what it needs"),
     *ignored("bootstrap_host bootstrap_port bootstrap_room", "there is one engine"),
-    *ignored("model", "there is one model", NATIVE),
+    *ignored("model", "it only says which of several models answers", NATIVE),
     *ignored("stream_options", "the last event has the usage", ("response", *NATIVE)),
     *ignored("stream_interval", "every token is sent at once"),
 )

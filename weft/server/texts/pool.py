@@ -12,8 +12,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from weft.base.child_processes import child_environment
 from weft.base.errors import EngineStopped, RequestError
@@ -143,6 +143,15 @@ class TextPool:
         for worker in (*self._idle, *self._busy):
             worker.kill()
         self._idle.clear()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Have workers until the end."""
+        await self.start()
+        try:
+            yield
+        finally:
+            self.stop()
 
     async def run(self, name: str, facts: PromptFacts, body: bytes) -> bytes:
         """Return a worker's result for a body; raises what it raises. Cancelling ends the worker."""

@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from weft.answers.requests import NO_TEXT
 from weft.base.errors import InvalidField, RequestError
 from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
+from weft.base.vectors import VectorFacts
 from weft.server.settings import Limits
 from weft.server.texts.bodies import check_items, depth_of
 from weft.server.texts.openai_messages import (
@@ -37,6 +39,8 @@ from weft.text.tokenizer import Tokenizer
 
 # Characters of the name of a template variable.
 MAX_VARIABLE = 64
+# What an engine has that says nothing of them.
+NO_VECTORS = VectorFacts(0, refused="its engine reports none")
 # The tag of a model in Ollama's API; there is no other.
 LATEST = ":latest"
 
@@ -52,6 +56,7 @@ class PromptFacts(msgspec.Struct, frozen=True):
     max_length: int
     room: int
     aliases: tuple[str, ...] = ()
+    vectors: VectorFacts | None = None
 
     def is_model(self, name: str) -> bool:
         """Return whether the model has this name. Ollama's clients may add a tag to it."""
@@ -112,6 +117,11 @@ class PromptBuilder:
             raise RequestError(NO_TOKENIZER)
         return self.tokenizer
 
+    @property
+    def vectors(self) -> VectorFacts:
+        """What embeddings and classes the model has."""
+        return self.facts.vectors or NO_VECTORS
+
     def check_size(self, characters: int, field: str) -> None:
         """Refuse a text that cannot fit whatever its tokens are, before spending time and memory on tokenizing it."""
         most = self.facts.room * self.need_tokenizer().characters_per_token
@@ -128,10 +138,26 @@ class PromptBuilder:
             return asked
         return max(1, self.facts.room - max(1, max_tokens or 0))
 
-    def encode(self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None) -> list[Prompt]:
-        """Return prompts, given as texts or token ids, as token ids: all of them, or the last `keep` of each."""
-        if not 0 < len(prompts) <= self.limits.prompts:
-            raise InvalidField(field, f"must have 1 to {self.limits.prompts} prompts, got {len(prompts)}")
+    def first_tokens(self, text: str, count: int) -> str:
+        """Return the beginning of a text that has at most `count` tokens."""
+        if len(text) <= count:
+            return text
+        tokenizer = self.need_tokenizer()
+        # No token has more characters, so the rest is not worth the time to tokenize it.
+        begun = text[: (count + 1) * tokenizer.characters_per_token]
+        ends = tokenizer.ends(begun)[:count]
+        return begun[: ends[-1]] if ends else begun
+
+    def encode(
+        self, prompts: Sequence[str | list[int]], field: str, keep: int | None = None, most: int | None = None
+    ) -> list[Prompt]:
+        """Return prompts, given as texts or token ids, as token ids: all of them, or the last `keep` of each.
+
+        There may be as many as a body may have, or `most`.
+        """
+        most = self.limits.prompts if most is None else most
+        if not 0 < len(prompts) <= most:
+            raise InvalidField(field, f"must have 1 to {most} prompts, got {len(prompts)}")
         if keep is None:
             for prompt in prompts:
                 if isinstance(prompt, str):
@@ -198,6 +224,8 @@ class PromptBuilder:
 
         `opens`: add the opening of the next message. `continues`: end within the last message instead.
         """
+        if not self.vectors.generates:
+            raise RequestError(NO_TEXT)
         plain = plain_messages(messages, self.limits, places, field)
         shown, _ = wanted_tools(tools, choice, self.limits)
         known = self.variables(variables)

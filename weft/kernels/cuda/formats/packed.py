@@ -1,9 +1,10 @@
 """Layouts that the kernels of a GPU read: codes in tiles, their bits placed so that few instructions make bfloat16.
 
 A tile has 16 outputs and 128 inputs and is contiguous; the tiles of 16 outputs follow each other. A matrix is padded to
-whole tiles with zeros. Inside, 32 bits hold four codes of FP8, or eight of MXFP4, and `PLACES` says where each bit of a
-code lies: shifts and masks of the whole word move two codes at a time to where bfloat16 has its sign, the low bits of
-its exponent and the high bits of its mantissa (`codes.py`). What results is the number times a power of two.
+whole tiles with zeros. A line of a tile is 32 words of two pairs of codes (FP8), or 16 words of four (MXFP4): the first
+pairs of all words are the first inputs, the second pairs the inputs after these. `PLACES` says where each bit of a code
+lies in its half of a word: a few shifts and masks move both codes of a pair to where bfloat16 has its sign, the low
+bits of its exponent and the high bits of its mantissa (`codes.py`). What results is the number times a power of two.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ EXPONENT_SHIFT, MOST_EXPONENT = 62, 192
 
 @dataclass(frozen=True, slots=True)
 class CodeTiles(Layout):
-    """FP8 or MXFP4 in tiles. Tensors: codes [tiles of outputs, tiles of inputs, 16, bytes of 128 codes], and scales.
+    """FP8 or MXFP4 in tiles. Tensors: codes [tiles of outputs, tiles of inputs, 16, words of 128 codes], and scales.
 
     FP8 has scales [blocks of outputs, tiles of inputs], times 2**60, of `block_rows` outputs; or, without
-    `block_rows`, [outputs]. MXFP4 has exponents [tiles of outputs, tiles of inputs, 16, 4].
+    `block_rows`, [outputs]. MXFP4 has words of four exponents, [tiles of outputs, tiles of inputs, 16].
     """
 
     block_rows: int | None = None
@@ -65,7 +66,7 @@ class CodeTiles(Layout):
                 return values * (scales[..., : stored.outputs] * 2.0**-FP8_FACTOR).unsqueeze(-1)
             own = scales.repeat_interleave(self.block_rows, -2)[..., : stored.outputs, :] * 2.0**-FP8_FACTOR
             return values * own.repeat_interleave(STEP, -1)[..., : stored.inputs]
-        own = scales.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+        own = scales.contiguous().unsqueeze(-1).view(torch.uint8).transpose(-3, -2).flatten(-2).flatten(-3, -2)
         plain = Stored(Mxfp4(), (found[..., 0::2] | found[..., 1::2] << 4, own - EXPONENT_SHIFT), *found.shape[-2:])
         return plain.decode()[..., : stored.outputs, : stored.inputs]
 
@@ -75,7 +76,7 @@ class CodeTiles(Layout):
         codes, scales = stored.tensors
         last = -(-end // LINES)
         if not self.is_fp8:
-            own = scales[..., start // LINES : last, :, :, :]
+            own = scales[..., start // LINES : last, :, :]
         elif self.block_rows is None:
             own = scales[..., start : last * LINES]
         else:
@@ -84,7 +85,7 @@ class CodeTiles(Layout):
         return Stored(self, tensors, end - start, stored.inputs)
 
 
-FP8, MXFP4 = "fp8 in tiles 1", "mxfp4 in tiles 1"
+FP8, MXFP4 = "fp8 in tiles 2", "mxfp4 in tiles 2"
 
 
 def pack(stored: Stored) -> Stored:
@@ -123,13 +124,13 @@ def packed_mxfp4(stored: Stored) -> Stored | None:
     codes, scales = stored.tensors
     if int(scales.max()) > MOST_EXPONENT:
         return None
-    tiles = in_tiles(scales + EXPONENT_SHIFT, STEP // BLOCK)
+    exponents = in_tiles(scales + EXPONENT_SHIFT, STEP // BLOCK).view(torch.int32).squeeze(-1)
 
     def numbers(part: Tensor) -> Tensor:
         found: Tensor = torch.stack((part & 15, part >> 4), -1).flatten(-2)
         return found
 
-    return Stored(CodeTiles(MXFP4), (placed(codes, numbers, MXFP4_PLACES), tiles), stored.outputs, stored.inputs)
+    return Stored(CodeTiles(MXFP4), (placed(codes, numbers, MXFP4_PLACES), exponents), stored.outputs, stored.inputs)
 
 
 def in_tiles(matrix: Tensor, width: int) -> Tensor:
@@ -140,40 +141,39 @@ def in_tiles(matrix: Tensor, width: int) -> Tensor:
     return found
 
 
-def placed(codes: Tensor, numbers: Callable[[Tensor], Tensor], places: Sequence[Runs]) -> Int[Tensor, "*tiles bytes"]:
+def placed(codes: Tensor, numbers: Callable[[Tensor], Tensor], places: Sequence[Runs]) -> Int[Tensor, "*tiles words"]:
     """Return codes in tiles, with their bits where `places` wants them. A few lines are packed at a time."""
     *experts, lines, _ = codes.shape
     columns = numbers(codes[..., :1, :]).shape[-1]
     many = codes.reshape(-1, lines, codes.shape[-1])
-    groups, steps, size = -(-lines // LINES), -(-columns // STEP), 4 * STEP // len(places)
-    out = torch.empty(len(many), groups, steps, LINES, size, dtype=torch.uint8, device=codes.device)
+    groups, steps, size = -(-lines // LINES), -(-columns // STEP), STEP // len(places)
+    out = torch.empty(len(many), groups, steps, LINES, size, dtype=torch.int32, device=codes.device)
     at_once = max(1, AT_ONCE // (LINES * columns))
     for number in range(len(many)):
         for first in range(0, groups, at_once):
             tiles = in_tiles(numbers(many[number, first * LINES : (first + at_once) * LINES]), STEP)
-            out[number, first : first + at_once] = words_of(tiles, places).view(torch.uint8)
+            out[number, first : first + at_once] = words_of(tiles, places)
     return out.view(*experts, groups, steps, LINES, size)
 
 
 def words_of(tiles: Int[Tensor, "*tiles 128"], places: Sequence[Runs]) -> Int[Tensor, "*tiles words"]:
-    """Return the words of codes. Four bytes hold adjacent codes of each half, if there are two to a byte."""
-    parts = len(places) // 4
-    codes = tiles.int().unflatten(-1, (parts, -1, 4)).transpose(-3, -2).flatten(-2)
-    words = torch.zeros_like(codes[..., 0])
+    """Return the words of codes."""
+    # A word has two codes of each of these parts of its line.
+    codes = tiles.int().unflatten(-1, (len(places) // 2, -1, 2))
+    words = torch.zeros_like(codes[..., 0, :, 0])
     for number, runs in enumerate(places):
         for here, there, count in runs:
-            words |= ((codes[..., number] >> here) & ((1 << count) - 1)) << there
+            words |= ((codes[..., number // 2, :, number % 2] >> here) & ((1 << count) - 1)) << there
     return words
 
 
-def unplaced(codes: Int[Tensor, "*tiles bytes"], places: Sequence[Runs]) -> Int[Tensor, "*experts outputs inputs"]:
+def unplaced(words: Int[Tensor, "*tiles words"], places: Sequence[Runs]) -> Int[Tensor, "*experts outputs inputs"]:
     """Return the codes of whole tiles, as integers, line by line."""
-    words = codes.contiguous().view(torch.int32)
     found = []
     for runs in places:
         parts = [((words >> there) & ((1 << count) - 1)) << here for here, there, count in runs]
         found.append(sum(parts[1:], parts[0]))
-    numbers = torch.stack(found, -1).unflatten(-1, (len(places) // 4, 4)).transpose(-3, -2).flatten(-3)
     # Tiles of outputs, tiles of inputs, lines, columns.
-    lines: Tensor = numbers.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+    columns = torch.stack(found, -1).unflatten(-1, (-1, 2)).transpose(-3, -2).flatten(-3)
+    lines: Tensor = columns.transpose(-3, -2).flatten(-2).flatten(-3, -2)
     return lines

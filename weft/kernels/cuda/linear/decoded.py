@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, weights_of
+from weft.kernels.cuda.formats.codes import STEP, form_of, numbers_of, scales_of, words_of
 from weft.kernels.cuda.formats.packed import LINES
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.launching import jit, named
@@ -19,6 +19,8 @@ from weft.kernels.formats.stored import Stored
 
 # Numbers of a piece: enough outputs to occupy a GPU, in memory that mostly stays in its cache.
 PIECE = 32 << 20
+# Outputs of a program that decodes.
+OUTPUTS = 64
 
 
 def multiply_decoded(
@@ -48,27 +50,28 @@ def decode_into(part: Stored, first: int, found: Float[Tensor, "outputs inputs"]
     form = form_of(part)
     assert form is not None
     codes, scales = part.tensors
-    decode_kernel[(-(-len(found) // LINES), -(-part.inputs // TILE_INPUTS))](
+    decode_kernel[(-(-len(found) // OUTPUTS), -(-part.inputs // TILE_INPUTS))](
         named(codes=codes, scales=scales, found=found, first=first, last=first + len(found), inputs=part.inputs),
-        **form, num_warps=2, **early(found),
+        OUTPUTS=OUTPUTS, **form, num_warps=4, **early(found),
     )  # fmt: skip
 
 
 @jit(do_not_specialize=["first", "last"])
 def decode_kernel(
     codes, scales, found, first, last, inputs,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, EARLY: tl.constexpr,
+    OUTPUTS: tl.constexpr, FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Program (16 outputs, 128 inputs). `first` is a multiple of 16."""
+    """Program (outputs, 128 inputs)."""
     wait(EARLY)
-    output, step = first + tl.program_id(0) * TILE + tl.arange(0, TILE), tl.program_id(1)
-    line = tl.minimum(output, last - 1)
+    PAIRS: tl.constexpr = 2 if FORMAT == "fp8" else 4
+    WORDS: tl.constexpr = STEP // (2 * PAIRS)
+    output, step = first + tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS), tl.program_id(1)
+    line, word = tl.minimum(output, last - 1), tl.arange(0, WORDS)
     target = found + (output - first).to(tl.int64)[:, None] * inputs
-    SIZE: tl.constexpr = STEP if FORMAT == "fp8" else STEP // 2
-    column = tl.arange(0, SIZE) + step * STEP
-    is_line = (output < last)[:, None]
-    low, high = weights_of(codes, scales, line, step, inputs, FORMAT, BLOCK_ROWS)
-    tl.store(target + column[None, :], low.to(found.dtype.element_ty), mask=is_line & (column < inputs)[None, :])
-    if FORMAT == "mxfp4":
-        column += SIZE
-        tl.store(target + column[None, :], high.to(found.dtype.element_ty), mask=is_line & (column < inputs)[None, :])
+    owned, stride = scales_of(scales, line, inputs, FORMAT, BLOCK_ROWS)
+    words = tl.load(words_of(codes, line, step, inputs, WORDS)[:, None] + word[None, :])
+    scale = tl.load(owned + step * stride)
+    for pair in tl.static_range(PAIRS):
+        column = tl.arange(0, 2 * WORDS) + step * STEP + pair * 2 * WORDS
+        numbers = numbers_of(words, scale, pair, FORMAT, True, OUTPUTS).to(found.dtype.element_ty)
+        tl.store(target + column[None, :], numbers, mask=(output < last)[:, None] & (column < inputs)[None, :])

@@ -2,7 +2,7 @@
 
 Few rows are bound by reading the codes once, which takes many active programs: where there are few outputs, several
 split the inputs, and the last to finish adds up their sums in order, or leaves that to the residual stream. Of many
-rows, a program takes a tile, whose codes it decodes once.
+rows, a program takes a tile, whose codes it decodes once, in registers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, summed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
-from weft.kernels.cuda.launch.gpus import H200, Gpu, gpu_of
+from weft.kernels.cuda.launch.gpus import H200
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, on_branch, wait
 from weft.kernels.cuda.linear.between import between
@@ -34,32 +34,61 @@ class Division(NamedTuple):
     shares: int  # programs that split the inputs of these
     warps: int
     stages: int
-    rows_first: bool  # rows are the first operand of the matmul: decoded weights lie in shared memory, not in registers
+    rows_first: bool  # rows are the first operand of the matmul: decoded weights pass through shared memory
 
 
 # Adjacent tiles of rows that are computed for the same outputs one after another, while the codes are in the cache.
 ADJACENT = 8
-# Programs that keep the memory busy, and the fewest tiles of inputs of a share.
-PROGRAMS, LEAST_STEPS = 264, 4
-# Rows up to which a program takes all of them.
-MOST_ROWS = 64
+# Programs that keep the memory busy with one row and with many, and the fewest tiles of inputs of a share.
+PROGRAMS, MANY_PROGRAMS, LEAST_STEPS = 240, 120, 4
+# Blocks of 64 outputs that occupy a GPU, so that inputs need not be split.
+WIDE = 180
+# Rows from which a matrix is decoded first and multiplied by torch's library, if it is wide and if it is not.
+LIBRARY_ROWS, NARROW_LIBRARY_ROWS = 1024, 384
+# Rows after which other kernels are launched.
+LAST_ROWS = (8, 16, 32, 64, 128, NARROW_LIBRARY_ROWS - 1, LIBRARY_ROWS - 1)
+# Bytes of partial sums beyond which rows are computed in parts.
+MOST_PARTIAL = 64 << 20
 
 
-def cut(rows: int, outputs: int, inputs: int, gpu: Gpu = H200) -> Division:
+def cut(rows: int, outputs: int, inputs: int) -> Division:
     """Return a division into programs.
 
     >>> cut(1, 4480, 15680), cut(40, 12288, 4096).rows
-    (Division(rows=8, outputs=64, shares=4, warps=4, stages=4, rows_first=False), 64)
+    (Division(rows=8, outputs=32, shares=4, warps=2, stages=4, rows_first=False), 64)
+    >>> cut(30, 4480, 15680).shares, cut(30, 22656, 4480).outputs, cut(128, 4480, 15680).shares
+    (4, 64, 3)
     """
-    if rows > MOST_ROWS:
-        wide = -(-rows // 128) * -(-outputs // 128) >= gpu.multiprocessors
-        return Division(128, 128, 1, 8, 3, True) if wide else Division(64 if rows <= 64 else 128, 64, 1, 4, 4, True)
-    shares = shares_of(outputs, inputs)
     if rows <= 8:
-        return Division(8, 64, shares, 4, 4, False)
-    if rows <= 16:
-        return Division(16, 64, shares, 2, 4, False)
-    return Division(32, 64, shares, 4, 4, True) if rows <= 32 else Division(64, 64, shares, 4, 4, True)
+        return Division(8, 32, shares_of(outputs, inputs), 2, 4, False)
+    wide, steps = is_wide(outputs), -(-inputs // TILE_INPUTS)
+    if rows <= 32:
+        height = 16 if rows <= 16 else 32
+        if wide:
+            return Division(height, 64, 1, 4, 4, False)
+        return Division(height, 128, doubled(-(-outputs // 128), steps, MANY_PROGRAMS), 4, 4, False)
+    if wide or rows > 128:
+        return Division(64 if rows <= 64 else 128, 64, 1, 4, 3, False)
+    blocks = -(-outputs // 128) * -(-rows // 64)
+
+    def length(shares: int) -> int:
+        """Return how long it takes if a multiprocessor computes one program at a time."""
+        return -(-blocks * shares // H200.multiprocessors) * -(-steps // shares)
+
+    return Division(64, 128, min((1, 2, 3, 4), key=length), 8, 3, False)
+
+
+def is_wide(outputs: int) -> bool:
+    return -(-outputs // 64) >= WIDE
+
+
+def by_library(rows: int, outputs: int) -> bool:
+    """Return whether it is faster to decode the matrix first.
+
+    >>> by_library(1024, 22656), by_library(512, 22656), by_library(512, 4480)
+    (True, False, True)
+    """
+    return rows >= (LIBRARY_ROWS if is_wide(outputs) else NARROW_LIBRARY_ROWS)
 
 
 def exact_cut(rows: int, outputs: int, inputs: int) -> Division:
@@ -74,8 +103,12 @@ def shares_of(outputs: int, inputs: int) -> int:
     >>> shares_of(4480, 15680), shares_of(22656, 4480), shares_of(64, 4096), shares_of(64, 512)
     (4, 1, 8, 1)
     """
-    shares, blocks, steps = 1, -(-outputs // 64), -(-inputs // TILE_INPUTS)
-    while blocks * shares < PROGRAMS and steps >= 2 * LEAST_STEPS * shares:
+    return doubled(-(-outputs // 64), -(-inputs // TILE_INPUTS), PROGRAMS)
+
+
+def doubled(blocks: int, steps: int, programs: int) -> int:
+    shares = 1
+    while blocks * shares < programs and steps >= 2 * LEAST_STEPS * shares:
         shares *= 2
     return shares
 
@@ -100,24 +133,23 @@ def multiply_packed(
     form, (rows, inputs), outputs = form_of(part), x.shape, part.outputs
     assert form is not None
     results, exact = outputs // parts, fold or x.dtype != torch.bfloat16
-    # Large tiles have no registers left for a second sum, which scales of blocks need.
-    fold = exact or (by is None and rows > MOST_ROWS and bool(form["BLOCK_ROWS"]))
-    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs, gpu_of(x.device)))
+    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs))
     steps = -(-inputs // TILE_INPUTS)
     share = -(-steps // by.shares)
     shares = -(-steps // share)
     summed = summed or shares == 1
-    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if shares > 1 else None
     y = out
     if summed and y is None:
         y = torch.empty(rows, results, dtype=x.dtype, device=x.device)
     tiles = -(-rows // by.rows) * -(-results // (by.outputs // parts))
-    if y is not None and shares > 1 and tiles > COUNTERS and rows > by.rows:
+    partial = 4 * shares * rows * outputs if shares > 1 else 0
+    if y is not None and shares > 1 and rows > by.rows and (tiles > COUNTERS or partial > MOST_PARTIAL):
         # Every tile has a counter. Rows do not see each other.
         first = -(-rows // (2 * by.rows)) * by.rows
         for some, own in ((x[:first], y[:first]), (x[first:], y[first:])):
             multiply_packed(some, part, bias, activation, parts, fold=fold, by=by, out=own)
         return y
+    found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if partial else None
     codes, *scales = part.tensors
     packed_kernel[(tiles, shares)](
         named(
@@ -125,7 +157,7 @@ def multiply_packed(
             y=y, y_stride=0 if y is None else y.stride(0), found=found, come=counters(x.device, on_branch()),
             outputs=outputs, inputs=inputs, share=share,
         ),
-        SHARES=shares, ROWS=by.rows, OUTPUTS=by.outputs, ROWS_FIRST=by.rows_first, FOLD=fold, **form,
+        SHARES=shares, ROWS=by.rows, OUTPUTS=by.outputs, ROWS_FIRST=by.rows_first, FOLD=exact, **form,
         EVEN=inputs % TILE_INPUTS == 0, NAME=activation or "", PARTS=parts, ADJACENT=ADJACENT,
         num_warps=by.warps, num_stages=by.stages, **early(x),
     )  # fmt: skip

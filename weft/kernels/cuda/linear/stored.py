@@ -16,14 +16,13 @@ from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
-from weft.kernels.cuda.linear.packed import multiply_packed
+from weft.kernels.cuda.linear.packed import by_library, multiply_packed
+from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
 
-# Rows from which decoding a matrix first, and torch's library, are faster.
-LIBRARY_ROWS = 1024
 # Rows and outputs of a program of the simple kernel.
 ROWS, OUTPUTS = 16, 64
 MANY_ROWS = 64
@@ -56,17 +55,21 @@ def multiply_part(
     if isinstance(part.format, OtherInputs):
         x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
     if is_packed(part) or (part.dense is not None and part.dense.dtype == x.dtype and part.dense.is_contiguous()):
-        if len(x) >= LIBRARY_ROWS and not exact:
+        if by_library(len(x), part.outputs) and not exact:
             multiply_decoded(x, part, bias, y)
         else:
             multiply_packed(x, part, bias, fold=exact, out=y)
         return
     form = form_of(part)
+    if form is None and exact:
+        y.copy_(tiled(x, part.decode().to(x.dtype), bias))
+        return
     if form is None:
         total = decoded(x, part)
         y.copy_(total if bias is None else total + bias.float())
         return
-    rows = ROWS if len(x) <= ROWS else MANY_ROWS
+    # Tensor cores add up in another order where a tile has few rows.
+    rows = ROWS if len(x) <= ROWS and not exact else MANY_ROWS
     stored_kernel[(-(-part.outputs // OUTPUTS), -(-len(x) // rows))](
         named(x=x, x_stride=x.stride(0), rows=len(x)), pointers(part),
         named(bias=bias, y=y, y_stride=y.stride(0), outputs=part.outputs, inputs=part.inputs),
@@ -90,7 +93,7 @@ def activated_stored(
     part = whole(weight)
     if part is None or activation not in NAMES or part.outputs % (LINES * parts) or x.ndim != 2 or x.stride(1) != 1:
         return None
-    if not 0 < len(x) < LIBRARY_ROWS:
+    if not len(x) or (by_library(len(x), part.outputs) and not exact):
         return None
     return multiply_packed(x, part, weight.bias, NAMES[activation], parts, fold=exact)
 
@@ -98,7 +101,7 @@ def activated_stored(
 def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tensor:
     """Return the matmul, possibly in parts that are still to be added up."""
     part = whole(weight)
-    if part is None or x.ndim != 2 or x.stride(1) != 1 or not 0 < len(x) < LIBRARY_ROWS:
+    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or by_library(len(x), part.outputs):
         return multiply_stored(x, weight)
     return multiply_packed(x, part, weight.bias, summed=False)
 

@@ -32,23 +32,20 @@ class PairTiles(NamedTuple):
     outputs: int
     warps: int
     stages: int
-    rows_first: bool  # pairs are the first operand of the matmul: decoded weights lie in shared memory
+    rows_first: bool  # pairs are the first operand of the matmul: decoded weights pass through shared memory
 
 
-# By the number of pairs per tile: of the first matmul and of the second.
+# Of both matmuls: of pairs that are computed alone, and by the number of pairs per tile.
+ALONE = (PairTiles(8, 32, 2, 4, False),) * 2
 TILES = {
-    8: (PairTiles(8, 32, 4, 4, False), PairTiles(8, 64, 4, 4, False)),
-    16: (PairTiles(16, 64, 2, 4, False), PairTiles(16, 64, 2, 4, False)),
-    32: (PairTiles(32, 64, 4, 4, True), PairTiles(32, 64, 4, 4, True)),
-    64: (PairTiles(64, 64, 4, 4, True), PairTiles(64, 64, 4, 4, True)),
-    128: (PairTiles(128, 128, 8, 3, True), PairTiles(128, 128, 8, 3, True)),
+    8: (PairTiles(8, 128, 4, 3, False),) * 2,
+    16: (PairTiles(16, 64, 4, 4, False),) * 2,
+    32: (PairTiles(32, 64, 4, 4, False),) * 2,
+    64: (PairTiles(64, 64, 4, 3, False),) * 2,
+    128: (PairTiles(128, 128, 8, 3, False),) * 2,
 }
 # Of exact mode, which adds up in the same order with all of them.
 EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 4, 3, True),) * 2}
-# Larger tiles have no registers left for a second sum, which scales of blocks need: they round weights first.
-MOST_PAIRS = 64
-# Lines of a first matmul from which its tiles are as wide as those of the second.
-WIDE_LINES = 4096
 
 
 def can_pack(layer: ExpertWeights) -> bool:
@@ -62,13 +59,9 @@ def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> 
     experts = layer.first.experts
     if exact:
         return EXACT[64 if tokens <= most_tokens(64, k, experts) else 128]
-    pairs = 8 if are_alone(tokens, k, experts) else 16
-    if pairs == 16:
-        pairs = next((size for size in TILES if size > 8 and tokens <= most_tokens(size, k, experts)), 128)
-    first, second = TILES[pairs]
-    if pairs == 8 and layer.first.outputs >= WIDE_LINES:
-        first = first._replace(outputs=64)
-    return first, second
+    if are_alone(tokens, k, experts):
+        return ALONE
+    return TILES[next((size for size in TILES if tokens <= most_tokens(size, k, experts)), 128)]
 
 
 def are_alone(tokens: int, k: int, experts: int) -> bool:
@@ -109,7 +102,7 @@ def multiply_experts(
     form, pairs, count = form_of(matrices), chosen.numel(), matrices.experts
     assert form is not None
     parts = 1 if activation is None else activation.parts
-    fold = exact or x.dtype != torch.bfloat16 or (tiles.pairs > MOST_PAIRS and bool(form["BLOCK_ROWS"]))
+    fold = exact or x.dtype != torch.bfloat16
     out = torch.empty(pairs, matrices.outputs // parts, dtype=x.dtype, device=x.device)
     # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)

@@ -97,7 +97,7 @@ class OllamaAnswer:
 
     def _line(self, content: str, thinking: str, calls: list[ToolCall], outputs: list[Output]) -> Object:
         """Return a piece of the answer, which is not the last one yet."""
-        found = heading(self.front)
+        found = heading(self.front.model_name)
         shown: Object = {"thinking": thinking} if thinking else {}
         if self.is_chat:
             message: Object = {"role": "assistant", "content": content, **shown}
@@ -129,17 +129,17 @@ class OllamaAnswer:
         }
 
 
-def heading(front: Front) -> Object:
-    return {"model": front.model_name, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+def heading(model: str) -> Object:
+    return {"model": model, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
 
 
-def nothing(front: Front, body: OllamaChatRequest | OllamaGenerateRequest) -> Object:
+def nothing(model: str, body: OllamaChatRequest | OllamaGenerateRequest) -> Object:
     """Return the answer to a body without a prompt, which asks to load the model, or to unload it."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     empty: Object = {"response": ""}
     if isinstance(body, OllamaChatRequest):
         empty = {"message": {"role": "assistant", "content": ""}}
-    return heading(front) | empty | {"done": True, "done_reason": reason}
+    return heading(model) | empty | {"done": True, "done_reason": reason}
 
 
 def call_of(call: ToolCall) -> Object:

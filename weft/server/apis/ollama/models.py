@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from weft import __version__
+from weft.answers.vectors import capabilities as can
 from weft.base.errors import InvalidField, RequestError
 from weft.server.apis.control import CREATED
-from weft.server.front import Front
+from weft.server.front import Front, ServerSide
 from weft.server.http.errors import json_response
 from weft.server.texts.bodies import read
 from weft.text.infill import Infill
@@ -43,7 +44,7 @@ async def running(front: Front, request: Request) -> Response:
     return json_response({"models": [card(front) | loaded]})
 
 
-async def version(front: Front, request: Request) -> Response:
+async def version(front: ServerSide, request: Request) -> Response:
     return json_response({"version": OLLAMA_VERSION, "weft": __version__})
 
 
@@ -72,7 +73,7 @@ async def show(front: Front, request: Request) -> Response:
     )
 
 
-async def unchanged(front: Front, request: Request) -> Response:
+async def unchanged(front: ServerSide, request: Request) -> Response:
     await front.receiving.read_body(request)
     raise RequestError(FIXED, 501)
 
@@ -85,7 +86,9 @@ def suggested(front: Front) -> Object:
 
 
 def capabilities(front: Front) -> list[str]:
-    found = ["completion"]
+    found = ["completion"] if front.vectors.generates else []
+    if "embeddings" in can(front.vectors) and (front.vectors.stated or not found):
+        found.append("embedding")
     if front.tool_parser is not None:
         found.append("tools")
     if front.reasoning_parser is not None:

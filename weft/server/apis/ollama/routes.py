@@ -36,7 +36,7 @@ async def answered(
     front: Front, request: Request, body: OllamaChatRequest | OllamaGenerateRequest, prompts: list[Prompt]
 ) -> Response:
     if not prompts:
-        return json_response(nothing(front, body))
+        return json_response(nothing(front.model_name, body))
     answer = OllamaAnswer(front, body, prompts[0])
     generation = await answer.start(request.state.tenant)
     empty = {"message": {"role": "assistant", "content": ""}} if answer.is_chat else {"response": ""}
@@ -49,7 +49,7 @@ async def answered(
         lambda: answer.whole(generation),
         failed=failed,
         done=b"",
-        keep_alive=as_line(heading(front) | empty | {"done": False}),
+        keep_alive=as_line(heading(front.model_name) | empty | {"done": False}),
         media_type=LINES,
     )
 

@@ -10,6 +10,7 @@ import { Server } from "./server.js";
 const VIEWS = ["Chat", "Cache", "Requests", "Server"];
 
 function App() {
+  const [models, setModels] = useState([]);
   const [model, setModel] = useState(null);
   const [state, setState] = useState("loading");
   const [problem, setProblem] = useState(null);
@@ -19,6 +20,7 @@ function App() {
     if (key !== undefined) signIn(key);
     try {
       const found = await get("/v1/models");
+      setModels(found.data.map((each) => each.id));
       setModel(found.data[0]?.id ?? null);
       setState("ready");
     } catch (error) {
@@ -39,19 +41,24 @@ function App() {
     return html`<main class="notice"><h1>Weft</h1><p class="problem" role="alert">The server does not answer: ${problem}</p>
       <button type="button" onClick=${() => connect()}>Try again</button></main>`;
   }
+  const named = models.length > 1 ? model : null;
   return html`<div class="page">
     <header class="top">
       <h1><img src="/page/icon.svg" alt="" width="22" height="22" /> Weft</h1>
-      <span class="model" title=${model}>${model}</span>
+      ${named === null
+        ? html`<span class="model" title=${model}>${model}</span>`
+        : html`<select class="model" aria-label="Model" value=${model} onChange=${(event) => setModel(event.target.value)}>
+            ${models.map((each) => html`<option value=${each}>${each}</option>`)}
+          </select>`}
       <nav aria-label="Views">
         ${VIEWS.map((each) => html`<a href=${`#${each.toLowerCase()}`} aria-current=${view === each ? "page" : null}>${each}</a>`)}
       </nav>
     </header>
     <main>
       <div hidden=${view !== "Chat"} class="fill"><${Chat} model=${model} /></div>
-      ${view === "Cache" ? html`<${Cache} />` : null}
+      ${view === "Cache" ? html`<${Cache} model=${named} />` : null}
       ${view === "Requests" ? html`<${Requests} />` : null}
-      ${view === "Server" ? html`<${Server} />` : null}
+      ${view === "Server" ? html`<${Server} model=${named} />` : null}
     </main>
   </div>`;
 }

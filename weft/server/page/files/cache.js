@@ -1,7 +1,7 @@
 // The prefix cache as a picture: branches on an axis of tokens, with the points from which a request can resume.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
-import { get } from "./client.js";
+import { about, get } from "./client.js";
 
 const ROW = 22;
 const LEFT = 12;
@@ -19,7 +19,7 @@ const ORIGINS = {
   candidate: "kept while memory is free",
 };
 
-export function Cache() {
+export function Cache({ model }) {
   const [outline, setOutline] = useState(null);
   const [problem, setProblem] = useState(null);
   useEffect(() => {
@@ -29,7 +29,7 @@ export function Cache() {
       // Nothing is asked of the server while nobody looks.
       if (!document.hidden) {
         try {
-          setOutline(await get("/cache/outline"));
+          setOutline(await get(about("/cache/outline", model)));
           setProblem(null);
         } catch (error) {
           setProblem(error.message);
@@ -42,7 +42,7 @@ export function Cache() {
       ended = true;
       clearTimeout(timer);
     };
-  }, []);
+  }, [model]);
   if (problem) return html`<section class="view"><p class="problem" role="alert">${problem}</p></section>`;
   if (!outline) return html`<section class="view"><p class="hint">Reading the cache…</p></section>`;
   const { rows, most } = layout(outline.branches);

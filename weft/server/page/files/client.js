@@ -28,6 +28,9 @@ async function refusal(response) {
   return new Refused(response.status, message);
 }
 
+// The path of facts about one of several models; a server with one model needs no name.
+export const about = (path, model) => (model ? `${path}?model=${encodeURIComponent(model)}` : path);
+
 export async function get(path) {
   const response = await fetch(path, { headers: headers() });
   if (!response.ok) throw await refusal(response);

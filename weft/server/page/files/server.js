@@ -1,12 +1,12 @@
 // What the server runs and how busy it is.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
-import { get } from "./client.js";
+import { about, get } from "./client.js";
 
 const PAUSE = 2000;
 const MOST_SAMPLES = 150;
 
-export function Server() {
+export function Server({ model: named }) {
   const [facts, setFacts] = useState(null);
   const [model, setModel] = useState(null);
   const [problem, setProblem] = useState(null);
@@ -14,11 +14,15 @@ export function Server() {
   useEffect(() => {
     let timer = null;
     let ended = false;
-    get("/model_info").then(setModel, (error) => setProblem(error.message));
+    samples.current = [];
+    setFacts(null);
+    setModel(null);
+    setProblem(null);
+    get(about("/model_info", named)).then(setModel, (error) => setProblem(error.message));
     const ask = async () => {
       if (!document.hidden) {
         try {
-          const found = await get("/server_info");
+          const found = await get(about("/server_info", named));
           samples.current = [...samples.current, sample(found.stats)].slice(-MOST_SAMPLES);
           setFacts(found);
           setProblem(null);
@@ -34,7 +38,7 @@ export function Server() {
       ended = true;
       clearTimeout(timer);
     };
-  }, []);
+  }, [named]);
   return html`<section class="view" aria-label="Server">
     <h2>${model?.served_model_name ?? "Server"}</h2>
     ${problem ? html`<p class="problem" role="status">${problem}</p>` : null}
