@@ -56,7 +56,7 @@ def values_of(model: nn.Module) -> Iterator[tuple[str, object]]:
                 yield from plain(f"{place}.{name}", value)
         for name, buffer in module.named_buffers(recurse=False):
             if f"{place}.{name}" not in stored:
-                yield f"{place}.{name}", buffer.tolist()
+                yield f"{place}.{name}", buffer.numpy().tobytes().hex()
     for name, tensor in stored.items():
         yield name, tuple(tensor.shape)
 
