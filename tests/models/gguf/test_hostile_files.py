@@ -140,3 +140,12 @@ def test_experts_of_another_shape_are_one_line(shape, tmp_path):
     with pytest.raises(ModelError, match="shapes that do not fit gpt-oss") as error:
         load_model(write(tmp_path / "odd.gguf", metadata, tensors), torch.float32, progress=False)
     assert "\n" not in str(error.value)
+
+
+def test_a_name_with_a_line_break_is_one_line(tmp_path):
+    file = convert(Oracle(TINY["llama"]).save(tmp_path / "model"), tmp_path / "whole.gguf")
+    metadata, tensors = read(file)
+    tensors["blk.1\nattn_norm.weight"] = tensors.pop("blk.1.attn_norm.weight")
+    with pytest.raises(ModelError, match="unexpected: ") as error:
+        load_model(write(tmp_path / "odd.gguf", metadata, tensors), torch.float32, progress=False)
+    assert "\n" not in str(error.value)
