@@ -31,6 +31,8 @@ ALONE: Mapping[str, str] = {
     "restart_engine": "an engine that ends is loaded again for the next request",
     "fleet_listen": "start a server for each model, and a router for each",
     "kv_events": "start a server for each model",
+    "prefix_key": "start a server for each model",
+    "trusted_prefix_keys": "start a server for each model",
 }
 
 

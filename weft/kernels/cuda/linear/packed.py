@@ -94,7 +94,7 @@ def by_library(rows: int, outputs: int) -> bool:
 def exact_cut(rows: int, outputs: int, inputs: int) -> Division:
     """Return a division whose shares the weights alone decide, in tiles that tensor cores add up in the same order."""
     shares = shares_of(outputs, inputs)
-    return Division(64, 64, shares, 4, 3, True) if rows <= 64 else Division(128, 64, shares, 4, 3, True)
+    return Division(64, 64, shares, 4, 3, True) if rows <= 64 else Division(128, 64, shares, 8, 3, True)
 
 
 def shares_of(outputs: int, inputs: int) -> int:

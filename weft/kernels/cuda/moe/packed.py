@@ -45,7 +45,7 @@ TILES = {
     128: (PairTiles(128, 128, 8, 3, False),) * 2,
 }
 # Of exact mode, which adds up in the same order with all of them.
-EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 4, 3, True),) * 2}
+EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 8, 3, True),) * 2}
 
 
 def can_pack(layer: ExpertWeights) -> bool:
