@@ -15,7 +15,7 @@ from weft.base.errors import InvalidOption, OptionError
 from weft.base.options import Options, memory_bytes, option, saves_prompts, verified_share
 from weft.base.transfers import ROLES, WAYS, TransferSettings
 from weft.cli.options import argument
-from weft.cli.several import aliases_of, check_together, keep_alive_seconds, models_of
+from weft.cli.several import MODELS, aliases_of, check_together, keep_alive_seconds, models_of
 
 if TYPE_CHECKING:
     from weft.server.access.keys import Key
@@ -145,10 +145,7 @@ class ServeOptions(FrontOptions, Options):
     """Options of `weft serve`: the server's own, then the engine's."""
 
     model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
-    models: tuple[str, ...] = repeated(
-        "one of several models, with options of its own: NAME=PATH,memory=8GiB,threads=4 (docs/several-models.md)",
-        "NAME=PATH",
-    )
+    models: tuple[str, ...] = field(default=(), metadata=MODELS)
     models_memory: str | int = option(
         "auto",
         "memory of all --model together; auto: 0.8 of what is free at the start; on a GPU: one model at a time",
