@@ -26,11 +26,13 @@ from weft.engine.protocol import (
     End,
     EngineNews,
     Event,
+    LoadPrompt,
     Outputs,
     Question,
     Refuse,
     Replies,
     RequestFailed,
+    SavePrompt,
     ScoresPiece,
     Shutdown,
     Stopped,
@@ -82,7 +84,7 @@ class Submission(msgspec.Struct, array_like=True, tag="submit"):
     number: Number
 
 
-FromFront = Begin | Submit | End | Question | Drop | Subscribe | Shutdown
+FromFront = Begin | Submit | SavePrompt | LoadPrompt | End | Question | Drop | Subscribe | Shutdown
 FromEngine = (
     ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
 )

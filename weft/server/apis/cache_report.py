@@ -32,7 +32,9 @@ MODEL = "model"
 CHOICES = ("tenant", "digest", "prefix", "all")
 
 
-def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) -> list[Route]:
+def routes(
+    backend: Backend, keys: Keys, stored: StoredAnswers | None = None, retained: StoredAnswers | None = None
+) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
@@ -48,6 +50,8 @@ def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) ->
         # Where there are several models, the query also names one.
         named = chosen({name: text for name, text in request.query_params.items() if name != MODEL}, keys)
         found = await backend.drop(**named)
+        if retained is not None and named["prefix"] is None:
+            await retained.drop(named["tenant"])
         if stored is not None and named["prefix"] is None:
             found["dropped_responses"] = await stored.drop(named["tenant"])
         # A whole answer even so: what is no longer in memory cannot be hit.
