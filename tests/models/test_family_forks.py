@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,12 +20,13 @@ RECURRENT = tuple(HYBRIDS)
 FORKS = 64
 
 
-def run(engine: Engine, requests: list[Request]) -> list[tuple[list[int], Report]]:
+def run(engine: Engine, requests: list[Request]) -> list[tuple[list[tuple[int, int | None]], Report]]:
+    """Return the tokens of each answer with the digests of their logits, if they were asked for, and its report."""
     numbers = [engine.add(each) for each in requests]
-    found: dict[int, list[int]] = {number: [] for number in numbers}
+    found: dict[int, list[tuple[int, int | None]]] = {number: [] for number in numbers}
     while not engine.idle:
         for output in engine.step():
-            found[output.sequence] += [] if output.token is None else [output.token]
+            found[output.sequence] += [] if output.token is None else [(output.token, output.digest)]
     return [(found[number], engine.report(number)) for number in numbers]
 
 
@@ -33,12 +36,15 @@ def conversation(length: int) -> np.ndarray:
 
 def check_forks(engine: Engine, length: int, forks: int = FORKS, answer: int = 90, at: int = 70) -> list[int]:
     """Fork an answer; return what each fork had to compute."""
-    prompt, ends = conversation(length), SamplingParams(max_tokens=answer, temperature=0.0)
-    [(whole, _)] = run(engine, [Request(prompt, ends, keeps_answer=True)])
-    params = SamplingParams(max_tokens=answer - at, temperature=0.0)
-    fork = Request(prompt, params, answered=np.array(whole[:at], np.int32))
+    prompt, exact = conversation(length), engine.config.exact
+    params = SamplingParams(max_tokens=answer, temperature=0.0, logits_digest=exact)
+    [(whole, _)] = run(engine, [Request(prompt, params, keeps_answer=True)])
+    assert all((digest is not None) == exact for _, digest in whole)
+    answered = np.array([token for token, _ in whole[:at]], np.int32)
+    fork = Request(prompt, replace(params, max_tokens=answer - at), answered=answered)
     found = run(engine, [fork]) + run(engine, [fork] * (forks - 1))
-    assert all(tokens == whole[at:] for tokens, _ in found), "a fork goes on as the answer did"
+    # In an exact engine with the same logits, to the bit.
+    assert all(said == whole[at:] for said, _ in found), "a fork goes on as the answer did"
     computed = [length + at - report.cached_tokens for _, report in found]
     assert (length + at) % 64, "the fork is inside a cell"
     assert max(computed[1:]) <= 63
@@ -84,5 +90,5 @@ def test_ten_turns_with_stripped_reasoning_compute_little_more_than_what_is_new(
             assert len(prompt) - report.cached_tokens <= len(prompt) - known + 128
         known = len(prompt)
         # The first part of the answer is reasoning, which the next turn does not have.
-        history += [3, 5, *answer[-30:]]
+        history += [3, 5, *(token for token, _ in answer[-30:])]
         ends.append(len(history))

@@ -685,4 +685,5 @@ def _interval(target: Tensor) -> tuple[int, int]:
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    # Names come from files: those with characters that do not print are quoted.
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:SHOWN]) + more
