@@ -147,5 +147,6 @@ def sequences_of(body: dict[str, Any]) -> int:
     n = body.get("n")
     answers = n if isinstance(n, int) and n > 0 else 1
     prompts = next((body[name] for name in ("prompt", "input") if name in body), None)
-    several = isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts)
-    return answers * (len(prompts) if several else 1)
+    if isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts):
+        return answers * len(prompts)
+    return answers
