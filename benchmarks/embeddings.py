@@ -28,7 +28,7 @@ GOAL = 0.9
 
 def main() -> int:
     arguments = arguments_of()
-    with LLM(arguments.model, progress=False, memory=arguments.memory) as llm:
+    with LLM(arguments.model, progress=False, memory=arguments.memory, threads=arguments.threads) as llm:
         found = measure(llm, arguments)
     show(found)
     if arguments.json:
@@ -44,6 +44,7 @@ def arguments_of() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128, help="of each text")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="2GiB")
+    parser.add_argument("--threads", type=int, default=0, help="of a CPU (default: all)")
     parser.add_argument("--json", help="file for the figures")
     return parser.parse_args()
 

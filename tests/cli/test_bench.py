@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.servers.serving import serving
+from tests.support.servers.http_server import serving
 from weft.base.errors import OptionError
 from weft.cli.bench.load import arrivals, ask, body_of, due_times
 from weft.cli.bench.measures import MeasuredRequest, quantile, report, summary
@@ -20,6 +20,7 @@ from weft.cli.bench.options import KINDS, BenchOptions
 from weft.cli.bench.workloads import WORKLOADS, BenchSession, BenchTurn, words
 from weft.cli.client import Chunks, Client, ServerError
 from weft.cli.main import main
+from weft.server.settings import ServerSettings
 
 TINY = ["--prompts", "4", "--input-length", "20", "--output-length", "4", "--groups", "2", "--turns", "3"]
 TINY += ["--prefix-length", "130", "--document-length", "300", "--concurrency", "2"]
@@ -27,7 +28,8 @@ TINY += ["--prefix-length", "130", "--document-length", "300", "--concurrency", 
 
 @pytest.fixture(scope="module")
 def served():
-    with serving(WEFT_API_KEY="secret") as found:
+    settings = ServerSettings(api_keys=("secret",), model_name="tiny")
+    with serving(settings, memory="64MiB", max_length=4096) as found:
         yield found
 
 
@@ -36,7 +38,7 @@ def bench(served, tmp_path, capsys):
     """Runs `weft bench`; its exit code, what was measured and what was shown."""
 
     def run(*arguments: str) -> tuple[int, dict, str]:
-        assert served.call("/flush_cache", {}, key="secret")[0] == 200
+        served.client.post("/flush_cache").raise_for_status()
         file = tmp_path / "result.json"
         code = main(["bench", "--url", served.url, "--api-key", "secret", "--json", str(file), *TINY, *arguments])
         return code, json.loads(file.read_text()), capsys.readouterr().out

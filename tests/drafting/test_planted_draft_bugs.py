@@ -350,7 +350,7 @@ def a_row_that_left_the_head_keeps_its_lease(patch: Patch) -> None:
     patch.setattr(DraftModel, "abandon", kept_for)
 
 
-@plant(leaving_workloads)
+@plant(partial(leaving_heads.check_leaving_at_any_time, 54))
 def a_row_that_left_the_head_is_asked_for_guesses(patch: Patch) -> None:
     patch.setattr(SequenceDrafts, "leave_model", lambda self: None)
 

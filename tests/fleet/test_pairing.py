@@ -127,15 +127,17 @@ async def test_a_long_prompt_is_computed_by_the_prefill_engine_and_answered_by_t
 
 
 @in_loop
-async def test_short_prompts_and_scored_ones_stay_on_the_decode_engine():
+async def test_short_prompts_and_those_that_are_scored_or_embedded_stay_on_the_decode_engine():
     async with disaggregated() as both:
-        scored = Request(long_request().prompt, SamplingParams(max_tokens=1, prompt_logprobs=1))
-        tasks = [await both.submit(each) for each in (short_request(), scored)]
+        prompt = long_request().prompt
+        scored = Request(prompt, SamplingParams(max_tokens=1, prompt_logprobs=1))
+        embedded = Request(prompt, SamplingParams(max_tokens=0, vector_from=len(prompt) - 1))
+        tasks = [await both.submit(each) for each in (short_request(), scored, embedded)]
         for _ in range(4):
             await both.step()
         await asyncio.gather(*tasks)
         assert both.prefillers[0].sent == []
-        assert len(both.decoders[0].accepted) == 2
+        assert len(both.decoders[0].accepted) == 3
 
 
 @pytest.mark.parametrize("how", ["dies", "is full", "hangs", "fails to send"])

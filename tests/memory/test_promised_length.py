@@ -157,6 +157,7 @@ def test_a_lone_sequence_is_promised_what_it_holds_and_a_slab_to_move_on(need):
     assert slabs_alone(spec, unit_bytes(spec), max(unit_bytes(spec).values()), 40) == slabs
 
 
-def test_whatever_a_model_remembers_the_promised_length_runs():
-    for seed in range(150):
+@pytest.mark.parametrize("seeds", [range(50), pytest.param(range(50, 150), marks=pytest.mark.thorough)], ids=str)
+def test_whatever_a_model_remembers_the_promised_length_runs(seeds):
+    for seed in seeds:
         run_and_check(lone_workload(seed))

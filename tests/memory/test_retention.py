@@ -95,6 +95,18 @@ def test_a_retained_prefix_survives_what_evicts_others_and_is_freed_at_its_end(k
     assert server.ask(prompt).cached_tokens < 40
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_what_is_retained_survives_thousands_of_requests_of_others(count: int) -> None:
+    server, prompt = Server(), list(range(42))
+    server.ask(prompt, Retain(1e6), salt=ONE)
+    held = server.retained["bytes"]
+    server.crowd(count, salt=TWO)
+    assert server.retained["bytes"] == held <= server.engine.config.retain_share * server.engine.config.memory_bytes
+    assert server.ask(prompt, salt=ONE).cached_tokens == 40
+    server.ask(prompt, Retain(0.0), salt=ONE)
+    assert server.retained["bytes"] == 0
+
+
 def test_zero_seconds_release_what_is_retained_of_a_prompt() -> None:
     server = Server()
     prompt = list(range(42))

@@ -61,7 +61,7 @@ def test_a_loop_that_is_blocked_by_the_interpreter_lock_ends_the_process_too():
 @pytest.mark.parametrize("seconds", [0, 1])
 def test_a_watch_that_is_off_or_was_stopped_ends_nothing(seconds):
     stop = "watchdog.stop()" if seconds else "pass"
-    assert watched(seconds, f"{stop}; import time; time.sleep(2)").returncode == 0
+    assert watched(seconds, f"{stop}; import time; time.sleep(1.3)").returncode == 0
 
 
 class Manager:

@@ -102,12 +102,13 @@ def test_a_prefix_travels_over_tls_that_is_bound_to_the_certificate(tmp_path):
     assert (receiver.memory[Kind.STATE][:4] == sender.memory[Kind.STATE][:4]).all()
     receiver.transport.confirm(offered.transfer)
     assert sender.await_event(SendingEnded) == SendingEnded(1, None)
-    # Without TLS, the same secret proves nothing there.
+    # Without TLS, the same secret proves nothing there. What is sent looks like the beginning of a long record of TLS.
     sender.events.clear()
-    sender.transport.open(2, receiver.place, OFFER)
+    impatient = End(door=True, tls=TlsFiles(str(tmp_path / "one.pem")), handshake_seconds=0.1)
+    sender.transport.open(2, impatient.place, OFFER)
     assert sender.await_event(SendingEnded).error is not None
-    sender.transport.close()
-    receiver.transport.close()
+    for each in (sender, receiver, impatient):
+        each.transport.close()
 
 
 @pytest.mark.parametrize(

@@ -188,11 +188,6 @@ def build(
     """
     head = HeadKind.VOCABULARY if family is not None else head_kind(config)
     family = family or family_of(config)
-    if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
-        raise ModelError(
-            "config.json: attention must be causal, but use_bidirectional_attention is true or is_causal is false; "
-            "models that look ahead are not supported"
-        )
     try:
         with defaults(dtype, device), building_for(shard), only_declaring(declare):
             model = family(config if head is HeadKind.VOCABULARY else without_vocabulary(config), dtype)
@@ -201,6 +196,11 @@ def build(
         raise
     except Exception as error:  # sizes that are valid one by one and impossible together
         raise ModelError(f"config.json does not describe a {family.__name__}: {first_line(error)}") from error
+    if config.get("use_bidirectional_attention") is True or config.get("is_causal") is False:
+        raise ModelError(
+            "config.json: attention must be causal, but use_bidirectional_attention is true or is_causal is false; "
+            "models that look ahead are not supported"
+        )
     model.dtype = dtype
     if not declare:
         check_size(model, device, sum(each.numel() * each.element_size() for each in model.parameters()))
@@ -685,4 +685,5 @@ def _interval(target: Tensor) -> tuple[int, int]:
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    # Names come from files: those with characters that do not print are quoted.
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:SHOWN]) + more

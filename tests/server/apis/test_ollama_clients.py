@@ -6,19 +6,15 @@ Each is installed into a folder of its own, so these tests are slow, and skip wi
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.support.servers.clients import in_python, installed, said
 from tests.support.servers.http_server import Served, serving
 from weft.server.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
-INSTALL_SECONDS = 300
 
 OLLAMA = """
 import json, os
@@ -30,6 +26,7 @@ whole = client.chat(**asked)
 pieces = list(client.chat(stream=True, **asked))
 formed = client.chat(format={"const": "yes"}, model="tiny", messages=asked["messages"], options={"num_predict": 60})
 text = client.generate(model="tiny", prompt="Once upon", raw=True, options=asked["options"])
+embedded = client.embed(model="tiny", input=["Hello", "It rains."], dimensions=8)
 def weather(city: str) -> str:
     return city
 tools = client.chat(tools=[weather], **asked)
@@ -42,7 +39,7 @@ print(json.dumps({
     "pieces": "".join(p.message.content for p in pieces),
     "formed": formed.message.content, "text": text.response, "tools": tools.done, "missing": missing,
     "tags": [m.model for m in client.list().models], "ps": [m.model for m in client.ps().models],
-    "show": client.show("tiny").capabilities,
+    "show": client.show("tiny").capabilities, "embedded": [list(each) for each in embedded.embeddings],
 }))
 """
 
@@ -76,30 +73,6 @@ def served():
         yield server
 
 
-def installed(command: list[str], folder: Path) -> None:
-    """Run a package manager; skip the test if it cannot reach its index."""
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        pytest.skip(f"{command[0]} took too long")
-    if done.returncode:
-        pytest.skip(f"cannot install: {done.stderr.strip()[-300:]}")
-
-
-def said(command: list[str], served: Served, **variables: str) -> dict[str, object]:
-    environment = {**os.environ, "SERVER": served.url, **variables}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
-def in_python(served: Served, folder: Path, package: str, script: str) -> dict[str, object]:
-    installed([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), package], folder)
-    return said([sys.executable, "-c", script], served, PYTHONPATH=str(folder))
-
-
 def test_the_python_client(served: Served, tmp_path):
     found = in_python(served, tmp_path, "ollama", OLLAMA)
     assert found["whole"] == found["pieces"] == served.say(max_tokens=8)
@@ -110,6 +83,8 @@ def test_the_python_client(served: Served, tmp_path):
     assert found["missing"] == [404, "model 'other' does not exist; this server has 'tiny'"]
     assert found["tags"] == found["ps"] == ["tiny"]
     assert "completion" in found["show"]
+    same = served.post("/v1/embeddings", {"input": ["Hello", "It rains."], "dimensions": 8})["data"]
+    assert found["embedded"] == [pytest.approx(each["embedding"], abs=1e-3) for each in same]
 
 
 def test_litellm(served: Served, tmp_path):

@@ -136,6 +136,21 @@ async def test_every_line_is_answered_once_under_its_own_id(tmp_path):
 
 
 @in_loop
+async def test_embeddings_are_lines_too(tmp_path, monkeypatch):
+    facts = {"size": 2, "normalises": False}
+    monkeypatch.setattr(asgi, "fake_info", lambda: fake_info(vectors=facts))
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        lines = [{**line(str(n)), "url": "/v1/embeddings", "body": {"input": [[7] * n + [n]]}} for n in range(5)]
+        done = await client.ended((await client.batch(lines, "/v1/embeddings"))["id"])
+        found = {each["custom_id"]: each["response"]["body"] for each in await client.output(done["output_file_id"])}
+        assert {name: body["data"][0]["embedding"] for name, body in found.items()} == {
+            str(n): [n, n + 1] for n in range(5)
+        }
+        assert done["usage"]["input_tokens"] == sum(n + 1 for n in range(5))
+
+
+@in_loop
 async def test_lines_that_fail_are_in_a_file_of_their_own(tmp_path):
     async with batching(tmp_path) as app:
         client = Client(app)

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weft.backends.backend import ModelInfo
 from weft.base.errors import InvalidField, OptionError
 from weft.base.options import Options
-from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report
+from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report, VectorSum
 from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
 from weft.memory.misses import Miss, Reason
@@ -28,7 +30,10 @@ POISON = 13
 
 
 class InstantEngine:
-    """A token for every request at each step; answer i to a prompt that ends with t is t + 1 + i, modulo 256."""
+    """A token for every request at each step; answer i to a prompt that ends with t is t + 1 + i, modulo 256.
+
+    Its vector is t and the length of the prompt.
+    """
 
     def __init__(self, step_seconds: float = 0.0) -> None:
         self._step_seconds = step_seconds
@@ -52,7 +57,9 @@ class InstantEngine:
         miss = Miss(Reason.NEVER_COMPUTED, 0, 0, len(request.prompt), len(request.prompt))
         scores = request.params.prompt_logprobs
         found = [] if scores is None else [PromptScore(-0.5, [(7, -0.5)] * scores) for _ in request.prompt[1:]]
-        self._reports[self._next] = Report(miss=miss, prompt_scores=PromptScores(found))
+        vector = np.array([request.prompt[-1], len(request.prompt)], np.float32)
+        embedded = VectorSum() if request.params.vector_from is None else VectorSum(vector)
+        self._reports[self._next] = Report(miss=miss, prompt_scores=PromptScores(found), vector=embedded)
         return self._next
 
     def abort(self, number: int) -> None:
@@ -126,6 +133,9 @@ class InstantEngine:
     def take_dropped(self) -> dict[int, dict[str, Any]]:
         dropped, self._dropped = self._dropped, {}
         return dropped
+
+    def take_loaded(self) -> dict[int, dict[str, Any]]:
+        return {}
 
     def stats(self) -> dict[str, Any]:
         # Counting looks at every object: only where they are few, in a process that has not imported the tests.

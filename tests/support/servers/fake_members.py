@@ -81,7 +81,7 @@ class FakeMember(Dispatcher):
             self._receive(replies)
         for number, (request, done) in list(self.running.items()) if generate else ():
             token = answer(request.prompt.tolist(), done + 1)[done]
-            last = done + 1 == request.params.max_tokens
+            last = done + 1 >= request.params.max_tokens
             outputs.append(Output(number, token, finish=FinishReason.LENGTH if last else None))
             self.running[number] = request, done + 1
             if last:

@@ -57,7 +57,9 @@ class Kept:
         return found
 
 
-def routes(backend: Backend, keys: Keys, kept: Kept | None = None) -> list[Route]:
+def routes(
+    backend: Backend, keys: Keys, kept: Kept | None = None, retained: StoredAnswers | None = None
+) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
@@ -74,6 +76,8 @@ def routes(backend: Backend, keys: Keys, kept: Kept | None = None) -> list[Route
         # First, so that cancelled lines of batches use nothing that is dropped after them.
         more = {} if kept is None else await kept.drop_as(request, keys)
         found = await backend.drop(**named) | more
+        if retained is not None and named["prefix"] is None:
+            await retained.drop(named["tenant"])
         # A whole answer even so: what is no longer in memory cannot be hit.
         return answer(found, 200 if found.get("erased", True) else 500)
 

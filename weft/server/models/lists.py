@@ -166,7 +166,7 @@ class ModelLists:
         chosen = self._chosen(request)
         more = await self._kept.drop_as(request, self._keys)
         for name, loaded in chosen:
-            route = cache_report.routes(loaded.front.backend, self._keys)[1]
+            route = cache_report.routes(loaded.front.backend, self._keys, None, loaded.front.retained)[1]
             answer: Response = await route.endpoint(request)
             found[name] = msgspec.json.decode(answer.body)
         whole = all(each.get("erased", True) for each in (more, *found.values()))
