@@ -322,7 +322,7 @@ def measure_model(model: str, options: dict[str, Any], rows_of: list[int]) -> No
 
     begun = time.monotonic()
     with without_flashinfer():
-        given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory="8GiB")
+        given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory="24GiB")
         llm = start(model, given, draft="off", max_sequences=max(rows_of), max_length=1024, **options)
         loaded, held = time.monotonic() - begun, llm.engine._device.placed.model.held
         floor = held.decode_bytes / copy_bandwidth()
