@@ -199,6 +199,21 @@ def test_tokens_beyond_the_vocabulary_are_refused_before_they_are_computed(tmp_p
     refused(make(), path, "tokens beyond the vocabulary, whose ids are 0 to 96")
 
 
+def test_an_engine_without_host_memory_refuses_files_and_goes_on(tmp_path: Path, monkeypatch) -> None:
+    path = saved(tmp_path)
+
+    def allocate(self: object, size_bytes: int) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(SavingDevice, "allocate", allocate)
+    engine = make()
+    refused(engine, path, "no host memory for prompts in files: none left")
+    ended = save(engine, ask(PROMPT, 0), tmp_path / "out")
+    assert ended.finish is FinishReason.ERROR
+    assert not (tmp_path / "out").exists()
+    assert run(engine, ask(PROMPT, 5))[0][0] == oracle(engine.ledger.spec, PROMPT, 5)
+
+
 def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
     path = tmp_path / "there"
     path.write_text("mine")

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.base.companions import Companion
 from weft.base.copies import UnitCopy
-from weft.base.errors import CopyFailed, InvalidField, RequestError
+from weft.base.errors import CopyFailed, InvalidField, OptionError, RequestError
 from weft.engine.device import Device
 from weft.engine.events import Output
 from weft.engine.request import Request
@@ -231,7 +231,10 @@ class SavedPrompts(Companion):
         if self._copies is None:
             tiers = self._device.capabilities.tiers
             assert tiers is not None, "a device has the memory that prompts in files pass through"
-            self._copies = tiers.allocate(self._area.size_bytes)
+            try:
+                self._copies = tiers.allocate(self._area.size_bytes)
+            except (MemoryError, OptionError) as error:
+                raise RequestError(f"there is no host memory for prompts in files: {error}", 503) from None
             self._area.use(self._copies.memory)
         return self._copies
 
