@@ -153,14 +153,16 @@ def create_app(
     if connections is not None:
         front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
+    kept = cache_report.Kept(stored)
     if batch_store is None:
         routes += no_batches()
     else:
         runner = BatchRunner(batch_store, keys, calls_of(front), front.limits, front.backend.info.max_sequences // 2)
         routes += batching(runner, front.receiving, background)
+        kept = cache_report.Kept(stored, runner.drop)
     routes += cache_report.outline_routes(front.backend)
     routes += PrefixRoutes(front, keys, files).routes()
-    routes += admin_only(cache_report.routes(front.backend, keys, front.stored, front.retained))
+    routes += admin_only(cache_report.routes(front.backend, keys, kept, front.retained))
     routes += admin_only(metrics.routes(lambda accept: front.metrics.render(front.backend, accept)))
     routes += common_routes(front, keys, settings)
     front.metrics.registry.register(KeyCollector(keys))
