@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.fences import ROOT
+from tests.support.models import tiny_model
 from weft.base.errors import OptionError
 from weft.base.options import Options
-from weft.cli.main import COMMANDS, collected, parse
+from weft.cli.main import COMMANDS, collected, main, parse
 from weft.cli.options import read_options
 from weft.cli.serve import ServeOptions, alone, settings_of
 from weft.cli.several import models_of
@@ -167,3 +168,12 @@ def test_a_model_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(OptionError, match=r"model c: owner/never-pulled is not on this machine; run weft pull"):
         shares({"c": Options(model="owner/never-pulled")})
+
+
+def test_doctor_examines_each_model_with_its_share(capsys):
+    models = [word for name in "ab" for word in ("--model", f"{name}={tiny_model.FOLDER},max-length=512")]
+    limits = ["--memory", "64MiB", "--models-memory", "4GiB", "--weights", "dummy", "--threads", "1", "--no-self-test"]
+    assert main(["doctor", *models, *limits]) == 0
+    text = capsys.readouterr().out
+    assert "4.00 GiB for a 0.56 GiB, b 0.56 GiB" in text
+    assert text.count("memory:               0.06 GiB") == 2

@@ -22,6 +22,7 @@ QUICK = ["qwen3_5", "gemma3", "nemotron_h", "lfm2", "falcon_h1"]
 REQUESTS = int(os.environ.get("WEFT_DRAFT_REQUESTS", "5000"))
 
 
+@pytest.mark.thorough
 def test_a_hundred_fuzzed_requests_answer_with_drafts_as_without() -> None:
     # Five rounds that have all drafters, and no long answers.
     counts = fuzz(QUICK, 100, first=4)

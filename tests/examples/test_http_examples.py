@@ -27,6 +27,7 @@ def served():
         yield found
 
 
+@pytest.mark.thorough
 def test_a_tool_is_called_with_valid_arguments_and_its_result_is_answered(served: Served):
     arguments, answer = example("chat_with_tools")["main"](served.url)
     assert arguments.keys() == {"city"}
@@ -34,6 +35,7 @@ def test_a_tool_is_called_with_valid_arguments_and_its_result_is_answered(served
     assert isinstance(answer, str)
 
 
+@pytest.mark.thorough
 def test_an_answer_has_the_form_of_its_schema(served: Served):
     found = example("structured_output")["main"](served.url)
     assert found["animal"] in ("cat", "dog", "bird")
@@ -41,6 +43,7 @@ def test_an_answer_has_the_form_of_its_schema(served: Served):
     assert isinstance(found["is_tame"], bool)
 
 
+@pytest.mark.thorough
 def test_documents_are_computed_once(served: Served):
     first, *others = example("rag")["main"](served.url)
     assert first[2] < 64
@@ -48,6 +51,7 @@ def test_documents_are_computed_once(served: Served):
     assert all(cached >= tokens - 128 for _, tokens, cached in others)
 
 
+@pytest.mark.thorough
 def test_metrics_are_read(served: Served):
     example("rag")["main"](served.url)
     found = example("watch_metrics")["main"](served.url)

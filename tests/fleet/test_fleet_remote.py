@@ -40,7 +40,7 @@ from weft.backends.dispatcher import Dispatcher
 from weft.base.errors import EngineStopped, OptionError, RequestError
 from weft.engine.events import FinishReason
 from weft.engine.load import ReplicaLoad
-from weft.engine.protocol import EngineNews, Question, RequestFailed, Shutdown, Subscribe, Topic
+from weft.engine.protocol import EngineNews, LoadPrompt, Question, RequestFailed, SavePrompt, Shutdown, Subscribe, Topic
 from weft.fleet import listener as listener_module
 from weft.fleet.backend import FleetBackend
 from weft.fleet.listener import FleetListener
@@ -301,7 +301,12 @@ async def test_the_number_of_routers_is_bounded():
 async def test_oversized_and_damaged_frames_of_a_router_end_its_connection_only():
     async with started(instant("thread")) as backend, door(backend) as found:
         place = address_of(found)
-        for bad in ((1 << 31).to_bytes(4, "big"), b"\0\0\0\x01\xc1", encode_command(Shutdown())):
+        # Files are for a front on the engine's machine.
+        own = [
+            encode_command(each)
+            for each in (Shutdown(), LoadPrompt(1, "/etc/passwd"), SavePrompt(1, ask([3], 0), "/x"))
+        ]
+        for bad in ((1 << 31).to_bytes(4, "big"), b"\0\0\0\x01\xc1", *own):
             reader, writer = await asyncio.open_connection(place.host, place.port)
             hello = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
             writer.write(RouterSide(SECRET, FLEET).proof(hello))

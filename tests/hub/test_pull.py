@@ -94,6 +94,7 @@ def test_a_damaged_file_is_found_by_its_checksum_and_downloaded_again(hub, pulle
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.thorough
 def test_what_the_hub_itself_sends_wrong_is_refused(hub, puller):
     hub.spoilt = True
     assert "files differ from their checksums after a second download" in puller.refused("pull", NAME)

@@ -71,6 +71,7 @@ def assert_left(lazy: LazyNorm, total: Tensor, normed: Tensor) -> None:
 # A stream ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.kernels
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["nobody", "tensor", "product", "two"])), max_size=6))
 def test_a_stream_tells_the_same_whoever_computes_its_norms(blocks):

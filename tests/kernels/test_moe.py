@@ -9,8 +9,13 @@ import torch.nn.functional as F
 from tests.support.kernels.moe import check_a_token_is_worth_the_same_in_any_company, random
 from tests.support.kernels.operations import CPU, PLAIN, experts
 from weft.kernels.activations import squared_relu
+from weft.kernels.cpu.exact import prepare_experts
 from weft.kernels.cpu.moe import route_sigmoid, route_softmax, route_top
-from weft.kernels.experts import clamped, gated, plain
+from weft.kernels.experts import ExpertWeights, clamped, gated, plain
+from weft.kernels.formats.block_types import BLOCK_TYPES
+from weft.kernels.formats.stored import Stored
+from weft.kernels.native import library
+from weft.kernels.native.stored import name_of
 
 
 @pytest.mark.parametrize("renormalise", [True, False])
@@ -99,3 +104,33 @@ def test_parts_of_the_experts_add_up_to_all(operations, tokens):
 
 def test_a_token_is_worth_the_same_in_any_company():
     check_a_token_is_worth_the_same_in_any_company()
+
+
+UNPANELLED = next(each for each in BLOCK_TYPES.values() if name_of(each) is None)
+
+
+@pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("format", [None, UNPANELLED], ids=["plain", "decoded"])
+@pytest.mark.parametrize("k", [2, 3, 6])
+def test_in_exact_mode_a_token_has_the_same_bits_in_any_company(k, format, dtype):
+    """Of experts in panels, and of those in a format without a kernel, whose results PyTorch adds up.
+
+    PyTorch has another routine for matrices as small as these.
+    """
+    hidden, inner, generator = 32, 256, torch.Generator().manual_seed(1)
+    first = Stored.of(torch.randn(8, inner, hidden, generator=generator).to(dtype))
+    if format is None:
+        second = Stored.of(torch.randn(8, hidden, inner, generator=generator).to(dtype))
+    else:
+        # With these bytes, scales are moderate numbers.
+        second = format.of(torch.randint(0, 64, (8, hidden, format.bytes), generator=generator).byte())
+    layer = prepare_experts(ExpertWeights(first, second, plain(F.relu)), twice=False)
+    x, routing = random(30, hidden, seed=3).to(dtype), route_top(random(30, 8, seed=4), k)
+    together = CPU.experts(x, routing, layer, None)
+    assert together.isfinite().all()
+    for count in (1, 2, 3, 7, 16):
+        for first in range(0, 30 - count, count):
+            part = slice(first, first + count)
+            found = CPU.experts(x[part], (routing[0][part], routing[1][part]), layer, None)
+            assert torch.equal(found, together[part]), (count, first)

@@ -28,7 +28,7 @@ PRIVATE = ("slab", "lease", "seat", "front")
 # Options of other programs that pages name.
 FOREIGN_OPTIONS = {
     "--index-url", "--no-deps", "--columns", "--rounds", "--quick", "--build", "--profile", "--from-literal",
-    "--cacert", "--resolve", "--json", "--only", "--rows", "--device", "--models",
+    "--cacert", "--resolve", "--data-binary", "--json", "--only", "--rows", "--device", "--models",
 }  # fmt: skip
 
 

@@ -264,7 +264,7 @@ def strongly_connected(graph: dict[str, list[str]]) -> list[list[str]]:
 
 # What the engine reads of a ledger besides its verbs, and the parts of it that the loop hands on whole.
 LEDGER_VALUES = {"cell", "planned", "computed"}
-LEDGER_PARTS = {"weft.engine.loop": {"tiers", "departures", "retentions"}}
+LEDGER_PARTS = {"weft.engine.loop": {"tiers", "departures", "retentions", "carried"}}
 LEASE_VALUES = {"miss", "seat"}
 
 

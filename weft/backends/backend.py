@@ -27,6 +27,21 @@ class ModelInfo(Message, tag="ready"):
     settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class PromptFiles(Protocol):
+    """What a backend on the same machine can do with prompts in files. `path` is one that the engine reaches."""
+
+    async def submit(self, request: Request, save_to: str | None = None) -> OutputStream:
+        """Submit a request, whose prompt is written to a new file; it ends when it is written."""
+        ...
+
+    async def load_prompt(self, path: str, salt: bytes, share: float) -> dict[str, Any]:
+        """Load a prompt for requests with a salt; compute a share of it again, and refuse it on a difference.
+
+        Returns the number of its tokens, of those that are cached now, and of those that were verified.
+        """
+        ...
+
+
 class Backend(Protocol):
     """Interface of both backends. Call all methods from the event loop's thread.
 

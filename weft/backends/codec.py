@@ -26,11 +26,13 @@ from weft.engine.protocol import (
     End,
     EngineNews,
     Event,
+    LoadPrompt,
     Outputs,
     Question,
     Refuse,
     Replies,
     RequestFailed,
+    SavePrompt,
     ScoresPiece,
     Shutdown,
     Stopped,
@@ -82,7 +84,13 @@ class Submission(msgspec.Struct, array_like=True, tag="submit"):
     number: Number
 
 
-FromFront = Begin | Submit | End | Question | Drop | Subscribe | Shutdown
+class SavedSubmission(msgspec.Struct, array_like=True, tag="save"):
+    """The beginning of a `SavePrompt`, whose request may be invalid."""
+
+    number: Number
+
+
+FromFront = Begin | Submit | SavePrompt | LoadPrompt | End | Question | Drop | Subscribe | Shutdown
 FromEngine = (
     ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
 )
@@ -105,7 +113,7 @@ def _built(kind: type, value: Any) -> Any:
 
 
 _read_command = reader(FromFront, build=_built)
-_read_submission = reader(Submission)
+_read_submission = reader(Submission | SavedSubmission)
 _read_event = reader(FromEngine, build=_built)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.backends.backend import ModelInfo
+from weft.backends.backend import ModelInfo, PromptFiles
 from weft.backends.life import MAX_OPEN, SHUTTING_DOWN, BackendLife
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
@@ -22,10 +22,12 @@ from weft.engine.protocol import (
     End,
     EngineNews,
     Event,
+    LoadPrompt,
     Outputs,
     Question,
     Replies,
     RequestFailed,
+    SavePrompt,
     Stopped,
     Submit,
     Subscribe,
@@ -68,10 +70,14 @@ class Dispatcher(BackendLife[OutputStream], ABC):
     # calling --------------------------------------------------------------------------------------------------------
 
     @property
+    def files(self) -> PromptFiles:
+        return self
+
+    @property
     def healthy(self) -> bool:
         return super().healthy and not self._silent
 
-    async def submit(self, request: Request) -> OutputStream:
+    async def submit(self, request: Request, save_to: str | None = None) -> OutputStream:
         self._check_room()
         if self._silent:
             raise EngineStopped(SILENT)
@@ -80,7 +86,7 @@ class Dispatcher(BackendLife[OutputStream], ABC):
         taken = loop.create_future()
         self._streams[stream.id], self._submitting[stream.id] = stream, taken
         try:
-            self._send(Submit(stream.id, request))
+            self._send(Submit(stream.id, request) if save_to is None else SavePrompt(stream.id, request, save_to))
             await taken
         except asyncio.CancelledError:
             self.abort(stream)
@@ -107,6 +113,12 @@ class Dispatcher(BackendLife[OutputStream], ABC):
 
     async def drop(self, tenant: bytes | None, prefix: bytes | None) -> dict[str, Any]:
         return dict(await self._answer_to(lambda number: Drop(number, tenant, prefix)))
+
+    async def load_prompt(self, path: str, salt: bytes, share: float) -> dict[str, Any]:
+        found = dict(await self._answer_to(lambda number: LoadPrompt(number, path, salt, share)))
+        if "error" in found:
+            raise RequestError(found["error"], found["status"])
+        return found
 
     async def stats(self) -> dict[str, Any]:
         return dict(await self._ask(Topic.STATS))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
+
+if TYPE_CHECKING:
+    from weft.backends.backend import PromptFiles
 
 # Open requests, running or waiting, before further ones are refused.
 MAX_OPEN = 1024
@@ -31,6 +34,11 @@ class BackendLife(Generic[S]):
         self._emptied = asyncio.Event()
         self._failed = asyncio.Event()
         self._failure = ""
+
+    @property
+    def files(self) -> PromptFiles | None:
+        """What saves prompts to files and loads them, if there is one engine, on this machine."""
+        return None
 
     @property
     def healthy(self) -> bool:

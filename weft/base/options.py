@@ -123,6 +123,20 @@ class Options:
         0.25,
         "share of memory that the prefixes which one API key retains may take (docs/past.md); 0: none are retained",
     )
+    prefix_key: str | None = option(
+        None, "file with the key that signs prompts saved to files; weft cache --make-key makes one", metavar="FILE"
+    )
+    trusted_prefix_keys: str | None = option(
+        None,
+        "file with keys, one on each line: prompts in files that one of them has signed are loaded",
+        metavar="FILE",
+    )
+    verify_import: str | float = option(
+        "off",
+        "with --exact: which share of a loaded prompt is computed again, and must have the same bits, such as all or "
+        "0.1",
+        metavar="all|off|SHARE",
+    )
     exact: bool | str = option(
         "auto",
         "the same bits for the same tokens, whatever is cached, batched or chunked (docs/exact.md); auto: on where it "
@@ -186,6 +200,8 @@ class Options:
             ("tokenizer", "folder or a hub id"),
             ("chat_template", "file"),
             ("disk", "path"),
+            ("prefix_key", "file"),
+            ("trusted_prefix_keys", "file"),
             ("remote", "URL such as s3://bucket/prefix"),
         ):
             if not isinstance(getattr(self, name), str | None):
@@ -196,6 +212,8 @@ class Options:
             if getattr(self, name) < 0:
                 raise InvalidOption(name, f"must not be negative, got {getattr(self, name)}")
         check_ranks(self)
+        if verified_share(self.verify_import) and self.exact is False:
+            raise InvalidOption("verify_import", "needs --exact: otherwise the same tokens may give other bits")
         refuse(features(self))
         memory_bytes(self.memory)
         if self.disk_size is not None:
@@ -235,11 +253,31 @@ def features(options: Options, device: str | None = None) -> set[str]:
         "host memory": options.host_memory != "off",
         "file": options.disk is not None,
         "remote store": options.remote is not None,
+        "prompts in files": saves_prompts(options),
         "no cache": not options.cache,
         CPU: device == "cpu",
         GPU: device not in (None, "cpu"),
     }
     return {name for name, there in found.items() if there}
+
+
+def saves_prompts(options: Options) -> bool:
+    """Return whether prompts are saved to files, or loaded from them."""
+    return options.prefix_key is not None or options.trusted_prefix_keys is not None
+
+
+def verified_share(value: str | float) -> float:
+    """Parse which share of a loaded prompt is computed again.
+
+    >>> verified_share("off"), verified_share("all"), verified_share("0.25"), verified_share(1)
+    (0.0, 1.0, 0.25, 1.0)
+    """
+    if value in ("off", "all"):
+        return float(value == "all")
+    number = isinstance(value, int | float) or re.fullmatch(r"[01]?\.?\d{1,9}", str(value))
+    if isinstance(value, bool) or not number or not 0 < float(value) <= 1:
+        raise InvalidOption("verify_import", f"must be all, off, or a share up to 1 such as 0.1, got {value!r}")
+    return float(value)
 
 
 def memory_bytes(value: str | int, name: str = "memory") -> int | None:

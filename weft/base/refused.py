@@ -22,6 +22,7 @@ class RefusedFeatures:
 
 NOT_OVER_RANKS = "it is not supported for a model cut over ranks"
 NEEDS_CACHE = "it keeps what the cache evicts"
+OF_ONE_RANK = "each rank has a part of every unit"
 REFUSED = (
     RefusedFeatures(
         ("ranks", "exact"), "tensor_parallel", "must be 1 with exact", "sums over ranks have no canonical form"
@@ -30,6 +31,12 @@ REFUSED = (
     RefusedFeatures(("ranks", "draft model"), "tensor_parallel", "must be 1 with draft MODEL", NOT_OVER_RANKS),
     RefusedFeatures(
         ("ranks", "remote store"), "tensor_parallel", "must be 1 with remote", "an object is a unit of all ranks"
+    ),
+    RefusedFeatures(
+        ("ranks", "prompts in files"),
+        "tensor_parallel",
+        "must be 1 with prefix_key and trusted_prefix_keys",
+        OF_ONE_RANK,
     ),
     RefusedFeatures(
         ("exact", "MTP head", GPU),
@@ -50,6 +57,12 @@ REFUSED = (
     RefusedFeatures(("host memory", "no cache"), "host_memory", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
     RefusedFeatures(("file", "no cache"), "disk", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
     RefusedFeatures(("remote store", "no cache"), "remote", "needs the cache; do not pass --no-cache", NEEDS_CACHE),
+    RefusedFeatures(
+        ("prompts in files", "no cache"),
+        "cache",
+        "must be on with prefix_key and trusted_prefix_keys",
+        "they are cached",
+    ),
 )
 
 

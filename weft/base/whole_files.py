@@ -1,4 +1,4 @@
-"""Writes whole files so that a crash leaves the old one or the new one."""
+"""Writes whole files so that a crash leaves the old one or the new one, and removes them with their contents."""
 
 from __future__ import annotations
 
@@ -28,3 +28,28 @@ def write_parts(path: Path, parts: Iterable[bytes]) -> int:
         os.close(file)
     other.replace(path)
     return size
+
+
+ZEROS = bytes(1 << 20)
+
+
+def overwrite(path: Path) -> None:
+    """Overwrite a file with zeros, and remove it once they are on the disk."""
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        left = os.fstat(file).st_size
+        while left > 0:
+            left -= os.write(file, ZEROS[:left])
+        os.fsync(file)
+    finally:
+        os.close(file)
+    path.unlink()
+
+
+def sync_folder(path: Path) -> None:
+    """Return when new, renamed and removed names of a folder are on the disk."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weft.memory.tiers.disk.file import DiskFile
     from weft.memory.tiers.disk.format import ModelPart
 
-ABOUT = "show, verify, drop, export or import what the file of a disk tier holds"
+ABOUT = "show, verify, drop, export or import what the file of a disk tier holds; make a key for prompts in files"
 LEAST_LETTERS = 16
 
 
@@ -53,12 +53,19 @@ class CacheOptions:
         metavar="PATH",
     )
     size: str | int | None = option(None, "size of a tier's file that --import-from makes, as --disk-size will say")
+    make_key: str | None = option(
+        None,
+        "write a new key for --prefix-key and --trusted-prefix-keys to this new file; needs no tier",
+        metavar="PATH",
+    )
     json: bool = option(False, "print JSON for programs")
 
 
 def run(options: CacheOptions) -> int:
     from weft.memory.tiers.disk.file import open_existing
 
+    if options.make_key is not None:
+        return make_prefix_key(options.make_key)
     if options.file is None:
         raise OptionError("the file of a disk tier must be given; pass the path that --disk named")
     if options.list < 0:
@@ -84,6 +91,13 @@ def run(options: CacheOptions) -> int:
         file.close()
     print(json.dumps(report, indent=1) if options.json else shown(report))
     return 1 if report.get("damaged_units") else 0
+
+
+def make_prefix_key(path: str) -> int:
+    from weft.base.prefix_keys import make_key
+
+    print(f"key {make_key(Path(path)).name.hex()} is in {path}; copy it to those who save and load the same prompts")
+    return 0
 
 
 def make_file(path: Path, options: CacheOptions) -> DiskFile | None:

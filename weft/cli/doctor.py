@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from weft.base.errors import InvalidOption, WeftError
 from weft.base.options import Options, features, option
 from weft.base.refused import refused_with
 from weft.cli.options import argument
+from weft.cli.several import MODELS, models_of
 
 if TYPE_CHECKING:
     from weft.offline.llm import LLM
@@ -39,6 +40,8 @@ class DoctorOptions(Options):
     """Options of `weft doctor`: the engine's, as for the server."""
 
     model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
+    models: tuple[str, ...] = field(default=(), metadata=MODELS)
+    models_memory: str | int = option("auto", "memory of all --model together, as of weft serve", metavar="SIZE")
     self_test: bool = option(True, "compare answers after a cache hit with cold runs")
     check: bool = option(
         False,
@@ -56,7 +59,7 @@ def run(options: DoctorOptions) -> int:
     show("weft", {"version": __version__, "python": platform.python_version(), **dict(libraries())})
     show("machine", machine())
     try:
-        wrong = examine(options)
+        wrong = [complaint for each in each_model(options) for complaint in examine(each)]
     except WeftError as error:
         wrong = [str(error)]
     for complaint in wrong:
@@ -64,6 +67,23 @@ def run(options: DoctorOptions) -> int:
     if not wrong:
         print("no problems found")
     return 1 if wrong else 0
+
+
+def each_model(options: DoctorOptions) -> Iterator[DoctorOptions]:
+    """Yield the options of each model, with its share of the memory if there are several."""
+    if not options.models:
+        yield options
+        return
+    from weft.fleet.local import visible_gpus
+    from weft.start.shares import gib, shares_of
+
+    models = {each.name: each.options for each in models_of(options)}
+    shares = shares_of(models, str(options.models_memory), lambda: bool(visible_gpus()))
+    show("models", {"memory": shares.about})
+    for name, share in shares.models.items():
+        show("served as", {"name": name, "weights": gib(share.weights_bytes)})
+        own = {each.name: getattr(share.options, each.name) for each in fields(Options)}
+        yield replace(options, models=(), models_memory="auto", **own)
 
 
 def show(title: str, facts: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,12 @@ class GenerateOptions(Options):
     temperature: float | None = option(
         None, "0 is greedy, higher is more varied; default: the model's generation_config.json"
     )
+    from_: str | None = option(
+        None,
+        "go on from the prompt in this signed file, as LLM.save and GET /v1/prefixes write it; PROMPT follows as it "
+        "is; needs --trusted-prefix-keys",
+        metavar="FILE",
+    )
     stream: bool = option(True, "print the answer to a single prompt as it is generated")
     stats: bool = option(True, "print tokens per second and cached tokens to standard error at the end")
 
@@ -45,16 +51,30 @@ def run(options: GenerateOptions) -> None:
     with llm:
         params = params_of(llm.suggested, options.max_tokens, options.temperature)
         started = time.monotonic()
-        as_chat = llm.template is not None and not options.raw
+        if options.from_ is not None:
+            prompts, as_chat = following(llm, options.from_, prompts), False
+        else:
+            as_chat = llm.template is not None and not options.raw
         if options.stream and len(prompts) == 1:
-            chunks = llm.chat_stream(asked(prompts[0]), params) if as_chat else llm.stream(prompts[0], params)
+            first = prompts[0]
+            chunks = llm.chat_stream(asked(str(first)), params) if as_chat else llm.stream(first, params)
             results = [show_stream(chunks)]
         else:
-            chats = [asked(prompt) for prompt in prompts]
+            chats = [asked(str(prompt)) for prompt in prompts]
             results = llm.chat(chats, params) if as_chat else llm.generate(prompts, params)
             show_all(results)
         if options.stats:
             print(stats(results, time.monotonic() - started), file=sys.stderr)
+
+
+def following(llm: LLM, path: str, texts: Sequence[str | list[int]]) -> list[str | list[int]]:
+    """Return prompts that begin with the one in a file."""
+    loaded = llm.load(path)
+    found: list[str | list[int]] = []
+    for text in texts:
+        more = llm.get_tokenizer().encode(str(text), add_special_tokens=False) if text else []
+        found.append([*loaded.prompt_token_ids, *more])
+    return found
 
 
 def start(options: Options) -> LLM:
@@ -72,9 +92,11 @@ def params_of(suggested: SamplingParams, max_tokens: int, temperature: float | N
     return found if temperature is None else replace(found, temperature=temperature)
 
 
-def read_prompts(options: GenerateOptions) -> list[str]:
+def read_prompts(options: GenerateOptions) -> list[str | list[int]]:
     if options.prompt:
         return list(options.prompt)
+    if options.from_ is not None:
+        return [""]
     if sys.stdin is None or sys.stdin.isatty():
         raise OptionError("no prompt given; pass one as an argument or on standard input")
     text = sys.stdin.read()

@@ -13,7 +13,8 @@ Groups = Mapping[str, str]
 ENGINE: Groups = {
     "model and device": "tokenizer chat_template device dtype weights threads tensor_parallel expert_parallel",
     "memory and cache": (
-        "memory memory_fraction host_memory disk disk_size remote max_length cache eviction capture_every"
+        "memory memory_fraction host_memory disk disk_size remote max_length cache eviction capture_every "
+        "prefix_key trusted_prefix_keys verify_import"
     ),
     "scheduling": "max_sequences max_tokens_per_step max_step_ms depth order draft draft_vocabulary",
     "reproducing and debugging": "seed exact paranoid",
@@ -46,7 +47,7 @@ GROUPS: Mapping[str, Groups] = {
         "server": "url api_key",
         "conversation": "system max_tokens temperature stats history",
     },
-    "generate": {"answers": "raw max_tokens temperature stream stats"},
+    "generate": {"answers": "raw from_ max_tokens temperature stream stats"},
     "bench": {
         "server": "api_key model",
         "workload": "workload form prompts input_length output_length spread groups prefix_length document_length "

@@ -59,10 +59,10 @@ NAMED = re.compile(r"[A-Za-z0-9][\w.:/-]*=")
 
 def flag(name: str) -> str:
     """
-    >>> flag("max_tokens"), flag("models")
-    ('--max-tokens', '--model')
+    >>> flag("max_tokens"), flag("models"), flag("from_")
+    ('--max-tokens', '--model', '--from')
     """
-    return FLAGS.get(name) or "--" + name.replace("_", "-")
+    return FLAGS.get(name) or "--" + name.rstrip("_").replace("_", "-")
 
 
 class NamedValue(argparse.Action):
@@ -204,8 +204,8 @@ def _add_value(parser: argparse._ActionsContainer, each: Field[Any], hint: Any, 
     choices = each.metadata["choices"] or None
     parser.add_argument(
         flag(each.name),
-        type=kind(hint),
         dest=each.name,
+        type=kind(hint),
         action=NamedValue if each.name in FLAGS else "append" if get_origin(hint) is tuple else "store",
         default=argparse.SUPPRESS,
         choices=choices,

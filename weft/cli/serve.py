@@ -12,14 +12,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.options import Options, memory_bytes, option
+from weft.base.options import Options, memory_bytes, option, saves_prompts, verified_share
 from weft.base.transfers import ROLES, WAYS, TransferSettings
 from weft.cli.options import argument
-from weft.cli.several import aliases_of, check_together, keep_alive_seconds, models_of
+from weft.cli.several import MODELS, aliases_of, check_together, keep_alive_seconds, models_of
 
 if TYPE_CHECKING:
     from weft.server.access.keys import Key
-    from weft.server.settings import Limits, ServerSettings
+    from weft.server.settings import Limits, PromptFileSettings, ServerSettings
     from weft.start.launch import Companion, LaunchSettings
     from weft.wire.tls import TlsFiles
 
@@ -145,10 +145,7 @@ class ServeOptions(FrontOptions, Options):
     """Options of `weft serve`: the server's own, then the engine's."""
 
     model: str | None = argument("model folder or hub id; default: weft-small, which ships with Weft")
-    models: tuple[str, ...] = repeated(
-        "one of several models, with options of its own: NAME=PATH,memory=8GiB,threads=4 (docs/several-models.md)",
-        "NAME=PATH",
-    )
+    models: tuple[str, ...] = field(default=(), metadata=MODELS)
     models_memory: str | int = option(
         "auto",
         "memory of all --model together; auto: 0.8 of what is free at the start; on a GPU: one model at a time",
@@ -217,6 +214,10 @@ class ServeOptions(FrontOptions, Options):
             raise InvalidOption("engine_timeout", f"must be from 0 to 86400, got {self.engine_timeout}")
         if self.replicas < 1:
             raise InvalidOption("replicas", f"must be at least 1, got {self.replicas}")
+        if self.replicas > 1 and saves_prompts(self):
+            raise InvalidOption(
+                "replicas", "must be 1 with --prefix-key and --trusted-prefix-keys: files are of one engine"
+            )
         if self.in_process and self.replicas > 1:
             raise InvalidOption("replicas", f"is {self.replicas}, but --in-process allows one engine; omit one of them")
         self._check_fleet()
@@ -424,6 +425,22 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         limits=limits_of(options),
         responses_bytes=responses_bytes(options),
         responses_file=responses_file(options),
+        prompt_files=prompt_files(options),
+    )
+
+
+def prompt_files(options: FrontOptions) -> PromptFileSettings:
+    """Return the keys of prompts in files. A router has none: its engines are elsewhere."""
+    from weft.base.prefix_keys import read_prefix_keys, read_signing_key
+    from weft.server.settings import PromptFileSettings
+
+    if not isinstance(options, ServeOptions) or not saves_prompts(options):
+        return PromptFileSettings()
+    key, trusted = options.prefix_key, options.trusted_prefix_keys
+    return PromptFileSettings(
+        None if key is None else read_signing_key("prefix_key", key),
+        () if trusted is None else read_prefix_keys("trusted_prefix_keys", trusted),
+        verified_share(options.verify_import),
     )
 
 

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 NAME = re.compile(r"[A-Za-z0-9][\w.:/-]{0,127}")
 KEEP_ALIVE_SECONDS = 300.0
+# The field of an options class that takes them.
+MODELS = {
+    "help": "one of several models, with options of its own: NAME=PATH,memory=8GiB,threads=4 (docs/several-models.md); "
+    "may be repeated",
+    "choices": (),
+    "metavar": "NAME=PATH",
+}
 # Of one model besides the options of its engine.
 PARSERS = ("tool_parser", "reasoning_parser")
 # What needs one model, and what to do instead.
@@ -31,14 +38,20 @@ ALONE: Mapping[str, str] = {
     "restart_engine": "an engine that ends is loaded again for the next request",
     "fleet_listen": "start a server for each model, and a router for each",
     "kv_events": "start a server for each model",
+    "prefix_key": "start a server for each model",
+    "trusted_prefix_keys": "start a server for each model",
 }
 
 
-class Together(Protocol):
-    """The options of a server that this module reads."""
+class Models(Protocol):
+    """Options that name several models."""
 
     @property
     def models(self) -> tuple[str, ...]: ...
+
+
+class Together(Models, Protocol):
+    """The options of a server that this module reads."""
 
     @property
     def alias(self) -> tuple[str, ...]: ...
@@ -172,7 +185,7 @@ def own_options() -> list[str]:
     return [each.name for each in fields(Options) if each.name != "model"] + list(PARSERS)
 
 
-def models_of(options: Together) -> list[NamedModel]:
+def models_of(options: Models) -> list[NamedModel]:
     """Return the models with all their options: those of the server, and their own."""
     from weft.start.several import NamedModel
 
@@ -197,6 +210,8 @@ def values_of(model: GivenModel, options: type) -> dict[str, Any]:
 
     hints, choices = get_type_hints(options), {each.name: each.metadata["choices"] for each in fields(options)}
     return {
-        name: parse(f"model {model.name}: {name.replace('_', '-')}", [text], hints[name], choices[name])
+        name: parse(
+            f"model {model.name}: {name.replace('_', '-')}", [text], hints.get(name, str), choices.get(name, ())
+        )
         for name, text in model.own.items()
     }

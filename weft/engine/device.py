@@ -10,6 +10,7 @@ from weft.base.copies import CopyPlan
 from weft.base.plan import Ints, Landing, Plan
 
 if TYPE_CHECKING:
+    from weft.memory.tiers.copies import HostCopies
     from weft.memory.tiers.disk.file import DiskFile
     from weft.memory.tiers.remote.tier import RemoteCopies
 
@@ -57,6 +58,10 @@ class DeviceTiers(Protocol):
     @property
     def load_bytes_per_second(self) -> float | None:
         """The rate of loads from host memory, measured at the start, if it was."""
+        ...
+
+    def allocate(self, size_bytes: int) -> HostCopies:
+        """Return more host memory, beside the tiers, and what copies between the device and it."""
         ...
 
     def copy(self, plan: CopyPlan) -> Any:

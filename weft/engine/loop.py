@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -46,6 +47,7 @@ from weft.engine.landed import (
 from weft.engine.load import ReplicaLoad, StepClock, load_of, planner_stats
 from weft.engine.planner import Planner
 from weft.engine.request import Request, check_vector
+from weft.engine.saved.prompts import NOT_HERE, SavedPrompts
 from weft.engine.sequence import Sequence
 from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping
@@ -54,6 +56,7 @@ from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger, MakeTiers
 from weft.memory.outline import outline
 from weft.memory.report import cache_report, memory_stats
+from weft.memory.saved.file import SavedModel
 from weft.memory.spec import MemorySpec
 from weft.wire.messages import MAX_WORDS
 
@@ -87,7 +90,8 @@ def ledger_of(
 
 class Engine:
     """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
-    `draft_model` decodes drafts. `now` is a clock in seconds; a closing engine saves for up to `closing_seconds`."""
+    `draft_model` decodes drafts. `now` is a clock in seconds; a closing engine saves for up to `closing_seconds`. With
+    what it `saves`, prompts go to files and come from them."""
 
     def __init__(
         self,
@@ -100,6 +104,7 @@ class Engine:
         transport: Transport | None = None,
         now: Callable[[], float] = perf_counter,
         closing_seconds: float = CLOSING_SECONDS,
+        saves: SavedModel | None = None,
     ) -> None:
         self.config = config
         self._constraints = constraints
@@ -120,7 +125,11 @@ class Engine:
             parts = self.ledger, tiers, self.ledger.departures
             self.exchange = Exchange(transport, device, *parts, self._end_transfer, now)
         self._retentions = self.ledger.retentions
-        companions = (self.copier, self.dropping, self.exchange, self._retentions)
+        self.saved: SavedPrompts | None = None
+        if saves is not None:
+            engine = (self.add, self.abort, self._end_transfer)
+            self.saved = SavedPrompts(device, self.ledger.carried, saves, self._cells_of, *engine)
+        companions = (self.copier, self.dropping, self.exchange, self._retentions, self.saved)
         self._companions: list[Companion] = [each for each in companions if each is not None]
         # Starts when a router subscribes; until then nothing is recorded.
         self.journal = Journal(self.ledger)
@@ -155,8 +164,11 @@ class Engine:
             raise RequestError("grammar: constrained decoding needs a tokenizer, and this model has none")
         return self._constraints(request.grammar, request.stop_tokens, request.salt)
 
-    def add(self, request: Request, constraint: Constraint | None = None) -> int:
-        """Add a request to the queue and return its number. Its constraint may be compiled beforehand."""
+    def add(self, request: Request, constraint: Constraint | None = None, save_to: Path | None = None) -> int:
+        """Add a request to the queue and return its number. Its constraint may be compiled beforehand.
+
+        With `save_to`, its prompt is written to this new file, and the request ends when it is.
+        """
         done = 0 if request.answered is None else len(request.answered)
         length, limit = len(request.prompt) + done, self.config.max_length
         if length == done:
@@ -170,6 +182,8 @@ class Engine:
             if self.exchange is None:
                 raise InvalidField("send_to", NO_DEPARTURES)
             self.exchange.check(request)
+        if save_to is not None:
+            self._saved_prompts("prompt").check(request)
         max_tokens = min(request.params.max_tokens, limit - length)
         if not self.ledger.fits_alone(length + max_tokens):
             raise InvalidField(
@@ -190,7 +204,18 @@ class Engine:
         self.planner.queue.add(sequence, self.planner.number)
         if request.send_to is not None and self.exchange is not None:
             self.exchange.begin(sequence, tenant_digest(request.salt))
+        if save_to is not None and self.saved is not None:
+            self.saved.expect(sequence.id, save_to)
         return sequence.id
+
+    def _cells_of(self, salt: bytes) -> PrefixIdentity:
+        """Return what names the cells of prompts with a salt."""
+        return replace(self._identity, salt=salt)
+
+    def _saved_prompts(self, field: str) -> SavedPrompts:
+        if self.saved is None:
+            raise InvalidField(field, NOT_HERE)
+        return self.saved
 
     def abort(self, number: int) -> None:
         """Abort a sequence at once, wherever it is. Ignores unknown and finished ones."""
@@ -204,13 +229,19 @@ class Engine:
         sequence = self._sequences.get(number)
         if sequence is None or (sequence.reason is not None and number not in self._departing):
             return
-        if self.exchange is not None:
-            self.exchange.abandon(number)
+        self._abandon(number)
         if number in self._departing:
             self._departing.discard(number)
         else:
             self._finish(sequence, reason)
         self._outputs.append(Output(number, None, finish=reason))
+
+    def _abandon(self, number: int) -> None:
+        """Let the prompt of a request go to no other engine, and to no file."""
+        if self.exchange is not None:
+            self.exchange.abandon(number)
+        if self.saved is not None:
+            self.saved.abandon(number)
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
@@ -285,6 +316,8 @@ class Engine:
         """
         if self.exchange is not None:
             self.exchange.drop(tenant, prefix)
+        if self.saved is not None:
+            self.saved.drop(tenant, prefix)
         self.dropping.begin(number, tenant, prefix)
         self.journal.note_drop(tenant, prefix)
 
@@ -294,6 +327,17 @@ class Engine:
         `erased` is false, with a `reason`, if units of a file were not overwritten or objects of a store not dropped.
         """
         return self.dropping.take_answers()
+
+    def begin_load(self, number: int, path: Path, salt: bytes, share: float) -> None:
+        """Load a prompt from a file, for requests with this salt; `take_loaded` has the answer.
+
+        A `share` of its cells is computed again first. The caller has checked who wrote the file.
+        """
+        self._saved_prompts("file").load(number, path, salt, tenant_digest(salt), share)
+
+    def take_loaded(self) -> dict[int, dict[str, Any]]:
+        """Return the answers of loads that have ended, by their numbers: the tokens, or an `error` and its status."""
+        return {} if self.saved is None else self.saved.take_answers()
 
     def _flush_drafts(self) -> None:
         """Drop all texts and states that drafts come from."""
@@ -308,6 +352,8 @@ class Engine:
         own = planner_stats(self.planner) | {"planning_seconds": self._planning_seconds}
         if self.exchange is not None:
             own["transfers"] = self.exchange.stats()
+        if self.saved is not None:
+            own["files"] = self.saved.stats()
         return own | memory_stats(self.ledger)
 
     def load(self) -> ReplicaLoad:
@@ -339,7 +385,7 @@ class Engine:
             self.planner.masks.wait()
         self._learn()
         outputs, self._outputs = self._outputs, []
-        return outputs
+        return outputs if self.saved is None else self.saved.own(outputs, self.forget)
 
     def _await_drafts(self) -> bool:
         """Settle the steps in flight if the next one should wait for their drafts; return whether it did."""
@@ -440,8 +486,7 @@ class Engine:
 
     def _fail_hopeless(self) -> None:
         for sequence in self.planner.failed:
-            if self.exchange is not None:
-                self.exchange.abandon(sequence.id)
+            self._abandon(sequence.id)
             error = f"out of memory at {sequence.length} tokens, with nothing left to evict; raise --memory"
             self._finish(sequence, FinishReason.ERROR)
             self._outputs.append(Output(sequence.id, None, finish=FinishReason.ERROR, error=error))
@@ -533,6 +578,7 @@ class Engine:
             is_done = sequence.max_tokens == len(sequence.generated) and not sequence.awaits_mask
             if is_done and sequence.reason is None and end == len(sequence.known):
                 departs = self.exchange is not None and self.exchange.computed(sequence)
+                departs = departs or (self.saved is not None and self.saved.computed(sequence))
                 self._finish(sequence, FinishReason.LENGTH)
                 if departs:
                     self._departing.add(sequence.id)

@@ -31,6 +31,23 @@ class Submit(Message, tag="submit"):
     request: Request
 
 
+class SavePrompt(Message, tag="save"):
+    """A submission whose prompt is written to a new file. Only a front on the same machine may send it."""
+
+    number: Number
+    request: Request
+    path: Text
+
+
+class LoadPrompt(Message, tag="load"):
+    """Load a prompt from a file, for requests with a salt; compute a share of it again. Only for such a front, too."""
+
+    number: Number
+    path: Text
+    salt: Annotated[bytes, Meta(max_length=1024)] = b""
+    share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+
+
 class Refuse(Message):
     """A submission that could not be decoded; the reason is returned to the caller. It does not travel."""
 
@@ -79,7 +96,7 @@ class Subscribe(Message, tag="subscribe"):
     wanted: bool = True
 
 
-Command = Submit | Refuse | End | Question | Drop | Subscribe | Shutdown
+Command = Submit | SavePrompt | LoadPrompt | Refuse | End | Question | Drop | Subscribe | Shutdown
 
 
 class Refusal(Message):

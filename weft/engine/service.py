@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -28,11 +29,13 @@ from weft.engine.protocol import (
     End,
     EngineNews,
     Event,
+    LoadPrompt,
     Outputs,
     Question,
     Refusal,
     Refuse,
     Replies,
+    SavePrompt,
     Stopped,
     Submit,
     Subscribe,
@@ -58,7 +61,7 @@ class Drivable(Protocol):
     """What a service needs from an engine; `weft.engine.loop.Engine` implements it."""
 
     def constrain(self, request: Request) -> Constraint | None: ...
-    def add(self, request: Request, constraint: Constraint | None = None) -> int: ...
+    def add(self, request: Request, constraint: Constraint | None = None, save_to: Path | None = None) -> int: ...
     def abort(self, number: int) -> None: ...
     def finish(self, number: int) -> None: ...
     def report(self, number: int) -> Report: ...
@@ -67,6 +70,8 @@ class Drivable(Protocol):
     def flush(self) -> int: ...
     def begin_drop(self, number: int, tenant: bytes | None, prefix: bytes | None) -> None: ...
     def take_dropped(self) -> dict[int, dict[str, Any]]: ...
+    def begin_load(self, number: int, path: Path, salt: bytes, share: float) -> None: ...
+    def take_loaded(self) -> dict[int, dict[str, Any]]: ...
     def stats(self) -> dict[str, Any]: ...
     def cache_report(self, limit: int) -> dict[str, Any]: ...
     def write_behind(self) -> None: ...
@@ -151,7 +156,7 @@ class Service:
                 if self._engine.idle and not self._backlog:
                     self._engine.write_behind()
                 self._publish()
-                self._answer_drops()
+                self._answer_slow()
                 self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog and not self._unpublished))
                 self._handle_some()
                 self._reply()
@@ -174,13 +179,17 @@ class Service:
         tokens = 0
         while self._backlog and self._running and tokens < TOKENS_PER_BORDER:
             command = self._backlog.popleft()
-            tokens += len(command.request.prompt) if isinstance(command, Submit) else 0
+            tokens += len(command.request.prompt) if isinstance(command, Submit | SavePrompt) else 0
             self._handle(command)
 
     def _handle(self, command: Command | OwnCommand) -> None:
         match command:
             case Submit(number, request):
                 self._submit(number, request)
+            case SavePrompt(number, request, path):
+                self._submit(number, request, Path(path))
+            case LoadPrompt(number, path, salt, share):
+                self._load(number, path, salt, share)
             case PreparedRequest():
                 self._take_prepared(command)
             case Wake():
@@ -202,7 +211,13 @@ class Service:
             case _:
                 self._running = False
 
-    def _submit(self, number: int, request: Request) -> None:
+    def _load(self, number: int, path: str, salt: bytes, share: float) -> None:
+        try:
+            self._engine.begin_load(number, Path(path), salt, share)
+        except RequestError as error:
+            self._replies.answers[number] = {"error": str(error), "status": error.status}
+
+    def _submit(self, number: int, request: Request, save_to: Path | None = None) -> None:
         if number in self._sequences or number in self._preparing:
             log.warning("request number %d is already in use; dropping the second request", number)
             return
@@ -212,7 +227,7 @@ class Service:
             self._refuse(number, error)
             return
         if request.grammar is None:
-            self._add(number, request, None)
+            self._add(number, request, None, save_to)
         else:
             assert self._preparation is not None, "the service is not running"
             self._preparing[number] = False
@@ -225,9 +240,10 @@ class Service:
         else:
             self._add(found.number, found.request, found.constraint)
 
-    def _add(self, number: int, request: Request, constraint: Constraint | None) -> None:
+    def _add(self, number: int, request: Request, constraint: Constraint | None, save_to: Path | None = None) -> None:
+        more = {} if save_to is None else {"save_to": save_to}
         try:
-            sequence = self._engine.add(request, constraint)
+            sequence = self._engine.add(request, constraint, **more)
         except RequestError as error:
             self._refuse(number, error)
             return
@@ -310,9 +326,9 @@ class Service:
             self._news_at, self._reported = now, load
             self._deliver(EngineNews(changes, load))
 
-    def _answer_drops(self) -> None:
-        """Answer the drops whose last byte was overwritten in the last step."""
-        self._replies.answers |= self._engine.take_dropped()
+    def _answer_slow(self) -> None:
+        """Answer what has ended in the last step: drops whose last byte was overwritten, and files that were read."""
+        self._replies.answers |= self._engine.take_dropped() | self._engine.take_loaded()
         self._reply()
 
     # events ---------------------------------------------------------------------------------------------------------

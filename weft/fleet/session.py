@@ -108,7 +108,7 @@ class RouterSession:
                 self._forget_news()
                 (self._backend.subscribe if wanted else self._backend.unsubscribe)(self._hear)
             case _:
-                raise ProtocolError("a router cannot shut a replica down")
+                raise ProtocolError("only a front on the same machine may shut an engine down, or use its files")
 
     def close(self) -> None:
         """Abort all requests: the router has gone."""

@@ -37,7 +37,9 @@ def audit(ledger: Ledger) -> None:
             for kind, unit in (*link.saves.held(lower=False), *link.loads.held(lower=False)):
                 counted[kind][unit] += 1
             pins.update(node.key for node in link.loads.upper_pins())
-    pins.update(node.key for node in ledger.retentions.nodes())
+    for kind, unit in ledger.carried.held():
+        counted[kind][unit] += 1
+    pins.update(node.key for node in (*ledger.retentions.nodes(), *ledger.carried.pins()))
     if ledger.departures is not None:
         for kind, unit in ledger.departures.held():
             counted[kind][unit] += 1
@@ -63,7 +65,7 @@ def _check_held(ledger: Ledger) -> None:
     ends = [lease.node for lease in ledger.leases.values()]
     for link in _device_links(ledger):
         ends += link.loads.upper_pins()
-    ends += ledger.retentions.nodes()
+    ends += [*ledger.retentions.nodes(), *ledger.carried.pins()]
     if ledger.departures is not None:
         ends += ledger.departures.pins()
     held = {node.key for end in ends for node in path(end)}

@@ -35,6 +35,7 @@ class Origin(StrEnum):
     REGULAR = "regular"  # every N tokens
     ANSWER_END = "answer_end"  # where a sequence ended or was preempted
     CANDIDATE = "candidate"  # the prefill passed here while memory was free
+    IMPORTED = "imported"  # it came from a prefix file
 
 
 ORIGINS = tuple(Origin)

@@ -29,6 +29,7 @@ from weft.memory.lease import Grant, Lease
 from weft.memory.misses import Miss, Reason
 from weft.memory.removal import Hidden
 from weft.memory.retention import Retentions
+from weft.memory.saved.carried import Carried
 from weft.memory.snapshots import Snapshots
 from weft.memory.spec import MemorySpec
 from weft.memory.tenancy import Tenancy
@@ -87,6 +88,7 @@ class Ledger:
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
         self.retentions = Retentions(self.cache, retain_share, budget_bytes, now)
+        self.carried = Carried(self)
         self.tiers: Tiers | None = None
         self.tenancy = Tenancy(
             lambda: [cache.trie for cache in self.caches],
@@ -234,7 +236,7 @@ class Ledger:
             miss = Miss(Reason.BEING_DROPPED, 0, 0, reusable, reusable)
         else:
             # Only here: waiting requests are matched at every step, and a lost retention is looked for cell by cell.
-            miss = self.retentions.explain(keys, self.match(keys, limit, plain))
+            miss = self.carried.explain(keys, self.retentions.explain(keys, self.match(keys, limit, plain)))
             if self.tiers is not None:
                 miss = self.tiers.explain(keys, limit, miss)
         kept = (repeatable(prompt, self.cell) if each.tokens is None else each.tokens for each in retain)
@@ -578,7 +580,7 @@ class Ledger:
     @property
     def memory_to_land(self) -> bool:
         """Whether flights or copies that are under way will free memory, or make it evictable."""
-        copies = self.tiers is not None and self.tiers.in_flight
+        copies = self.carried.moving or (self.tiers is not None and self.tiers.in_flight)
         return bool(self.states_to_land or copies or (self.departures is not None and self.departures.in_flight))
 
     def clear(self, tiers: bool = False, retained: bool = True) -> int:
@@ -586,6 +588,7 @@ class Ledger:
 
         With `retained`, what requests retain too.
         """
+        self.carried.give_up()
         if retained:
             self.retentions.give_up()
         self.cache.clear()
@@ -626,11 +629,15 @@ class Ledger:
         leases = self.leases.values()
         count = len(leases) + needed.sequences
         units = {
-            Kind.PAGE: needed.pages + self.cache.trie.held + sum(lease.cells - lease.published + 1 for lease in leases),
+            Kind.PAGE: needed.pages
+            + self.cache.trie.held
+            + self.carried.count(Kind.PAGE)
+            + sum(lease.cells - lease.published + 1 for lease in leases),
             Kind.WINDOW: needed.window
             + self.retentions.window_pages
+            + self.carried.count(Kind.WINDOW)
             + sum(lease.cells - lease.window_first + 1 for lease in leases),
-            Kind.STATE: 2 * count + self.retentions.points,
+            Kind.STATE: 2 * count + self.retentions.points + self.carried.count(Kind.STATE),
             Kind.TAIL: count,
         }
         return sum(self.arena.slabs_for(kind, units[kind]) for kind in self.arena.unit_bytes)

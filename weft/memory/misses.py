@@ -36,6 +36,7 @@ class Reason(StrEnum):
     LOAD_SLOWER = "load_slower_than_recompute"
     BEING_DROPPED = "being_dropped"
     RETAINED_LOST = "retained_lost"
+    IMPORT_EVICTED = "import_evicted"
 
 
 SENTENCES = {
@@ -58,6 +59,7 @@ SENTENCES = {
     Reason.LOAD_SLOWER: "more is in another tier, but loading it would take longer than computing it",
     Reason.BEING_DROPPED: "an operator is dropping it",
     Reason.RETAINED_LOST: "it was retained, but lost before its time: over its key's share, or memory ran out",
+    Reason.IMPORT_EVICTED: "it was imported from a file, and evicted since",
 }
 
 

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from weft.base.errors import InvalidOption, ModelError
 from weft.base.gguf.header import is_gguf
+from weft.base.returned_memory import return_free_memory
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
 from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, claimed, is_wide, recipe_of
@@ -105,6 +106,8 @@ def load_model(
         model.weights_digest = weights_digest(model)
     operations = operations or choose(str(device), dtype, model.memories, exact=exact, rounds=rounds).operations
     prepare(model, operations, spare_bytes)
+    # Matrices as they were stored have left holes between those that are kept.
+    return_free_memory()
     pin(model)
     return model, config
 
@@ -685,4 +688,5 @@ def _interval(target: Tensor) -> tuple[int, int]:
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    # Names come from files: those with characters that do not print are quoted.
+    return ", ".join(name if name.isprintable() else repr(name) for name in names[:SHOWN]) + more

@@ -243,6 +243,15 @@ class Asking:
             self._one(prompt, None, each, result.cache_salt, 0, (), retain, None, answered) for each in given * (n or 1)
         ]
 
+    def saved(self, prompt: AnyPrompt | Result, cache_salt: str | None) -> list[OpenPrompt]:
+        """Return what is asked to save a prompt, or a result's prompt and answer: that it is computed."""
+        params = EngineParams(max_tokens=0)
+        if not isinstance(prompt, Result):
+            return self.prompts(prompt, params, cache_salt=cache_salt)
+        if cache_salt is not None:
+            raise InvalidField("cache_salt", "must not be set: a result is saved with its own")
+        return self.forks(prompt, None, 1, params, 0, None)
+
     def _asked(
         self,
         prompts: list[Tokens],

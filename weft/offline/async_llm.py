@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,7 @@ from weft.answers.requests import ModelBounds
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams as EngineParams
 from weft.base.vectors import VectorFacts
 from weft.engine.events import Report
 from weft.offline.asking import (
@@ -23,6 +25,7 @@ from weft.offline.asking import (
     Asking,
     Conversation,
     OpenPrompt,
+    Params,
     refuse_adapters,
     report_cut,
 )
@@ -30,6 +33,7 @@ from weft.offline.embedding import AskedVector, ClassificationOutput, EmbeddingO
 from weft.offline.keywords import EngineArgs, options_of
 from weft.offline.result import Result
 from weft.offline.sampling import GenerationParams, RequestOutputKind
+from weft.offline.saved import AnyPath, LoadedPrompt, PromptKeys
 from weft.offline.scoring import ScoringOutput
 from weft.offline.text import TextTokenizer
 from weft.start.engine_process import load_engine
@@ -62,6 +66,7 @@ class AsyncLLM:
         return llm
 
     def _start(self, options: Options, max_open: int, progress: bool) -> None:
+        self._keys = PromptKeys.of(options)
         engine, info = load_engine(options, progress)
         texts = load_texts(options, info.settings)
         facts = msgspec.convert(info.settings["vectors"], VectorFacts)
@@ -90,6 +95,7 @@ class AsyncLLM:
         lora_request: None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        retain: float | None = None,
     ) -> AsyncIterator[Result]:
         """Yield the answers to a prompt as they grow; the last output is `finished`.
 
@@ -99,6 +105,7 @@ class AsyncLLM:
         """
         refuse_adapters(lora_request)
         how: dict[str, Any] = {"cache_salt": cache_salt, "priority": priority, "request_id": request_id}
+        how["retain"] = retain
         return self._follow(_only(self._asking.prompts(prompt, sampling_params, **how)))
 
     def chat(
@@ -112,6 +119,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        retain: float | None = None,
     ) -> AsyncIterator[Result]:
         """Yield the next message of a conversation as it grows; see `generate`."""
         asked = self._asking.conversations(
@@ -122,9 +130,45 @@ class AsyncLLM:
             variables=chat_template_kwargs,
             cache_salt=cache_salt,
             priority=priority,
+            retain=retain,
             request_id=request_id,
         )
         return self._follow(_only(asked))
+
+    async def retain(self, prompt: AnyPrompt, seconds: float, *, cache_salt: str | None = None) -> Result:
+        """Compute a prompt, as far as it is not cached, and protect it against eviction; zero seconds release it."""
+        params = EngineParams(max_tokens=0)
+        return await self._last(_only(self._asking.prompts(prompt, params, cache_salt=cache_salt, retain=seconds)))
+
+    async def fork(
+        self,
+        result: Result,
+        at: int | None = None,
+        n: int | None = None,
+        sampling_params: Params = None,
+        *,
+        choice: int = 0,
+        retain: float | None = None,
+    ) -> list[Result]:
+        """Go on with an answer after its first `at` tokens, or all; see `LLM.fork`."""
+        asked = self._asking.forks(result, at, n, sampling_params, choice, retain)
+        return list(await asyncio.gather(*map(self._last, asked)))
+
+    async def save(self, path: AnyPath, prompt: AnyPrompt | Result, *, cache_salt: str | None = None) -> Result:
+        """Write a prompt, or a result's prompt and answer, to a new signed file; see `LLM.save`."""
+        self._keys.check_can_save()
+        result = await self._last(_only(self._asking.saved(prompt, cache_salt)), str(path))
+        if result.error is not None:
+            raise RequestError(result.error)
+        await asyncio.to_thread(self._keys.sign, Path(path))
+        return result
+
+    async def load(self, path: AnyPath, *, cache_salt: str | None = None) -> LoadedPrompt:
+        """Read a prompt from a file into the cache, if a trusted key has signed it; see `LLM.load`."""
+        await asyncio.to_thread(self._keys.check, Path(path))
+        await self._ready()
+        found = await self._backend.load_prompt(str(path), (cache_salt or "").encode(), self._keys.share)
+        return await asyncio.to_thread(self._keys.loaded, Path(path), found)
 
     async def embed(
         self,
@@ -216,7 +260,13 @@ class AsyncLLM:
             self._starting = asyncio.ensure_future(self._backend.start())
         await asyncio.shield(self._starting)
 
-    async def _follow(self, asked: OpenPrompt) -> AsyncIterator[Result]:
+    async def _last(self, asked: OpenPrompt, save_to: str | None = None) -> Result:
+        """Return the result of a prompt when it has ended."""
+        async for _ in self._follow(asked, save_to):
+            pass
+        return asked.result()
+
+    async def _follow(self, asked: OpenPrompt, save_to: str | None = None) -> AsyncIterator[Result]:
         if asked.id in self._named:
             raise RequestError(f"request_id {asked.id!r} is already in use")
         streams = self._named[asked.id] = []
@@ -226,7 +276,7 @@ class AsyncLLM:
             await self._take_room(count)
             try:
                 for request in asked.requests:
-                    streams.append(await self._backend.submit(request))
+                    streams.append(await self._backend.submit(request, save_to))
                 async for result in self._results(asked, streams):
                     yield result
             finally:

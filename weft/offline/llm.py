@@ -6,10 +6,12 @@ several threads: every waiting thread steps the engine for all of them.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -38,6 +40,7 @@ from weft.offline.interrupts import InterruptLater
 from weft.offline.keywords import options_of
 from weft.offline.result import BeamSearchOutput, Chunk, Result, chunk_of
 from weft.offline.sampling import BeamSearchParams, GenerationParams
+from weft.offline.saved import AnyPath, LoadedPrompt, PromptKeys
 from weft.offline.scoring import ScoringOutput
 from weft.offline.text import TextTokenizer
 from weft.start.loading import load
@@ -77,6 +80,8 @@ class LLM:
 
     def _start(self, options: Options, progress: bool, now: Callable[[], float] = perf_counter) -> None:
         self.options = options
+        # First: a wrong file is reported before the weights are loaded.
+        self._keys = PromptKeys.of(options)
         loaded = load(options, progress)
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer
@@ -97,9 +102,13 @@ class LLM:
         runner = loaded.runner(options.threads, progress)
         drafter = loaded.draft_model(runner, options.threads, progress)
         grammars = loaded.grammars(warm=False)
-        self.engine = Engine(loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now)
+        self.engine = Engine(
+            loaded.spec, runner, self.config, grammars, draft_model=drafter, now=now, saves=loaded.saves
+        )
         self._stopped: str | None = None
         self._running: dict[int, OpenRequest] = {}
+        self._loads = itertools.count()
+        self._answers: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()
 
     # requests ---------------------------------------------------------------------------------------------------------
@@ -237,6 +246,41 @@ class LLM:
         self._check_open()
         return self._run(self._asking.forks(result, at, n, sampling_params, choice, retain), use_tqdm)
 
+    def save(self, path: AnyPath, prompt: AnyPrompt | Result, *, cache_salt: str | None = None) -> Result:
+        """Write a prompt, or a result's prompt and answer, to a new signed file: tokens, and what was computed of them.
+
+        What is not cached is computed first. Another LLM of the same model can `load` it.
+        """
+        self._check_open()
+        self._keys.check_can_save()
+        [result] = self._run(self._asking.saved(prompt, cache_salt), False, Path(path))
+        if result.error is not None:
+            raise RequestError(result.error)
+        self._keys.sign(Path(path))
+        return result
+
+    def load(self, path: AnyPath, *, cache_salt: str | None = None) -> LoadedPrompt:
+        """Read a prompt from a file into the cache, if a trusted key has signed it; return its tokens.
+
+        It is only hit by prompts with the same salt as the one that was saved.
+        """
+        self._check_open()
+        self._keys.check(Path(path))
+        with self._lock:
+            number = next(self._loads)
+            self.engine.begin_load(number, Path(path), (cache_salt or "").encode(), self._keys.share)
+        while (found := self._loaded(number)) is None:
+            self._move_on()
+        if "error" in found:
+            raise RequestError(found["error"], found["status"])
+        return self._keys.loaded(Path(path), found)
+
+    def _loaded(self, number: int) -> dict[str, Any] | None:
+        with self._lock:
+            self._check_open()
+            self._answers |= self.engine.take_loaded()
+            return self._answers.pop(number, None)
+
     def beam_search(
         self, prompts: Sequence[AnyPrompt], params: BeamSearchParams, use_tqdm: bool = False
     ) -> list[BeamSearchOutput]:
@@ -328,14 +372,14 @@ class LLM:
 
     # running ----------------------------------------------------------------------------------------------------------
 
-    def _run(self, asked: list[OpenPrompt], progress: bool) -> list[Result]:
+    def _run(self, asked: list[OpenPrompt], progress: bool, save_to: Path | None = None) -> list[Result]:
         from weft.offline.progress import Progress
 
         opened: list[OpenRequest] = []
         with Progress(len(asked), shown=progress) as bar:
             try:
                 for each in asked:
-                    self._add(each, opened)
+                    self._add(each, opened, save_to=save_to)
                 for request in opened:
                     while not request.ended:
                         self._move_on()
@@ -369,7 +413,13 @@ class LLM:
         finally:
             self._abort(opened)
 
-    def _add(self, asked: OpenPrompt, opened: list[OpenRequest], chunks: deque[Chunk] | None = None) -> None:
+    def _add(
+        self,
+        asked: OpenPrompt,
+        opened: list[OpenRequest],
+        chunks: deque[Chunk] | None = None,
+        save_to: Path | None = None,
+    ) -> None:
         """Give the requests to the engine. `chunks`, if given, receives their output from the first token on.
 
         They join `opened` before an interrupt can be raised, so that the caller can abort them.
@@ -378,7 +428,7 @@ class LLM:
             self._check_open()
             with InterruptLater():
                 for each in asked.answers:
-                    number = self.engine.add(each.followed.request)
+                    number = self.engine.add(each.followed.request, save_to=save_to)
                     self._running[number] = OpenRequest(number, each, asked, chunks)
                     opened.append(self._running[number])
 

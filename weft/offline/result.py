@@ -153,6 +153,13 @@ class Result:
         return self.outputs[0].digests
 
     @property
+    def recomputed_tokens(self) -> int:
+        """Tokens that were known, and computed again for lack of a state where an edit or a fork parts from them."""
+        if self.forked_tokens:
+            return len(self.prompt_token_ids) - self.cached_tokens
+        return 0 if self.miss is None else max(0, self.miss.kv_matched - self.miss.cached)
+
+    @property
     def num_cached_tokens(self) -> int:
         return self.cached_tokens
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from weft.backends.backend import Backend
+from weft.backends.backend import Backend, PromptFiles
 from weft.base.errors import RequestError, WeftError
 from weft.base.sampling import SamplingParams
 from weft.server.access.auth import Keys
@@ -57,6 +57,7 @@ from weft.server.metrics.registry import Metrics
 from weft.server.metrics.stored import StoredCollector
 from weft.server.metrics.vllm import VllmCollector
 from weft.server.page import routes as page_routes
+from weft.server.prefixes.routes import PrefixRoutes
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.pool import TextPool
@@ -137,6 +138,7 @@ def create_app(
     batch_store: BatchStore | None = None,
     background: list[Background] | None = None,
     stored: StoredAnswers | None = None,
+    files: PromptFiles | None = None,
 ) -> AccessLog:
     """Return the app for a backend that the caller starts and stops.
 
@@ -144,20 +146,23 @@ def create_app(
 
     `suggested` are the sampling parameters of requests that set none; `pool` reads large bodies. `keys` defaults to
     those of the settings; a caller may replace them later. The metrics include `connections`. The caller opens and
-    closes the `stored` answers.
+    closes the `stored` answers. `files` is the backend, if its engine reaches files of this process.
     """
     keys = keys or Keys(settings)
     front = Front(backend, tokenizer, template, end_tokens, settings, suggested, pool, stored)
     if connections is not None:
         front.metrics.registry.register(ConnectionCollector(connections))
     routes = [Route(path, bound(front, endpoint), methods=[method]) for path, method, endpoint in ROUTES]
+    kept = cache_report.Kept(stored)
     if batch_store is None:
         routes += no_batches()
     else:
         runner = BatchRunner(batch_store, keys, calls_of(front), front.limits, front.backend.info.max_sequences // 2)
         routes += batching(runner, front.receiving, background)
+        kept = cache_report.Kept(stored, runner.drop)
     routes += cache_report.outline_routes(front.backend)
-    routes += admin_only(cache_report.routes(front.backend, keys, front.stored))
+    routes += PrefixRoutes(front, keys, files).routes()
+    routes += admin_only(cache_report.routes(front.backend, keys, kept, front.retained))
     routes += admin_only(metrics.routes(lambda accept: front.metrics.render(front.backend, accept)))
     routes += common_routes(front, keys, settings)
     front.metrics.registry.register(KeyCollector(keys))

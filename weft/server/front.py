@@ -32,6 +32,7 @@ from weft.server.http.sse import while_connected
 from weft.server.metrics.registry import Metrics
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
+from weft.server.stored.retained import RETAINED_BYTES, note_retained
 from weft.server.texts.bodies import check_count
 from weft.server.texts.body_reader import BodyReader, is_quick
 from weft.server.texts.fields import UnknownFields
@@ -107,6 +108,8 @@ class Front:
     ) -> None:
         self.backend = backend
         self.stored = stored
+        # What is retained, by name, so that it can be sent as a file.
+        self.retained = StoredAnswers(RETAINED_BYTES) if settings.prompt_files.key is not None else None
         self.suggested = suggested or SamplingParams()
         self.tokenizer = tokenizer
         self.template = template
@@ -261,10 +264,12 @@ class Front:
         skip_special: bool = True,
         shown: frozenset[str] = frozenset(),
         keeps_answer: bool = False,
+        save_to: str | None = None,
     ) -> Generation:
         """Start everything that one HTTP request asks for: n sequences per prompt, in order.
 
         `salt` is that of an answer that the tenant forks; otherwise it follows from the tenant and `cache_salt`.
+        `save_to` is a new file, to which the prompt of a request without an answer is written.
         """
         form = None if form is None else await self.prepared(form)
         answers: list[FollowedAnswer] = []
@@ -293,7 +298,7 @@ class Front:
             raise InvalidField("n", f"asks for {len(answers)} answers in all; the limit is {self.limits.sequences}")
         generation = self._open(name, aliases, tenant, len(answers), form, prompts)
         try:
-            await generation.submit(answers)
+            await generation.submit(answers, save_to)
         except RequestError as error:
             raise error if form is None else form.named(error) from None
         return generation
@@ -325,6 +330,8 @@ class Front:
                 self.generations.remove(generation)
                 self.open_sequences -= sequences
                 tenant.account.settle(reserved, generation.used())
+                if self.retained is not None:
+                    note_retained(self.retained, generation)
 
         generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.generations.add(generation)

@@ -79,12 +79,12 @@ class Generation:
         self._form = form
         self._aborted = False
 
-    async def submit(self, answers: list[FollowedAnswer]) -> None:
-        """Submit the requests of all answers, or none."""
+    async def submit(self, answers: list[FollowedAnswer], save_to: str | None = None) -> None:
+        """Submit the requests of all answers, or none; or the only one, whose prompt is written to a new file."""
         tasks: list[asyncio.Future[OpenSequence]] = []
         try:
             for followed in answers:
-                tasks.append(asyncio.ensure_future(self._submit(followed)))
+                tasks.append(asyncio.ensure_future(self._submit(followed, save_to)))
                 if len(followed.request.prompt) > LONG_PROMPT:
                     # Each takes milliseconds to send, so other streams run between two.
                     await asyncio.sleep(0)
@@ -100,11 +100,11 @@ class Generation:
             self.close()
             raise
 
-    async def _submit(self, followed: FollowedAnswer) -> OpenSequence:
+    async def _submit(self, followed: FollowedAnswer, save_to: str | None) -> OpenSequence:
         meter = self._metrics.meter()
         meter.started()
         try:
-            stream = await self._backend.submit(followed.request)
+            stream = await self._backend.submit(followed.request, *([] if save_to is None else [save_to]))
         except BaseException:
             meter.finished("refused", len(followed.request.prompt), 0, 0)
             raise

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from weft.base.errors import OptionError
+from weft.base.prefix_keys import PrefixKey
 from weft.base.sampling import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
@@ -96,6 +97,15 @@ class Limits:
                 raise OptionError(f"{name} must be at most {MOST[name]}, the limit of the engine, got {value}")
 
 
+@dataclass(frozen=True, slots=True)
+class PromptFileSettings:
+    """The key that signs prompts which leave as files, those whose files are taken, and the share to verify."""
+
+    key: PrefixKey | None = None
+    trusted: tuple[PrefixKey, ...] = ()
+    share: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """How the front behaves.
@@ -129,6 +139,7 @@ class ServerSettings:
     drain_seconds: float = 30.0
     responses_bytes: int = 0  # of stored responses; 0: none are stored
     responses_file: str | None = None  # keeps them through a restart
+    prompt_files: PromptFileSettings = PromptFileSettings()
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from weft.server.app import calls_of
 from weft.server.batches.job import BatchJob
 from weft.server.batches.journal import BatchJournal, BatchProgress
 from weft.server.batches.lines import places_of
+from weft.server.batches.room import LineRoom
 from weft.server.front import Front, pool_for
 from weft.server.settings import ServerSettings
 from weft.start.launch import Orders, Served, first_of, started
@@ -39,8 +40,8 @@ async def _answer(served: Served, settings: ServerSettings, source: Path, target
         pool = pool_for(texts.tokenizer, texts.template, settings)
         front = Front(backend, texts.tokenizer, texts.template, texts.end_tokens, settings, texts.suggested, pool)
         await pool.start()
-        width = backend.info.max_sequences
-        job = BatchJob(source, journal, places, Tenant(), calls_of(front), asyncio.Semaphore(width), width)
+        room = LineRoom(backend.info.max_sequences, settings.limits.open_sequences)
+        job = BatchJob(source, journal, places, Tenant(), calls_of(front), room, settings.limits)
         show(job.progress)
         await _run(job, orders, show)
         show(job.progress)

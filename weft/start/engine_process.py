@@ -190,7 +190,7 @@ def load_engine(
     joined = None if transfer is None else join(loaded, runner, transfer)
     transport = None if joined is None else joined.transport
     parts = (loaded.spec, runner, config, loaded.grammars())
-    engine = Engine(*parts, draft_model=drafter, transport=transport, now=now)
+    engine = Engine(*parts, draft_model=drafter, transport=transport, now=now, saves=loaded.saves)
     folder = _folder(options)
     info = ModelInfo(
         name=_name(options.model),

@@ -28,7 +28,7 @@ import uvicorn
 from uvicorn.loops.auto import auto_loop_factory
 
 from weft import builtin
-from weft.backends.backend import Backend, ModelInfo
+from weft.backends.backend import Backend, ModelInfo, PromptFiles
 from weft.base.errors import ModelError, OptionError
 from weft.base.garbage_collection import freeze_heap
 from weft.base.logs import LogFormat
@@ -85,6 +85,9 @@ class Life(Protocol):
 
 class Running(Backend, Life, Protocol):
     """A backend that also counts its open requests."""
+
+    @property
+    def files(self) -> PromptFiles | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +267,7 @@ async def serve_prepared(
 def app_for(backend: Running, texts: Texts, settings: ServerSettings, **more: Any) -> AccessLog:
     """Return the application. `more` are further arguments of `create_app`."""
     found = (texts.tokenizer, texts.template, texts.end_tokens)
-    return create_app(backend, *found, settings, texts.suggested, **more)
+    return create_app(backend, *found, settings, texts.suggested, files=backend.files, **more)
 
 
 def keys_and_batches(settings: ServerSettings) -> tuple[Keys, BatchStore | None]:

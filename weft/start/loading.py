@@ -17,7 +17,7 @@ from weft import __version__, builtin
 from weft.base.config import EngineConfig
 from weft.base.cores import available_cores
 from weft.base.errors import ModelError, OptionError
-from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve
+from weft.base.options import Options, SizingFacts, count, draft_tokens, features, has_room, resolve, saves_prompts
 from weft.base.refused import refuse
 from weft.base.sampling import SamplingParams
 from weft.base.vectors import VectorFacts
@@ -29,6 +29,7 @@ from weft.kernels.interface import Operations
 from weft.memory.capacity import draft_share, least_bytes, longest_alone
 from weft.memory.identity import Identity
 from weft.memory.ledger import Ledger
+from weft.memory.saved.file import SavedModel
 from weft.memory.spec import MemorySpec
 from weft.models.config import Config, checkpoint_config, text_part
 from weft.models.dtypes import choose_dtype
@@ -83,6 +84,12 @@ class Loaded:
     identity: Identity | None = None  # of the model, for both and for transfers
     others: RankProcesses | None = None  # the other ranks of a model that is cut over several
     reasons: Mapping[str, str] = field(default_factory=dict)  # of each "auto": what it means here, and why
+    saves_prompts: bool = False  # prompts go to files, or come from them
+
+    @property
+    def saves(self) -> SavedModel | None:
+        """What prompts in files are of, if there are any."""
+        return SavedModel(self.identity, self.model.vocab_size) if self.saves_prompts and self.identity else None
 
     @property
     def dtype(self) -> str:
@@ -221,7 +228,7 @@ def load_model_of(
         use_share_of(0, others.ranks, device, options.threads)
     given, reasons = options, dtype_reason(options, dtype)
     options = decided(options, folder, device, dtype, disaggregated, reasons)
-    exact, stores = options.exact is True, disaggregated or options.disk is not None or options.remote is not None
+    exact, stores = options.exact is True, disaggregated or states_leave(options)
     try:
         model, config = load_model(
             folder,
@@ -267,7 +274,12 @@ def load_model_of(
         return loaded
     disk = None if options.disk is None else Path(options.disk)
     identity = identity_of(model, config, spec, engine_config.exact, shard)
-    return replace(loaded, disk=disk, remote=options.remote, identity=identity)
+    return replace(loaded, disk=disk, remote=options.remote, identity=identity, saves_prompts=saves_prompts(options))
+
+
+def states_leave(options: Options) -> bool:
+    """Return whether states outlive the process, so that they need the identity of their model."""
+    return options.disk is not None or options.remote is not None or saves_prompts(options)
 
 
 def dtype_reason(options: Options, dtype: torch.dtype) -> dict[str, str]:

@@ -19,7 +19,7 @@ from weft import builtin
 from weft.base.errors import ModelError, OptionError
 from weft.base.free_memory import free_memory
 from weft.base.hub.short_names import hub_id_of
-from weft.base.options import AUTO_MEMORY_BYTES, PAGE_BYTES, Options, auto_share, memory_bytes
+from weft.base.options import AUTO_MEMORY_BYTES, PAGE_BYTES, Options, auto_share, draft_of, memory_bytes
 from weft.models.finding import PATTERNS, local_checkpoint
 
 # Of an engine's process besides: libraries, and on a GPU the working memory of its steps.
@@ -91,29 +91,33 @@ def auto_memory(fixed: int, budget: int, count: int) -> int:
 
 
 def weights_of(name: str, options: Options) -> int:
-    """Return the bytes of a model's weight files. Raises if it is not on this machine."""
+    """Return the bytes of the weight files of a model and its drafter. Raises if one is not on this machine."""
+    drafter = [options.draft] if draft_of(options) == "model" else []
+    return sum(bytes_of(name, each, options) for each in (options.model, *drafter))
+
+
+def bytes_of(name: str, model: str | None, options: Options) -> int:
+    with_weights = options.weights != "dummy"
     try:
-        place = local_checkpoint(builtin.place_of(options.model), options.weights != "dummy")
+        place = local_checkpoint(builtin.place_of(model), with_weights)
     except ModelError as error:
         raise OptionError(f"model {name}: {error}") from None
     if place is None:
-        place = downloaded(name, options)
-    if options.weights == "dummy":
-        return 0
+        place = downloaded(name, str(model))
     files = [place] if place.is_file() else [*place.glob("*.safetensors")]
-    return sum(each.stat().st_size for each in files)
+    return sum(each.stat().st_size for each in files) if with_weights else 0
 
 
-def downloaded(name: str, options: Options) -> Path:
+def downloaded(name: str, model: str) -> Path:
     """Return the folder of a hub id that was downloaded before. A model is not downloaded for a request."""
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(hub_id_of(str(options.model)), allow_patterns=PATTERNS, local_files_only=True))
+        return Path(snapshot_download(hub_id_of(model), allow_patterns=PATTERNS, local_files_only=True))
     except (OSError, ValueError):
         raise OptionError(
-            f"model {name}: {options.model} is not on this machine; run weft pull {options.model} first, or pass the "
-            "place that it prints"
+            f"model {name}: {model} is not on this machine; run weft pull {model} first, or pass the place that it "
+            "prints"
         ) from None
 
 

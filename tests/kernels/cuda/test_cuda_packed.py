@@ -307,7 +307,7 @@ def empty(kind: str, outputs: int, inputs: int, experts: tuple[int, ...] = ()) -
 
 def launch_matmuls() -> None:
     for kind in ("blocks", "outputs", "mxfp4"):
-        part = empty(kind, 512, 1344 if kind == "mxfp4" else 512)
+        part = empty(kind, 512, 448 if kind == "mxfp4" else 512)
         for rows in (1, 12, 24, 50, 128):
             multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part)
             multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part, None, "silu", 2)

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from tests.support.models import llama_cpp
 from tests.support.models.engines import TINY
 from tests.support.models.gguf_files import convert as convert_by_hand
-from tests.support.models.gguf_files import names_of
+from tests.support.models.gguf_files import names_of, read, write
 from tests.support.models.mtp_oracle import checkpoint as mtp_checkpoint
 from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
 from weft.base.gguf.header import read_header
 from weft.cli.main import main
+from weft.models.layers.attention import Attention
 from weft.models.weights import has_head, load_model
 from weft.text.tokenizer import load_tokenizer
 
@@ -42,6 +43,26 @@ FAMILIES = {
 }
 
 
+LONG = {
+    "rope_type": "llama3",
+    "rope_theta": 30000.0,
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# Fields that files state in a way of their own.
+VARIANTS = {
+    "llama, stretched": ("llama", {"rope_parameters": LONG}),
+    "gemma3, bounded logits": ("gemma3", {"query_pre_attn_scalar": 32, "final_logit_softcapping": 3.0}),
+    "gemma3, two windows for each layer without": (
+        "gemma3",
+        {"query_pre_attn_scalar": 32, "layer_types": (["sliding_attention"] * 2 + ["full_attention"]) * 2},
+    ),
+}
+CASES = {name: (name, {}) for name in FAMILIES} | VARIANTS
+
+
 def checkpoint(family: str, folder: Path, **changes: object) -> Path:
     return Oracle(TINY[family].variant(**{**FAMILIES[family], **changes})).save(folder / family)
 
@@ -51,13 +72,13 @@ def loaded(place: Path) -> torch.nn.Module:
 
 
 def logits(place: Path) -> torch.Tensor:
-    runner, tokens = DirectRunner(loaded(place)), random_tokens(70, seed=2)
+    runner, tokens = DirectRunner(loaded(place), 32 << 20), random_tokens(70, seed=2)
     return runner.step([(runner.open(tokens), len(tokens))])[0]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_there_and_back_is_the_same_model(family, tmp_path):
-    folder, file, back = checkpoint(family, tmp_path), tmp_path / "model.gguf", tmp_path / "back"
+@pytest.mark.parametrize(("family", "changes"), CASES.values(), ids=CASES)
+def test_there_and_back_is_the_same_model(family, changes, tmp_path):
+    folder, file, back = checkpoint(family, tmp_path, **changes), tmp_path / "model.gguf", tmp_path / "back"
     assert main(["convert", str(folder), str(file)]) == 0
     assert main(["convert", str(file), str(back)]) == 0
     theirs = dict(loaded(folder).state_dict())
@@ -67,6 +88,38 @@ def test_there_and_back_is_the_same_model(family, tmp_path):
         for name, tensor in theirs.items():
             # Norms are stored plus one, rates of decay as exponentials.
             assert torch.allclose(ours[name], tensor, rtol=1e-5, atol=1e-6), (place, name)
+        torch.testing.assert_close(logits(place), logits(folder), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gpt_oss", "qwen3"])
+def test_fields_that_a_configuration_leaves_out_are_written(family, tmp_path):
+    usual = {
+        "gemma3": {"head_dim": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 4096},
+        "gpt_oss": {"head_dim": 64, "sliding_window": 128},
+        "qwen3": {"head_dim": 128},
+    }[family]
+    more = {"query_pre_attn_scalar": 256} if family == "gemma3" else {}
+    folder, file = checkpoint(family, tmp_path, **usual, **more), tmp_path / "model.gguf"
+    config = json.loads((folder / "config.json").read_text())
+    left_out = [*usual, *(["layer_types"] if family == "gemma3" else [])]
+    (folder / "config.json").write_text(json.dumps({n: each for n, each in config.items() if n not in left_out}))
+    assert main(["convert", str(folder), str(file)]) == 0
+    torch.testing.assert_close(logits(file), logits(folder), rtol=1e-4, atol=1e-4)
+
+
+def test_a_window_that_a_file_does_not_have_is_none(tmp_path):
+    import transformers
+
+    folder, file, back = checkpoint("mistral", tmp_path), tmp_path / "llama.gguf", tmp_path / "back"
+    assert main(["convert", str(folder), str(file)]) == 0
+    metadata, tensors = read(file)
+    renamed = {name.replace("llama.", "mistral."): value for name, value in metadata.items()}
+    named = write(tmp_path / "mistral.gguf", renamed | {"general.architecture": "mistral"}, tensors)
+    assert main(["convert", str(named), str(back)]) == 0
+    for place in (named, back):
+        windows = {layer.form.window for layer in loaded(place).modules() if isinstance(layer, Attention)}
+        assert windows == {None}
+    assert transformers.AutoConfig.from_pretrained(back).sliding_window is None
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_moe_hybrid", "gpt_oss"])
@@ -121,14 +174,8 @@ def test_a_file_of_blocks_becomes_a_folder_of_their_numbers(tmp_path):
 
 
 def test_text_means_the_same_tokens(tmp_path):
-    from tokenizers import Tokenizer, pre_tokenizers
-
     folder, file, back = checkpoint("llama", tmp_path), tmp_path / "model.gguf", tmp_path / "back"
-    llama_cpp.save_tokenizer(folder)
-    path = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(path))
+    llama_cpp.save_tokenizer(folder, every_byte=True)
     stated = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**stated, "chat_template": "{{ messages[0].content }}"}))
     assert main(["convert", str(folder), str(file)]) == 0
@@ -143,6 +190,18 @@ def test_text_means_the_same_tokens(tmp_path):
 REFUSED = {
     "a family that is folded": ("falcon_h1", {}, "FalconH1ForCausalLM cannot be written"),
     "a window": ("mistral", {"sliding_window": 70}, "a sliding window cannot be written"),
+    "a window that the configuration leaves out": ("mistral", {"sliding_window": ...}, "a sliding window cannot be"),
+    "windows of some layers": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 1},
+        r"cannot state model.layers.1.self_attn.form.window: it is 70",
+    ),
+    "another activation": ("llama", {"hidden_act": "gelu"}, "cannot state model.layers.0.mlp.activation: it is 'gelu'"),
+    "factors of another context": (
+        "llama",
+        {"rope_parameters": {**LONG, "original_max_position_embeddings": 1024}},
+        "cannot state model.rotary.frequency",
+    ),
     "an irregular order": ("qwen3_5", {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
                            "at regular intervals"),
 }  # fmt: skip
@@ -150,7 +209,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
 def test_what_a_file_cannot_say_is_refused_in_one_line(family, changes, message, tmp_path, capsys):
-    folder = Oracle(TINY[family].variant(**changes)).save(tmp_path / "model")
+    published = {name: None for name, value in changes.items() if value is ...}
+    folder = Oracle(TINY[family].variant(published, **changes)).save(tmp_path / "model")
     assert main(["convert", str(folder), str(tmp_path / "model.gguf")]) != 0
     told = capsys.readouterr().err
     assert message in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import resource
 import struct
@@ -13,9 +14,9 @@ import pytest
 import torch
 
 from tests.support.models.engines import TINY
-from tests.support.models.gguf_files import convert, names_of
+from tests.support.models.gguf_files import convert, names_of, read, write
 from tests.support.models.oracle import Oracle
-from weft.base.errors import WeftError
+from weft.base.errors import ModelError, WeftError
 from weft.base.gguf.header import read_header
 from weft.base.gguf.report import about
 from weft.models.weights import load_model
@@ -74,7 +75,9 @@ def read_all(file: Path) -> Counter[str]:
 
     def text() -> None:
         found = load_tokenizer(file)
-        assert found is not None
+        if found is None:
+            # The file has another key in place of the one that says so.
+            raise ModelError("no tokenizer")
         found.decode(found.encode("abc <s> x"))
         load_template(file, found.specials)
         suggested_params(file)
@@ -126,3 +129,23 @@ def test_a_damaged_file_is_read_or_refused_in_one_line(family, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ten_thousand_damaged_files_are_read_or_refused_in_one_line(family, tmp_path):
     check(family, 10_000 // len(FAMILIES) + 1, 2, tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(4, 31, 64), (4 * 32 * 64,)], ids=["an odd number of channels", "one dimension"])
+def test_experts_of_another_shape_are_one_line(shape, tmp_path):
+    file = convert(Oracle(TINY["gpt_oss"]).save(tmp_path / "model"), tmp_path / "whole.gguf")
+    metadata, tensors = read(file)
+    kind, _, content = tensors["blk.0.ffn_gate_exps.weight"]
+    tensors["blk.0.ffn_gate_exps.weight"] = (kind, shape, content[: 4 * math.prod(shape)])
+    with pytest.raises(ModelError, match="shapes that do not fit gpt-oss") as error:
+        load_model(write(tmp_path / "odd.gguf", metadata, tensors), torch.float32, progress=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_with_a_line_break_is_one_line(tmp_path):
+    file = convert(Oracle(TINY["llama"]).save(tmp_path / "model"), tmp_path / "whole.gguf")
+    metadata, tensors = read(file)
+    tensors["blk.1\nattn_norm.weight"] = tensors.pop("blk.1.attn_norm.weight")
+    with pytest.raises(ModelError, match="unexpected: ") as error:
+        load_model(write(tmp_path / "odd.gguf", metadata, tensors), torch.float32, progress=False)
+    assert "\n" not in str(error.value)

@@ -270,6 +270,7 @@ def test_a_rank_that_fails_wakes_the_others():
             ThreadGroup(meeting, 0).sum(torch.zeros(1))
 
 
+@pytest.mark.thorough
 def test_a_check_of_shapes_imports_no_compiler():
     """The first rank makes it before it loads: the compiler would take two seconds and 120 MB."""
     code = """

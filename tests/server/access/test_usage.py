@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.support.servers.asgi import Exchange, application
 from tests.support.servers.backends import in_loop
 from weft.base.errors import OptionError
+from weft.server.access import usage as usage_module
 from weft.server.access.auth import Keys
 from weft.server.access.keys import Key
 from weft.server.access.rates import Used
@@ -64,6 +68,50 @@ async def test_usage_is_kept_through_restarts(tmp_path):
     found = UsageBook(path, lambda: DAY).days
     assert found["1970-01-01"]["alice"].prompt_tokens == 10
     assert found["1970-01-02"]["alice"].requests == 2
+
+
+@in_loop
+async def test_saving_encodes_what_has_changed_only_and_outside_the_event_loop(tmp_path, monkeypatch):
+    path, now = tmp_path / "usage.json", [0.0]
+    book = UsageBook(str(path), lambda: now[0])
+    for day in range(30):
+        now[0] = day * DAY
+        book.note("alice", 1)
+    await book.save()
+    encoded, threads, encode = [], set(), msgspec.json.encode
+
+    def noted(value: Any) -> bytes:
+        threads.add(threading.current_thread())
+        encoded.extend([value] if isinstance(value, dict) else [])
+        return encode(value)
+
+    monkeypatch.setattr(msgspec.json, "encode", noted)
+    before = path.stat().st_ino
+    await book.save()
+    assert (encoded, path.stat().st_ino) == ([], before)
+    book.note("bob", 1, Used(3, 0, 1))
+    await book.save()
+    assert [list(each) for each in encoded] == [["alice", "bob"]]
+    assert threading.main_thread() not in threads
+    monkeypatch.undo()
+    assert UsageBook(str(path), lambda: 0.0).days == book.days
+
+
+@in_loop
+async def test_usage_that_could_not_be_written_is_written_with_the_next(tmp_path, monkeypatch):
+    path = tmp_path / "usage.json"
+    book = UsageBook(str(path), lambda: 0.0)
+
+    def fail(path: Path, parts: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    book.note("alice", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(usage_module, "write_parts", fail)
+        await book.save()
+    assert not path.exists()
+    await book.save()
+    assert UsageBook(str(path), lambda: 0.0).days["1970-01-01"]["alice"].requests == 1
 
 
 def test_a_damaged_file_is_not_overwritten(tmp_path):

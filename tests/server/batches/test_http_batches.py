@@ -6,8 +6,9 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from tests.support.servers.backends import in_loop
 from tests.support.servers.fake_engines import answer, fake_info
 from tests.support.servers.held_steps import SECONDS, wait_until
 from weft.base.errors import OptionError, RequestError
+from weft.base.tenants import tenant_digest
+from weft.engine.events import Output
 from weft.server.access.auth import Keys
 from weft.server.access.keys import Key, RateLimits
 from weft.server.app import Background
+from weft.server.batches import job
 from weft.server.batches.journal import BatchAnswer, BatchError, BatchJournal, read_answers
 from weft.server.batches.lines import PRIORITY, InvalidBatch, places_of
-from weft.server.batches.store import BatchStore
+from weft.server.batches.room import LineRoom
+from weft.server.batches.store import BatchStore, Shelf
 from weft.server.batches.upload import read_upload
 from weft.server.settings import Limits, ServerSettings
 
@@ -56,8 +61,8 @@ class Client:
         self._app = app
         self._key = key
 
-    async def ask(self, method: str, path: str, body: Any = None, status: int = 200) -> Any:
-        exchange = Exchange(self._app, path, body, self._key, method=method)
+    async def ask(self, method: str, path: str, body: Any = None, status: int = 200, **scope: Any) -> Any:
+        exchange = Exchange(self._app, path, body, self._key, method=method, **scope)
         found = await exchange.answer()
         assert found.status == status, found.body
         return found.json if found.headers["content-type"] == "application/json" else found.body
@@ -340,6 +345,198 @@ async def test_without_a_folder_the_routes_say_how_to_get_them():
     async with application() as app:
         found = await Client(app).ask("GET", "/v1/batches", status=404)
         assert "--batch-folder" in found["error"]["message"]
+
+
+# drops ----------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(folder: Path, pattern: str) -> Iterator[list[Any]]:
+    """Keep files open, to see what is written over them before they are removed."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(path.open("rb")) for path in folder.glob(pattern)]
+
+
+@in_loop
+async def test_a_drop_overwrites_the_files_and_results_of_its_tenant_only(tmp_path):
+    async with batching(tmp_path, KEYS) as app:
+        one, two, root = Client(app, "one"), Client(app, "two"), Client(app, "root")
+        done = await one.ended((await one.batch([line("a")]))["id"])
+        other = await two.ended((await two.batch([line("b")]))["id"])
+        tenant = tenant_digest(Keys(KEYS).tenants[0].salt).hex()
+        with opened(tmp_path, f"{tenant}/*") as files:
+            sizes = [len(file.read()) for file in files]
+            dropped = await root.ask("DELETE", "/cache", query_string=b"tenant=key-1")
+            # The input and the output, and the batch.
+            assert dropped["dropped_batch_files"] == 3
+            for file, size in zip(files, sizes, strict=True):
+                file.seek(0)
+                assert file.read() == bytes(size)
+        assert (await one.ask("GET", "/v1/files"))["data"] == (await one.ask("GET", "/v1/batches"))["data"] == []
+        await one.ask("GET", f"/v1/files/{done['output_file_id']}/content", status=404)
+        assert len(await two.output(other["output_file_id"])) == 1
+        # A removed key is named by its digest, and all by `all`.
+        again = await one.ended((await one.batch([line("c")]))["id"])
+        assert again["status"] == "completed"
+        dropped = await root.ask("DELETE", "/cache", query_string=f"digest={tenant}".encode())
+        assert dropped["dropped_batch_files"] == 3
+        assert (await root.ask("DELETE", "/cache", query_string=b"prefix=" + b"00" * 32)).get(
+            "dropped_batch_files"
+        ) is None
+        assert (await root.ask("DELETE", "/cache", query_string=b"all=true"))["dropped_batch_files"] == 3
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@in_loop
+async def test_a_drop_cancels_the_batch_that_runs(tmp_path, few_at_work):
+    engine = PacedEngine()
+    async with batching(tmp_path, KEYS, engine) as app:
+        client = Client(app, "one")
+        made = await client.batch([line(f"line-{n}", max_tokens=1000) for n in range(LINES)])
+        async with asyncio.timeout(SECONDS):
+            while not any("_work" in str(task.get_coro()) for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.001)
+        dropping = asyncio.ensure_future(Client(app, "root").ask("DELETE", "/cache", query_string=b"tenant=key-1"))
+        engine.free()
+        assert (await dropping)["dropped_batch_files"] == 2
+        assert not any("_work" in str(task.get_coro()) for task in asyncio.all_tasks())
+        await client.ask("GET", f"/v1/batches/{made['id']}", status=404)
+        again = await client.batch([line("x")])
+        assert (await client.ended(again["id"]))["status"] == "completed"
+
+
+@in_loop
+async def test_a_drop_waits_for_the_results_that_are_being_written(tmp_path, monkeypatch):
+    began, go = threading.Event(), threading.Event()
+    original = Shelf.add_output
+
+    def slow(self: Shelf, lines: Any, *more: Any) -> Any:
+        began.set()
+        assert go.wait(SECONDS)
+        return original(self, lines, *more)
+
+    monkeypatch.setattr(Shelf, "add_output", slow)
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        await client.batch([line("a")])
+        assert await asyncio.to_thread(began.wait, SECONDS)
+        dropping = asyncio.ensure_future(client.ask("DELETE", "/cache", query_string=b"all=true"))
+        async with asyncio.timeout(SECONDS):
+            while not any(tmp_path.glob("dropped-*/*.journal")):
+                await asyncio.sleep(0.001)
+        go.set()
+        await dropping
+        assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+
+
+@in_loop
+async def test_a_drop_that_could_not_write_is_repeated_by_the_next_one_and_by_a_restart(tmp_path, monkeypatch):
+    def fail(path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        await client.ended((await client.batch([line("a")]))["id"])
+        with monkeypatch.context() as patch:
+            patch.setattr("weft.server.batches.store.overwrite", fail)
+            found = await client.ask("DELETE", "/cache", status=500, query_string=b"all=true")
+            assert (found["erased"], "Input/output error" in found["reason"]) == (False, True)
+            assert any(tmp_path.glob("dropped-*"))
+        assert (await client.ask("GET", "/v1/files"))["data"] == []
+        await client.ask("DELETE", "/cache", query_string=b"all=true")
+        assert not any(tmp_path.glob("dropped-*"))
+    left = tmp_path / "dropped-0"
+    left.mkdir()
+    (left / "file-0.data").write_text("secret")
+    async with batching(tmp_path):
+        assert not left.exists()
+
+
+# room -----------------------------------------------------------------------------------------------------------------
+
+
+@in_loop
+async def test_batches_leave_room_for_interactive_requests_however_many_answers_a_line_asks_for(tmp_path, few_at_work):
+    class Counting(PacedEngine):
+        open = most = 0
+
+        def add(self, *args: Any) -> int:
+            self.open += 1
+            self.most = max(self.most, self.open)
+            return super().add(*args)
+
+        def step(self) -> list[Output]:
+            found = super().step()
+            self.open -= sum(each.finish is not None for each in found)
+            return found
+
+    engine, settings = Counting(), ServerSettings(limits=Limits(open_sequences=16))
+    engine.free()
+    async with batching(tmp_path, settings, engine) as app:
+        client = Client(app)
+        # Eight sequences for each line: one line at a time.
+        lines = [line(f"line-{n}", max_tokens=30) for n in range(6)]
+        for each in lines:
+            each["body"] |= {"prompt": [[5], [6]], "n": 4}
+        too_many = line("too-many")
+        too_many["body"] |= {"prompt": [[5], [6], [7]], "n": 4}
+        made = await client.batch([too_many, *lines])
+        done = await client.ended(made["id"])
+        assert done["request_counts"]["completed"] == 6
+        assert engine.most == 8
+        (refused,) = await client.output(done["error_file_id"])
+        assert refused["custom_id"] == "too-many"
+        assert "opens 12 sequences at once; a line of a batch may open 8" in str(refused["response"]["body"])
+
+
+@in_loop
+async def test_lines_get_room_in_their_order_also_if_some_are_cancelled():
+    room, began = LineRoom(4, 100), []
+
+    async def hold(name: str, sequences: int, end: asyncio.Event) -> None:
+        async with room.taken(sequences):
+            began.append(name)
+            await end.wait()
+
+    ends = {name: asyncio.Event() for name in "abcde"}
+    tasks = {}
+    for name, sequences in zip("abcde", (3, 9, 1, 2, 4)):
+        tasks[name] = asyncio.ensure_future(hold(name, sequences, ends[name]))
+        await asyncio.sleep(0)
+    assert began == ["a"]
+    # The second one wants everything; without it, the third one fits.
+    tasks["b"].cancel()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert began == ["a", "c"]
+    ends["a"].set()
+    # It is given its room and cancelled at once.
+    await asyncio.sleep(0)
+    tasks["d"].cancel()
+    ends["c"].set()
+    ends["e"].set()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert began[-1] == "e"
+    async with room.taken(4):
+        pass
+
+
+@in_loop
+async def test_lines_are_read_outside_the_event_loop(tmp_path, monkeypatch):
+    threads = set()
+    original = job.request_at
+
+    def noted(*args: Any) -> Any:
+        threads.add(threading.current_thread())
+        return original(*args)
+
+    monkeypatch.setattr(job, "request_at", noted)
+    async with batching(tmp_path) as app:
+        client = Client(app)
+        done = await client.ended((await client.batch([line("a")]))["id"])
+        assert done["status"] == "completed"
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 # order ----------------------------------------------------------------------------------------------------------------

@@ -216,6 +216,42 @@ async def test_a_body_that_is_fast_enough_is_late_in_all():
         await client.body
 
 
+class Spooled(Client):
+    """A client whose body is passed on as it arrives."""
+
+    def __init__(self, receiving: Receiving, most: int) -> None:
+        self._sent = asyncio.Queue()
+        self.written = 0
+        request = Request({"type": "http", "headers": [], "client": ("9.9.9.9", 1)}, self._sent.get)
+        self.body = asyncio.ensure_future(receiving.spool(request, self._write, most))
+        self.body.add_done_callback(lambda body: body.cancelled() or body.exception())
+
+    async def _write(self, piece: bytes) -> None:
+        self.written += len(piece)
+
+
+@in_loop
+async def test_a_body_that_is_passed_on_is_not_held_and_has_bounds_of_its_own():
+    receiving, time = made()
+    client = Spooled(receiving, 3 * BOUND)
+    await client.send(2 * BOUND)
+    assert (receiving.held_bytes, client.written) == (0, 2 * BOUND)
+    await client.send(BOUND, more=False)
+    await client.body
+    large = Spooled(receiving, 3 * BOUND)
+    await large.send(3 * BOUND + 1)
+    assert (large.refused, large.written <= 3 * BOUND) == (413, True)
+    silent = Spooled(receiving, BOUND)
+    await silent.send(1000)
+    await time.window_ends(silent)
+    assert silent.refused == 408
+    slow = Spooled(receiving, BOUND)
+    for _ in range(2):
+        time.now += WINDOW_SECONDS
+        await slow.send(1000)
+    assert slow.refused == 408
+
+
 # every way in ---------------------------------------------------------------------------------------------------------
 
 # They take no body.

@@ -293,6 +293,13 @@ def test_routes_about_an_engine_show_the_one_that_is_there_and_load_none():
             for path in ("/health", "/version", "/docs", "/openapi.json"):
                 assert (await world.call(path, key="root")).messages[0]["status"] == 200, path
             assert (await world.call("/flush_cache", {}, key="root")).json["success"]
+            for query in (b"all=true", b"tenant=alice&model=b"):
+                dropped = await world.call("/cache", key="root", method="DELETE", query_string=query)
+                assert ([*dropped.json["models"]], dropped.json["not_loaded"]) == (["b"], ["a"])
+            refused = await world.call("/cache", key="root", method="DELETE", query_string=b"all=true&model=a")
+            assert refused.status == 409
+            one = (await world.call("/server_info", key="root", query_string=b"model=b")).json
+            assert one["model"] == "b"
 
     run(work)
 

@@ -50,8 +50,13 @@ def a_model_may_go_as_soon_as_it_is_loaded(patch: Patch) -> None:
 
 @plant
 def the_newest_request_is_served_first(patch: Patch) -> None:
-    newest = property(lambda self: -next(reversed(self.waiting)).number if self.waiting else math.inf)
+    newest = property(lambda self: (self.patient, -next(reversed(self.waiting)).number if self.waiting else math.inf))
     patch.setattr(Residence, "turn", newest)
+
+
+@plant
+def lines_of_batches_are_in_a_hurry(patch: Patch) -> None:
+    patch.setattr(Residence, "patient", property(lambda self: False))
 
 
 @plant

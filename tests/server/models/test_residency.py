@@ -53,8 +53,8 @@ class Machine:
     def state(self, name: str) -> ModelState:
         return self.residency.models[name].state
 
-    def enter(self, name: str) -> Ticket:
-        ticket = self.residency.enter(name)
+    def enter(self, name: str, patient: bool = False) -> Ticket:
+        ticket = self.residency.enter(name, patient)
         self.plan()
         return ticket
 
@@ -136,6 +136,23 @@ def test_a_busy_model_yields_its_new_requests_wait_and_its_running_ones_finish()
     models.pass_until(lambda: models.state("b") is ModelState.LOADED and not models.residency.models["b"].waiting)
     models.finish()
     models.pass_until(lambda: models.state("a") is ModelState.LOADING)
+
+
+def test_a_busy_model_does_not_yield_for_a_batch_and_a_request_in_a_hurry_comes_first() -> None:
+    models = two(stay_seconds=10.0)
+    models.now = 120.0
+    models.enter("b", patient=True)
+    assert models.enter("a") in models.granted
+    models.finish()
+    assert (models.state("a"), models.state("b")) == (ModelState.IDLE, ModelState.LOADING)
+    three = Machine({"a": 6, "b": 6, "c": 6}, budget=10, stay_seconds=10.0)
+    three.enter("a")
+    three.load("a")
+    three.enter("b", patient=True)
+    three.enter("c")
+    three.finish()
+    three.pass_until(lambda: three.state("a") is ModelState.IDLE)
+    assert (three.state("b"), three.state("c")) == (ModelState.IDLE, ModelState.LOADING)
 
 
 def test_requests_that_waited_run_when_the_one_that_wanted_the_room_gives_up() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fences import ROOT
 from tests.support.models import tiny_model
 from tests.support.servers.held_steps import wait_until
 from tests.support.servers.serving import SECONDS, Served, serving
@@ -44,6 +45,7 @@ def damaged(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_damaged_model_and_a_crash_while_loading_leave_the_others_alone(damaged):
     with serving(options=options(TWO, a=MODEL, b=MODEL, damaged=f"{damaged},weights=checkpoint")) as served:
         assert [line.split()[0] for line in served.lines] == ["models", "memory", "loading", served.url]
@@ -112,3 +114,13 @@ def test_a_thousand_requests_for_two_models_that_take_turns_are_all_answered_in_
         served.call("/models/unload", {"model": "b"})
         wait_until(lambda: set(states(served).values()) == {"idle"} and not served.children)
         assert resident_bytes(served.process.pid) < 600 << 20
+
+
+@pytest.mark.slow
+def test_the_example_serves_its_models():
+    file = str(ROOT / "examples" / "several-models.yaml")
+    with serving(options=["--config", file, "--port", "0", "--models-memory", "8GiB"]) as served:
+        for name, answers in (("long", "long"), ("gpt-4o-mini", "small")):
+            status, found = served.call(COMPLETE, ask(name))
+            assert (status, found["model"]) == (200, answers)
+        assert states(served) == {"small": "loaded", "long": "loaded"}

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.models import tiny_model
 from tests.support.servers.http_server import Served, serving
+from tests.support.servers.serving import Served as Started
+from tests.support.servers.serving import serving as started
 from weft.server.settings import ServerSettings
 
 pytestmark = pytest.mark.slow
@@ -44,7 +47,7 @@ def served() -> Iterator[Served]:
 class Watched:
     """A page, what its console said, and the origins that it asked."""
 
-    def __init__(self, browser: Any, served: Served, **options: Any) -> None:
+    def __init__(self, browser: Any, served: Served | Started, **options: Any) -> None:
         self.context = browser.new_context(**options)
         self.page = self.context.new_page()
         self.said: list[str] = []
@@ -184,4 +187,22 @@ def test_a_server_with_keys_asks_for_one_and_keeps_it_nowhere(browser: Any):
         # Answers of 401 and 403 are the only errors that the console shows.
         assert all("401" in text or "403" in text for text in watched.said)
         watched.said.clear()
+        watched.close()
+
+
+def test_one_of_several_models_is_chosen_from_a_list(browser: Any):
+    given = ["--weights", "dummy", "--memory", "64MiB", "--threads", "1", "--port", "0", "--models-memory", "2GiB"]
+    models = [word for name in "ab" for word in ("--model", f"{name}={tiny_model.FOLDER}")]
+    with started(options=[*given, *models]) as two:
+        watched = Watched(browser, two)
+        watched.page.wait_for_selector(".box textarea")
+        watched.page.select_option("select.model", "b")
+        settle(watched, Most_tokens="4")
+        watched.ask("hello")
+        watched.page.wait_for_selector(".message >> nth=1 >> .facts .bar")
+        for view in ("Server", "Cache"):
+            watched.page.click(f"nav >> text={view}")
+            watched.page.wait_for_selector("h2:has-text('b')" if view == "Server" else "text=Cached prefixes")
+        states = {each["id"]: each["state"] for each in two.call("/v1/models")[1]["data"]}
+        assert states == {"a": "idle", "b": "loaded"}
         watched.close()

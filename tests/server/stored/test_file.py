@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import pytest
 
 from weft.base.errors import OptionError
 from weft.server.stored.file import BLOCK, RECORD, RecordFile
+from weft.server.stored.gaps import Gaps
 
 
 def contents(path: Path) -> dict[int, bytes]:
@@ -52,8 +54,62 @@ def test_a_full_file_takes_no_more_until_there_is_a_gap(tmp_path: Path) -> None:
     places = [file.add(b"a" * BLOCK) for _ in range(3)]
     assert places == [1, 3, None]
     file.erase(1)
-    assert file.add(b"b") == 1
+    # The smallest gap that has room, and then the other one.
+    assert [file.add(b"b") for _ in range(2)] == [5, 1]
     assert file.add(b"b" * BLOCK) is None
+
+
+def test_gaps_are_found_and_joined_as_in_a_map_of_all_blocks() -> None:
+    """Against a list of blocks: what is taken was free, and nothing is refused for which there is a gap."""
+    random = Random(2)
+    for _ in range(60):
+        size = random.randint(1, 60)
+        gaps, free, held = Gaps(), [True] * size, {}
+        gaps.give(0, size)
+        for _ in range(120):
+            if held and random.random() < 0.5:
+                start = random.choice(list(held))
+                blocks = held.pop(start)
+                gaps.give(start, blocks)
+                free[start : start + blocks] = [True] * blocks
+                continue
+            blocks = random.randint(1, 12)
+            found = gaps.take(blocks)
+            if found is None:
+                assert "1" * blocks not in "".join(str(int(each)) for each in free)
+                continue
+            assert free[found : found + blocks] == [True] * blocks
+            free[found : found + blocks] = [False] * blocks
+            held[found] = blocks
+
+
+def test_a_write_looks_at_no_other_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RecordFile(tmp_path / "responses", 1 << 24)
+    monkeypatch.setattr(os, "fdatasync", lambda file: None)
+
+    class Unread(dict[int, int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("all records are looked at")
+
+    file._blocks_of = Unread()
+    places = [file.add(b"x" * 10) for _ in range(200)]
+    for place in places[::2]:
+        file.erase(place)
+    assert sorted(file.add(b"y" * 10) for _ in range(100)) == places[::2]
+    assert file.add(b"z" * 2 * BLOCK) == places[-1] + 1
+
+
+def test_a_file_that_was_larger_before_keeps_its_records_and_grows_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+    file = RecordFile(path, 12 * BLOCK)
+    places = [file.add(b"a") for _ in range(10)]
+    file.erase(places[1])
+    file.close()
+    file = RecordFile(path, 4 * BLOCK)
+    assert [place for place, _ in file.records()] == [places[0], *places[2:]]
+    file.erase(places[-1])
+    assert [file.add(b"b") for _ in range(2)] == [places[1], None]
+    file.close()
 
 
 def test_what_is_no_record_is_overwritten_when_the_file_is_opened(tmp_path: Path) -> None:

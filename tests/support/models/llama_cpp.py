@@ -14,12 +14,13 @@ import urllib.request
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 # Entries of the embedding, and how many of them are tokens: the converter of Gemma cuts the others off.
-VOCABULARY, TOKENS = 320, 260
+VOCABULARY, TOKENS, EOS = 320, 260, 2
 SECONDS = 300
 # Tokens whose probabilities are asked for.
 MOST = 500
@@ -44,13 +45,19 @@ def absent(*packages: str) -> list[str]:
     return found
 
 
-def save_tokenizer(folder: Path) -> None:
-    """Write a tokenizer of single bytes and one merge: llama.cpp refuses a vocabulary without any."""
+def save_tokenizer(folder: Path, every_byte: bool = False) -> None:
+    """Write a tokenizer of 256 short texts and one merge: llama.cpp refuses a vocabulary without any.
+
+    Those are words, as its server counts no token that ends inside a character; or `every_byte`, so that any text has
+    tokens.
+    """
     from transformers import PreTrainedTokenizerFast
 
-    texts = ["<pad>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "\u0120t"]
+    words = [*ascii_letters, *(f"{first}{second}" for first in ascii_letters for second in ascii_letters)][:255]
+    own = sorted(pre_tokenizers.ByteLevel.alphabet()) if every_byte else [*words, "\u0120"]
+    texts = ["<pad>", "<bos>", "<eos>", *own, "\u0120t"]
     tokenizer = Tokenizer(models.BPE(vocab={text: n for n, text in enumerate(texts)}, merges=[("\u0120", "t")]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in texts[:3]])
     named = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}

@@ -134,6 +134,9 @@ class InstantEngine:
         dropped, self._dropped = self._dropped, {}
         return dropped
 
+    def take_loaded(self) -> dict[int, dict[str, Any]]:
+        return {}
+
     def stats(self) -> dict[str, Any]:
         # Counting looks at every object: only where they are few, in a process that has not imported the tests.
         frozen = gc.get_freeze_count() if __name__ == "__main__" else 0

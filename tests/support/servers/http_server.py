@@ -81,7 +81,7 @@ class Served:
         self.pool = pool_for(tokenizer, template, self.settings, **self._pool)
         connections = bounded_connections(self.settings.limits)
         stored = open_stored(self.settings)
-        more = {"pool": self.pool, "connections": connections, "stored": stored}
+        more = {"pool": self.pool, "connections": connections, "stored": stored, "files": self.backend.files}
         self.app = create_app(self.backend, tokenizer, template, ends, self.settings, **more)
         listener = bind("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

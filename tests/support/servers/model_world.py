@@ -66,7 +66,7 @@ class World:
     def enter(self) -> None:
         name = self.random.choice([*self.costs])
         try:
-            ticket = self.residency.enter(name)
+            ticket = self.residency.enter(name, patient=self.random.random() < 0.3)
         except NoRoom:
             return
         self.waiting.add(ticket)
@@ -167,14 +167,17 @@ class World:
     def _load(self, name: str) -> None:
         if name in self.failed:
             assert self.now >= self.failed.pop(name) + RETRY_SECONDS, "a load was tried again at once"
-        first = {
-            each: min((t.number for t in self.waiting if t.model == each), default=math.inf) for each in self.costs
-        }
+        first = {each: self._first(each) for each in self.costs}
         idle = [each for each in self.costs if each not in {*self.loading, *self.loaded, *self.unloading}]
         behind = [each for each in idle if first[each] < first[name] and self._may_load(each)]
         assert not behind, "a model was loaded before one that is waited for longer"
         self.loading[name] = self.now
         self.loads += 1
+
+    def _first(self, name: str) -> tuple[bool, float]:
+        """The oldest request for a model, behind those of others that are in a hurry."""
+        found = [(each.patient, each.number) for each in self.waiting if each.model == name]
+        return min(found, default=(True, math.inf))
 
     def _may_load(self, name: str) -> bool:
         return self.now >= self.failed.get(name, -math.inf) + RETRY_SECONDS * 64
@@ -182,6 +185,9 @@ class World:
     def check(self) -> None:
         there = [*self.loading, *self.loaded, *self.unloading]
         assert sum(self.costs[each] for each in there) <= self.rules.budget, "the models exceed the budget"
+        if any(each.model in self.loaded for each in self.waiting):
+            hurried = [each for each in self.waiting if not each.patient and each.model not in self.loaded]
+            assert hurried, "a request waits for a line of a batch"
         states = {name: each.state for name, each in self.residency.models.items()}
         assert {name for name, state in states.items() if state is not ModelState.IDLE} == set(there)
 

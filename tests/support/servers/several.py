@@ -68,7 +68,8 @@ class Several:
         if name in self.broken:
             raise ModelError(self.broken[name])
         engine = PacedEngine() if name in self.paced else InstantEngine()
-        backend = ThreadBackend(lambda: (engine, fake_info()))
+        info = fake_info(exact=False, draft="off", cache=True, max_tokens_per_step=64)
+        backend = ThreadBackend(lambda: (engine, info))
         await backend.start()
         entry, settings = self.catalogue.entries[name], self.catalogue.settings
         own = replace(settings, **self.catalogue.settings_of(name))

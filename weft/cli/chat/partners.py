@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import quote
 
 from weft import builtin
 from weft.base.errors import OptionError, RequestError
@@ -205,10 +206,11 @@ class Remote:
         """Return what Weft's own servers tell; the memory only with an admin key."""
         from weft.cli.client import ServerError
 
-        facts = []
+        facts, named = [], f"?model={quote(self.model, safe='')}"
         with suppress(ServerError, KeyError):
-            facts.append(str((await self._client.get("/model_info"))["dtype"]))
-            facts.append(f"{(await self._client.get('/server_info'))['memory_bytes'] / 2**30:.2f} GiB for context")
+            facts.append(str((await self._client.get(f"/model_info{named}"))["dtype"]))
+            size = (await self._client.get(f"/server_info{named}"))["memory_bytes"]
+            facts.append(f"{size / 2**30:.2f} GiB for context")
         return facts
 
     def answer(self, messages: list[Message], show: Show, spent: Spent) -> None:

@@ -155,7 +155,8 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
 
     weights = weights.to(x.dtype)
     if x.shape[0] == 1:
-        return (wide(weights) @ wide(torch.cat([expert(number, x) for number in chosen[0].tolist()]))).to(x.dtype)
+        alone = torch.cat([expert(number, x) for number in chosen[0].tolist()])
+        return weighted_sum(weights, alone.unsqueeze(0))
     # Sort by expert, so that each sees its tokens side by side; restore the order before summing, which is always the
     # order of choice.
     order = chosen.flatten().argsort(stable=True)
@@ -163,8 +164,14 @@ def routed_sum(x: Tensor, routing: Routing, layer: ExpertWeights) -> Float[Tenso
     parts = x.index_select(0, order // chosen.shape[1]).split(counts.tolist())
     results = torch.empty(order.shape[0], x.shape[1], dtype=x.dtype)
     results[order] = torch.cat([expert(number, part) for number, part in zip(numbers.tolist(), parts)])
-    by_token = wide(results).unflatten(0, chosen.shape)
-    return torch.bmm(wide(weights).unsqueeze(1), by_token).squeeze(1).to(x.dtype)
+    return weighted_sum(weights, results.unflatten(0, chosen.shape))
+
+
+def weighted_sum(
+    weights: Float[Tensor, "tokens k"], results: Float[Tensor, "tokens k hidden"]
+) -> Float[Tensor, "tokens hidden"]:
+    """Return the sum of each token's results; by the same routine for one token, which has the same bits then."""
+    return torch.bmm(wide(weights).unsqueeze(1), wide(results)).squeeze(1).to(results.dtype)
 
 
 def without_panels(stored: Stored) -> Stored:

@@ -7,12 +7,15 @@ sign.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import UInt8
+from jaxtyping import Int32, UInt8
 from torch import Tensor
 
 from weft.kernels.formats import block_types
@@ -33,8 +36,11 @@ KINDS = ("floats", "brains", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5
 PACKED = 1 << 20
 # Codes that are no number.
 FP8_NONE, MXFP4_NONE = 0x7F, 0xFF
+# Of each byte of a word.
+LOW_HALVES, LOWEST_BITS, LOWEST_PAIRS = 0x0F0F0F0F, 0x01010101, 0x03030303
 
 Bytes = UInt8[Tensor, "*blocks bytes"]
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,14 @@ class CodeLayout:
         return self.shared_bytes + self.blocks * (self.own_bytes + BLOCK * self.bits // 8)
 
 
+def _words(block: Bytes) -> Int32[Tensor, "*blocks words"]:
+    """Return four adjacent bytes as one number, so that one operation does something with all of them."""
+    return block.contiguous().view(torch.int32)
+
+
 def _nibbles(block: Bytes) -> Bytes:
-    return torch.cat((block & 15, block >> 4), -1)
+    words = _words(block)
+    return torch.cat((words & LOW_HALVES, (words >> 4) & LOW_HALVES), -1).view(torch.uint8)
 
 
 def _fifth(block: Bytes) -> Bytes:
@@ -100,16 +112,17 @@ def _q4_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _q5_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
-    shifts = torch.arange(8, dtype=torch.uint8).unsqueeze(-1)
-    fifth = ((block[..., 16:48].unsqueeze(-2) >> shifts) & 1).flatten(-2) << 4
-    return _runs_of_64(block[..., 48:]) | fifth, *_levels(block)
+    shifts = torch.arange(8, dtype=torch.int32).unsqueeze(-1)
+    fifth = ((_words(block[..., 16:48]).unsqueeze(-2) >> shifts) & LOWEST_BITS).flatten(-2) << 4
+    return _runs_of_64(block[..., 48:]) | fifth.view(torch.uint8), *_levels(block)
 
 
 def _q6_k(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
     low = _nibbles(block[..., :128].unflatten(-1, (2, 64))).flatten(-2)
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8).unsqueeze(-1)
-    high = ((block[..., 128:192].unflatten(-1, (2, 32)).unsqueeze(-2) >> shifts) & 3).flatten(-3)
-    return low | (high << 4), block[..., 208:], block[..., 192:208].unflatten(-1, (8, 2))
+    shifts = torch.arange(0, 8, 2, dtype=torch.int32).unsqueeze(-1)
+    halves = _words(block[..., 128:192].unflatten(-1, (2, 32))).unsqueeze(-2)
+    high = ((halves >> shifts) & LOWEST_PAIRS).flatten(-3) << 4
+    return low | high.view(torch.uint8), block[..., 208:], block[..., 192:208].unflatten(-1, (8, 2))
 
 
 def _iq4_xs(block: Bytes) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,15 +212,39 @@ def pack(stored: Stored, are_rounded: bool) -> Stored | None:
     panels = torch.empty(*experts, *size, dtype=torch.uint8)
     # Outputs that are packed together, so that all steps between find them in the cache.
     step = max(1, PACKED // stored.inputs // PANEL) * PANEL
-    for matrix, target in zip(stored_matrices(stored), panels.view(-1, *size), strict=True):
-        for first in range(0, stored.outputs, step):
-            some = stored.format.cut_rows(matrix, first, min(first + step, stored.outputs))
-            assert some is not None
-            parsed = _parsed(some, FORMATS[name])
-            if name == "mxfp4" and bool((parsed.shared == MXFP4_NONE).any()):
-                return None
-            target[first // PANEL : (first + step) // PANEL] = _in_panels(parsed, FORMATS[name])
-    return Stored(layout, (panels,), stored.outputs, stored.inputs)
+    places = [
+        (matrix, target, first)
+        for matrix, target in zip(stored_matrices(stored), panels.view(-1, *size), strict=True)
+        for first in range(0, stored.outputs, step)
+    ]
+
+    def pack_some(place: tuple[Stored, Tensor, int]) -> bool:
+        matrix, target, first = place
+        some = stored.format.cut_rows(matrix, first, min(first + step, stored.outputs))
+        assert some is not None
+        parsed = _parsed(some, FORMATS[name])
+        if name == "mxfp4" and bool((parsed.shared == MXFP4_NONE).any()):
+            return False
+        target[first // PANEL : (first + step) // PANEL] = _in_panels(parsed, FORMATS[name])
+        return True
+
+    return Stored(layout, (panels,), stored.outputs, stored.inputs) if all_of(pack_some, places) else None
+
+
+def all_of(work: Callable[[Place], bool], places: Sequence[Place]) -> bool:
+    """Return whether all pieces of work succeed, which share the cores, each with one thread.
+
+    The threads of one operation would wait for each other: with another program on one of two cores, ten times as long.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        if min(threads, len(places)) == 1:
+            return all(map(work, places))
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return all(pool.map(work, places))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def stored_matrices(stored: Stored) -> Iterator[Stored]:
@@ -252,33 +289,36 @@ def _by_panel(values: Tensor, outputs_at: int) -> Tensor:
 
 
 def _in_panels(parsed: Parsed, kind: CodeLayout) -> UInt8[Tensor, "*experts panels bytes"]:
-    # [panels, blocks, strips, quads, outputs of a strip, inputs of a quad]
-    codes = _by_panel(parsed.codes, 2).unflatten(-1, (-1, 8, 4)).unflatten(-4, (2, STRIP)).movedim(-3, -5)
-    codes = codes.movedim(-2, -3).contiguous()
-    blocks = _planes(codes, kind.bits).flatten(-2)
+    blocks = _planes(_by_quad(parsed.codes), kind.bits)
     if parsed.own is not None:
         own = _by_panel(parsed.own, 3).movedim(-3, -1).flatten(-2)
         blocks = torch.cat((own, blocks), -1)
     units = blocks.unflatten(-2, (-1, kind.blocks)).flatten(-2)
     # [panels, units, scales, outputs, bytes]
     shared = _by_panel(parsed.shared, 4).movedim(-4, -2).flatten(-3)
-    return torch.cat((shared, units), -1).flatten(-2).contiguous()
+    return torch.cat((shared, units), -1).flatten(-2)
 
 
-def _planes(codes: Tensor, bits: int) -> Tensor:
-    """Return the codes of each strip as bytes: whole, or halves of two quads and planes of what is above them."""
-    if bits == 8:
-        return codes.flatten(-3)
-    low = codes & 15
-    found = [low[..., 0::2, :, :] | (low[..., 1::2, :, :] << 4)]
-    high = codes >> 4
-    if bits == 5:
-        found.append(sum((high[..., quad, :, :] << quad for quad in range(1, 8)), high[..., 0, :, :]).unsqueeze(-3))
-    if bits == 6:
-        by_plane = high.unflatten(-3, (2, 4))
-        each = [by_plane[..., quad, :, :] << (2 * quad) for quad in range(4)]
-        found.append(each[0] | each[1] | each[2] | each[3])
-    return torch.cat(found, -3).flatten(-3)
+def _by_quad(codes: UInt8[Tensor, "*experts outputs inputs"]) -> Int32[Tensor, "*experts panels blocks strips 8 16"]:
+    """Return the four codes of each quad as one word, in the order of panels."""
+    words = _by_panel(codes.contiguous().view(torch.int32), 2).unflatten(-1, (-1, 8)).unflatten(-3, (2, STRIP))
+    # From [panels, strips, outputs of a strip, blocks, quads].
+    found: Tensor = words.movedim(-2, -4).movedim(-1, -2).contiguous()
+    return found
+
+
+def _planes(words: Int32[Tensor, "*blocks strips 8 16"], bits: int) -> UInt8[Tensor, "*blocks bytes"]:
+    """Return the codes of both strips as bytes: whole, or halves of two quads and planes of what is above them."""
+    if bits < 8:
+        low = words & LOW_HALVES
+        planes = [low[..., 0::2, :] | (low[..., 1::2, :] << 4)]
+        above = {5: (1, LOWEST_BITS), 6: (2, LOWEST_PAIRS)}.get(bits)
+        if above is not None:
+            width, mask = above
+            high = ((words >> 4) & mask).unflatten(-2, (-1, 8 // width))
+            planes.append(reduce(torch.bitwise_or, [high[..., n, :] << (width * n) for n in range(8 // width)]))
+        words = torch.cat(planes, -2)
+    return words.flatten(-3).view(torch.uint8)
 
 
 def _pack_fp8(stored: Stored, format: Fp8) -> Stored | None:
@@ -304,9 +344,7 @@ def _pack_groups(stored: Stored, format: Grouped | Nvfp4, are_rounded: bool) -> 
     codes, header, scales, group = _of_groups(stored, format) if isinstance(format, Grouped) else _of_runs(stored)
     if bool(((scales & FP8_NONE) == FP8_NONE).any()):
         return None
-    # [panels, blocks, strips, quads, outputs of a strip, inputs of a quad]
-    quads = _by_panel(codes, 2).unflatten(-1, (-1, 8, 4)).unflatten(-4, (2, STRIP)).movedim(-3, -5).movedim(-2, -3)
-    blocks = _planes(quads.contiguous(), own.bits).flatten(-2)
+    blocks = _planes(_by_quad(codes), own.bits)
     if own.own_bytes:
         # [panels, blocks, scales, outputs]
         blocks = torch.cat((_by_panel(scales, 3).movedim(-3, -1).flatten(-2), blocks), -1)

@@ -151,6 +151,9 @@ class TiersBelow:
         units = units_of(self.area, self._units.unit_bytes)
         return lambda kind, unit: units(Kind(kind), unit)
 
+    def allocate(self, size_bytes: int) -> HostCopies:
+        return self._allocate(size_bytes)
+
     def copy(self, plan: CopyPlan) -> Any:
         tier = self.levels[plan.level]
         return tier, tier.copy(plan)

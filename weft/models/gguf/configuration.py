@@ -10,14 +10,14 @@ from typing import Any
 
 from weft.base.errors import ModelError
 from weft.base.gguf.header import Header, StoredTensor, shown
-from weft.models.gguf.frequencies import numbers_of, stretched
+from weft.models.gguf.frequencies import STRETCHED, numbers_of, stretched
 
 Fields = dict[str, Any]
 # Of a list of layers, so that a number cannot make it long.
 MOST_LAYERS = 1024
-# How Llama 3 stretches its rotation; files have only the factors that follow from it.
-STRETCHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 SIGMOID = 2
+# Fields for which "none" differs from their default, so that it must be said.
+NULLABLE = ("sliding_window",)
 # Fields of config.json by the last part of a key.
 PLAIN = {
     "context_length": "max_position_embeddings",
@@ -110,7 +110,7 @@ def config_of(header: Header) -> Fields:
     if keys.get("feed_forward_length") is not None:
         fields["intermediate_size"] = keys.largest("feed_forward_length")
     fields |= rotation(keys) | builder(keys)
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None or name in NULLABLE}
 
 
 def dtype_of(header: Header) -> str:
@@ -135,7 +135,7 @@ def rotation(keys: FileKeys) -> Fields:
         theta = keys.get("rope.freq_base", 10000.0)
         if not isinstance(theta, float) or not theta > 1:
             raise keys.wrong("rope.freq_base", "a number above 1", theta)
-        factor = stretched(keys.tensor("rope_freqs.weight"), theta, STRETCHED)
+        factor = stretched(keys.tensor("rope_freqs.weight"), theta)
         return {"rope_scaling": {"rope_type": "llama3", **STRETCHED, "factor": factor}}
     return {}
 
@@ -200,7 +200,7 @@ def gemma2(keys: FileKeys) -> Fields:
     is_largest = keys.layers == 46
     return {
         "architectures": ["Gemma2ForCausalLM"],
-        "sliding_window": keys.get("attention.sliding_window"),
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
         "query_pre_attn_scalar": keys.integer("embedding_length") // heads if is_largest else size,
         "hidden_activation": "gelu_pytorch_tanh",
         "attn_logit_softcapping": keys.get("attn_logit_softcapping"),
@@ -285,13 +285,17 @@ def gemma3(keys: FileKeys) -> Fields:
         windowed = [
             bool((n + 1) % max(1, keys.integer("attention.sliding_window_pattern", 6))) for n in range(keys.layers)
         ]
+    window = keys.get("attention.sliding_window") or None
+    if window is None:
+        # Then all layers are of one kind.
+        windowed = [False] * keys.layers
     # The largest model has another scale, which files leave to the program.
     size, heads = keys.integer("attention.key_length", 256), max(1, keys.largest("attention.head_count"))
     is_largest = keys.layers == 62
     fields: Fields = {
         "architectures": ["Gemma3ForCausalLM"],
         "layer_types": ["sliding_attention" if each else "full_attention" for each in windowed],
-        "sliding_window": keys.get("attention.sliding_window"),
+        "sliding_window": window,
         "query_pre_attn_scalar": keys.integer("embedding_length") // heads if is_largest else size,
         "hidden_activation": "gelu_pytorch_tanh",
         "rope_local_base_freq": keys.get("rope.freq_base_swa", 10000.0),
@@ -306,7 +310,7 @@ def gpt_oss(keys: FileKeys) -> Fields:
         "architectures": ["GptOssForCausalLM"],
         "num_local_experts": keys.get("expert_count"),
         "intermediate_size": keys.get("expert_feed_forward_length"),
-        "sliding_window": keys.get("attention.sliding_window"),
+        "sliding_window": keys.integer("attention.sliding_window"),
         "hidden_act": "silu",
         "rope_scaling": rotation(keys).get("rope_scaling", {}) | {"truncate": False},
     }

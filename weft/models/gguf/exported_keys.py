@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from weft.base.errors import ModelError
+from weft.models.gguf.frequencies import factors
 
 Fields = Mapping[str, Any]
 Keys = dict[str, Any]
@@ -27,7 +31,22 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": "granitehybrid",
     "NemotronHForCausalLM": "nemotron_h",
 }
+# Fields that configurations may leave out.
+DEFAULTS: dict[str, Fields] = {
+    "MistralForCausalLM": {"sliding_window": 4096},
+    "Qwen3ForCausalLM": {"head_dim": 128},
+    "Gemma3ForCausalLM": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "rope_theta": 1e6,
+    },
+    "GptOssForCausalLM": {"head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5},
+}
 ATTENTION = ("full_attention", "sliding_attention", "attention", "*")
+# Layers of Gemma 3 from one without a window to the next, which files need not state.
+USUAL_PERIOD = 6
 LETTERS = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 
 
@@ -57,6 +76,7 @@ def kinds_of(config: Fields) -> list[str]:
 
 def keys_of(config: Fields, arch: str, heads_to_come: int) -> Keys:
     """Return the metadata that describes the model. `heads_to_come`: blocks that predict further tokens."""
+    config = {**DEFAULTS.get(config["architectures"][0], {}), **config}
     get, kinds = config.get, kinds_of(config)
     theta, scaling = rotation_of(config)
     groups = get("num_key_value_heads") or get("num_attention_heads")
@@ -89,16 +109,30 @@ def keys_of(config: Fields, arch: str, heads_to_come: int) -> Keys:
     return {f"{arch}.{key}": value for key, value in found.items() if value is not None}
 
 
-def rotation_of(config: Fields) -> tuple[float, Keys]:
-    """Return the base of rotation, and how it is stretched."""
+def stated_rotation(config: Fields) -> tuple[Fields, str, float]:
+    """Return the parameters of rotation, their kind, and the base."""
     stated: Fields = config.get("rope_parameters") or config.get("rope_scaling") or {}
     stated = stated.get("full_attention", stated)
-    theta = float(stated.get("rope_theta") or config.get("rope_theta") or 10000.0)
     kind = stated.get("rope_type") or stated.get("type") or "default"
-    if kind == "default":
+    return stated, kind, float(stated.get("rope_theta") or config.get("rope_theta") or 10000.0)
+
+
+def rotation_factors(config: Fields, pairs: int) -> NDArray[np.float32] | None:
+    """Return a factor for each pair of dimensions if a file states the rotation so: that of Llama 3."""
+    stated, kind, theta = stated_rotation(config)
+    if kind != "llama3":
+        return None
+    return factors(float(stated["factor"]), theta, pairs).astype(np.float32)
+
+
+def rotation_of(config: Fields) -> tuple[float, Keys]:
+    """Return the base of rotation, and how it is stretched."""
+    stated, kind, theta = stated_rotation(config)
+    if kind in ("default", "llama3"):
         return theta, {}
     if kind not in ("linear", "yarn"):
-        raise ModelError(f"rope_type {kind!r:.80} cannot be written as a GGUF file; supported are linear and yarn")
+        known = "linear, yarn and llama3"
+        raise ModelError(f"rope_type {kind!r:.80} cannot be written as a GGUF file; supported are {known}")
     found = {"rope.scaling.type": kind, "rope.scaling.factor": float(stated["factor"])}
     if kind == "yarn":
         found["rope.scaling.original_context_length"] = stated.get("original_max_position_embeddings")
@@ -109,7 +143,7 @@ def rotation_of(config: Fields) -> tuple[float, Keys]:
 
 
 def mistral_window(config: Fields, kinds: list[str]) -> Keys:
-    if config.get("sliding_window"):
+    if config["architectures"][0].startswith("Mistral") and config.get("sliding_window"):
         raise ModelError("a sliding window cannot be written in a GGUF file of this family; set sliding_window to null")
     return {}
 
@@ -158,17 +192,29 @@ def delta_in_sections(config: Fields, kinds: list[str]) -> Keys:
 
 
 def gemma3(config: Fields, kinds: list[str]) -> Keys:
-    pattern = [kind == "sliding_attention" for kind in kinds]
-    if pattern != [bool((n + 1) % 6) for n in range(len(kinds))]:
-        raise ModelError("layer_types of a GGUF file must have full attention in every sixth layer")
-    size = config.get("head_dim", 256)
+    interval = period(config, kinds)
+    size = config["head_dim"]
     if config.get("query_pre_attn_scalar", size) != size and len(kinds) != 62:
         raise ModelError("query_pre_attn_scalar of a GGUF file must be head_dim")
     local = (config.get("rope_parameters") or {}).get("sliding_attention", {}).get("rope_theta")
+    bound = config.get("final_logit_softcapping")
     return {
-        "attention.sliding_window": config.get("sliding_window"),
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": None if interval == USUAL_PERIOD else interval,
         "rope.freq_base_swa": float(local or config.get("rope_local_base_freq") or 10000.0),
+        "final_logit_softcapping": None if bound is None else float(bound),
     }
+
+
+def period(config: Fields, kinds: list[str]) -> int:
+    """Return after how many layers there is one without a window."""
+    if not config.get("layer_types"):
+        return int(config.get("sliding_window_pattern") or USUAL_PERIOD)
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    found = windowed.index(False) + 1 if False in windowed else USUAL_PERIOD
+    if windowed != [bool((n + 1) % found) for n in range(len(kinds))]:
+        raise ModelError("layer_types of a GGUF file must have full attention at regular intervals")
+    return found
 
 
 def gpt_oss(config: Fields, kinds: list[str]) -> Keys:
@@ -200,6 +246,8 @@ def nemotron_h(config: Fields, kinds: list[str]) -> Keys:
     get = config.get
     sizes = {"mlp": get("intermediate_size"), "-": get("intermediate_size"), "moe": get("moe_intermediate_size")}
     return {
+        # Some readers ask for it by this name.
+        "attention.layer_norm_epsilon": float(get("layer_norm_epsilon") or 1e-5),
         "ssm.conv_kernel": get("conv_kernel", 4),
         "ssm.state_size": get("ssm_state_size"),
         "ssm.group_count": get("n_groups"),

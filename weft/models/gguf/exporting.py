@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from weft.base.gguf.writing import NewTensor, write
 from weft.kernels.formats.block_types import BLOCK_TYPES
 from weft.models.config import checkpoint_config, text_part
 from weft.models.gguf.configuration import FileKeys
-from weft.models.gguf.exported_keys import architecture_of, keys_of
+from weft.models.gguf.exported_keys import architecture_of, keys_of, rotation_factors
 from weft.models.gguf.names import ROOT, TABLES, DeltaSizes, Derived, Rows, grouped, halves
+from weft.models.gguf.stating import check_stated
 from weft.models.mtp import head_of
 from weft.models.weights import Entry, Files, build, catalogue, checkpoint_files
 
@@ -63,6 +65,7 @@ def export(folder: Path, target: Path, kind: str, more: Mapping[str, Any], writt
         metadata["general.quantization_version"] = 2
     exporter = Exporter(FileKeys(Header(folder, metadata, {}, 0)), config)
     tensors = list(exporter.tensors(entries, Files(entries), kind))
+    check_stated(config, metadata, tensors, target)
     write(target, metadata, tensors, written)
 
 
@@ -72,12 +75,18 @@ class Exporter:
     def __init__(self, keys: FileKeys, config: Mapping[str, Any]) -> None:
         self.keys, self.config, self.arch = keys, config, keys.arch
         self.table = TABLES[self.arch]
-        # Later stems are those of heads that predict further tokens.
+        # Later stems are those of heads that predict further tokens. Families whose norm before the second half has a
+        # name of its own are written with it: other programs look for no other one.
         self.stems = {own: stem for stem, own in reversed(list(self.table.names.items()))}
+        if "post_attention_norm" in self.table.names:
+            self.stems[self.table.names["post_attention_norm"]] = "post_attention_norm"
         self.root = {own: stem for stem, own in {**ROOT, **self.table.whole}.items()}
 
     def tensors(self, entries: Mapping[str, Entry], files: Files, kind: str) -> Iterator[NewTensor]:
         """Return what to write; tensors are read when their content is asked for."""
+        factors = rotation_factors(self.config, self.keys.integer("rope.dimension_count") // 2)
+        if factors is not None:
+            yield NewTensor("rope_freqs.weight", "F32", factors.shape, lambda: factors.view(np.uint8).data)
         is_tied = "lm_head.weight" not in entries
         for given in self.given(entries):
 

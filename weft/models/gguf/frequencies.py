@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.errors import ModelError
 from weft.base.gguf.header import StoredTensor
 
+# How Llama 3 stretches its rotation; files have only the factors that follow from it.
+STRETCHED = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 CLOSE = 1e-4
 MOST_FREQUENCIES = 1 << 12
 
@@ -26,15 +28,26 @@ def numbers_of(tensor: StoredTensor) -> list[float]:
     return numbers
 
 
-def stretched(tensor: StoredTensor, theta: float, settings: Mapping[str, float]) -> float:
-    """Return the largest factor; raise unless all factors follow from it and these settings."""
+def factors(largest: float, theta: float, count: int) -> NDArray[np.float64]:
+    """Return the factors of Llama 3.
+
+    >>> factors(8.0, 10000.0, 4).round(3).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    >>> factors(8.0, 500000.0, 4).round(3).tolist()
+    [1.0, 1.0, 3.363, 8.0]
+    """
+    wavelengths = 2 * math.pi * theta ** (np.arange(count) / count)
+    turns = STRETCHED["original_max_position_embeddings"] / wavelengths
+    low, high = STRETCHED["low_freq_factor"], STRETCHED["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return np.asarray(1 / ((1 - smooth) / largest + smooth))
+
+
+def stretched(tensor: StoredTensor, theta: float) -> float:
+    """Return the largest factor; raise unless all factors follow from it."""
     found = np.array(numbers_of(tensor))
     largest = float(found.max())
-    wavelengths = 2 * math.pi * theta ** (np.arange(len(found)) / len(found))
-    turns = settings["original_max_position_embeddings"] / wavelengths
-    low, high = settings["low_freq_factor"], settings["high_freq_factor"]
-    smooth = np.clip((turns - low) / (high - low), 0, 1)
-    expected = 1 / ((1 - smooth) / largest + smooth) if largest >= 1 else np.zeros(len(found))
+    expected = factors(largest, theta, len(found)) if largest >= 1 else np.zeros(len(found))
     if not np.isfinite(found).all() or not np.allclose(found, expected, rtol=CLOSE):
-        raise ModelError(f"{tensor.file}: {tensor.name} must be the factors of Llama 3, with {dict(settings)}")
+        raise ModelError(f"{tensor.file}: {tensor.name} must be the factors of Llama 3, with {STRETCHED}")
     return round(largest, 3)

@@ -64,7 +64,7 @@ class Mapped:
 def tensors(path: Path) -> Iterator[FileTensor]:
     """Return all tensors of the model, and of its head that predicts further tokens, if there is one."""
     keys, mapped = FileKeys(read_header(path)), Mapped()
-    for each in derived(keys):
+    for each in fitting(keys):
         parts = [keys.tensor(part.tensor) for part in each.parts]
         for stored in parts:
             if stored.type not in NUMBERS and stored.type not in BLOCK_TYPES:
@@ -90,6 +90,17 @@ def tensors(path: Path) -> Iterator[FileTensor]:
             yield FileTensor(
                 each.name + ORDER, parts[0], "I64", tuple(order.shape), 8 * len(order), partial(returned, order)
             )
+
+
+def fitting(keys: FileKeys) -> list[Derived]:
+    """Return what the model's tensors are made of; raise if shapes are none of the architecture."""
+    try:
+        return list(derived(keys))
+    except (RuntimeError, IndexError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise ModelError(
+            f"{keys.header.path}: its tensors have shapes that do not fit {keys.arch}: {reason}"
+        ) from error
 
 
 def returned(tensor: Tensor) -> Tensor:

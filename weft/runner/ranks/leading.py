@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from weft.base.copies import CopyPlan
-from weft.base.errors import CopyFailed, EngineStopped
+from weft.base.errors import CopyFailed, EngineStopped, InvalidOption
 from weft.base.plan import Ints, Landing, Plan
 from weft.base.transfers import Destination, Offer, ReservedUnit, StagedUnit, TransferEvent
 from weft.engine.device import Capabilities
@@ -35,6 +35,7 @@ from weft.runner.runner import Runner
 from weft.wire.channel import ChannelClosed
 
 if TYPE_CHECKING:
+    from weft.memory.tiers.copies import HostCopies
     from weft.memory.tiers.disk.file import DiskFile
     from weft.memory.tiers.remote.tier import RemoteCopies
 
@@ -100,6 +101,9 @@ class LeadingRunner:
     @property
     def load_bytes_per_second(self) -> float | None:
         return self.runner.tiers.load_bytes_per_second
+
+    def allocate(self, size_bytes: int) -> HostCopies:
+        raise InvalidOption("tensor_parallel", "must be 1 for prompts in files: each rank has a part of every unit")
 
     def copy(self, plan: CopyPlan) -> GroupCopy:
         self._check_alive()

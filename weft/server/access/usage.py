@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from weft.base.errors import OptionError
-from weft.base.whole_files import write_whole
+from weft.base.whole_files import write_parts
 from weft.server.access.rates import Used
 
 log = logging.getLogger("weft.server")
@@ -52,8 +53,12 @@ class UsageBook:
     def __init__(self, path: str | None, clock: Callable[[], float]) -> None:
         self._path = None if path is None else Path(path).expanduser()
         self._clock = clock
-        self._changed = False
+        # Days as they are in the file, encoded, and those that have changed since.
+        self._encoded: dict[str, bytes] = {}
+        self._changed: set[str] = set()
         self.days: Days = {} if self._path is None else read_days(self._path)
+        if self._path is not None:
+            self._encoded = {day: msgspec.json.encode(found) for day, found in self.days.items()}
 
     def note(self, key: str | None, requests: int = 0, used: Used | None = None) -> None:
         """Count requests of a key, or what one of them used."""
@@ -65,34 +70,53 @@ class UsageBook:
         found = self.days[day].setdefault(key or NO_KEY, DayUsage())
         found.requests += requests
         found.add(used or Used())
-        self._changed = True
+        if self._path is not None:
+            self._changed.add(day)
 
     async def save(self) -> None:
-        """Write the file if something has changed."""
+        """Write the file if something has changed. Only days that have changed are encoded again."""
         if self._path is None or not self._changed:
             return
-        self._changed = False
-        data = msgspec.json.encode(self.days)
+        changed, self._changed = self._changed, set()
+        # Copied, because keys may come while a thread encodes them.
+        days = {day: dict(self.days[day]) if day in changed else None for day in self.days}
         try:
-            await asyncio.to_thread(write_whole, self._path, data)
+            await asyncio.to_thread(self._write, self._path, days)
         except OSError as error:
-            self._changed = True
+            self._changed |= changed & self.days.keys()
             log.error("cannot write usage_file %s: %s", self._path, error.strerror)
+
+    def _write(self, path: Path, days: dict[str, dict[str, DayUsage] | None]) -> None:
+        """Write days, each as it was encoded before if it is None."""
+        encoded = {
+            day: self._encoded[day] if usage is None else msgspec.json.encode(usage) for day, usage in days.items()
+        }
+        parts = (
+            b"%b%b:%b" % (b"," if place else b"{", msgspec.json.encode(day), encoded[day])
+            for place, day in enumerate(encoded)
+        )
+        write_parts(path, chain(parts, (b"}",)))
+        self._encoded = encoded
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[None]:
         """Write the file now and then, and at the end."""
 
+        stop = asyncio.Event()
+
         async def saving() -> None:
-            while True:
-                await asyncio.sleep(SAVE_SECONDS)
+            while not stop.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(SAVE_SECONDS):
+                        await stop.wait()
                 await self.save()
 
         task = asyncio.create_task(saving())
         try:
             yield
         finally:
-            task.cancel()
+            # Not cancelled, so that no thread still writes when the last save begins.
+            stop.set()
             await asyncio.gather(task, return_exceptions=True)
             await self.save()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -29,10 +29,37 @@ OUTLINE_SECONDS = 1.0
 # A prefix is named by at least this many hexadecimal letters of its key, as the report shows it.
 NAME_LETTERS, KEY_LETTERS = 16, 64
 MODEL = "model"
+# Removes what the server keeps of a tenant, by its digest, or of all; returns how much, once it is overwritten.
+DropKept = Callable[[bytes | None], Awaitable[int]]
 CHOICES = ("tenant", "digest", "prefix", "all")
 
 
-def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) -> list[Route]:
+class Kept:
+    """What a server keeps of tenants beside the cache: stored responses, and files and batches."""
+
+    def __init__(self, stored: StoredAnswers | None = None, batches: DropKept | None = None) -> None:
+        self._parts: dict[str, DropKept] = {} if batches is None else {"dropped_batch_files": batches}
+        if stored is not None:
+            self._parts["dropped_responses"] = stored.drop
+
+    async def drop_as(self, request: Request, keys: Keys) -> dict[str, Any]:
+        """Drop what is kept of the tenant that a query names, or of all; nothing if it names a prefix."""
+        named = named_by(request, keys)
+        return await self._drop(named["tenant"]) if named["prefix"] is None else {}
+
+    async def _drop(self, tenant: bytes | None) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, drop in self._parts.items():
+            try:
+                found[name] = await drop(tenant)
+            except OSError as error:
+                found |= {"erased": False, "reason": f"cannot overwrite what is kept on disk: {error.strerror}"}
+        return found
+
+
+def routes(
+    backend: Backend, keys: Keys, kept: Kept | None = None, retained: StoredAnswers | None = None
+) -> list[Route]:
     """Return the routes, to be mounted behind the keys."""
 
     async def show(request: Request) -> Response:
@@ -45,11 +72,12 @@ def routes(backend: Backend, keys: Keys, stored: StoredAnswers | None = None) ->
         return answer(report)
 
     async def drop(request: Request) -> Response:
-        # Where there are several models, the query also names one.
-        named = chosen({name: text for name, text in request.query_params.items() if name != MODEL}, keys)
-        found = await backend.drop(**named)
-        if stored is not None and named["prefix"] is None:
-            found["dropped_responses"] = await stored.drop(named["tenant"])
+        named = named_by(request, keys)
+        # First, so that cancelled lines of batches use nothing that is dropped after them.
+        more = {} if kept is None else await kept.drop_as(request, keys)
+        found = await backend.drop(**named) | more
+        if retained is not None and named["prefix"] is None:
+            await retained.drop(named["tenant"])
         # A whole answer even so: what is no longer in memory cannot be hit.
         return answer(found, 200 if found.get("erased", True) else 500)
 
@@ -112,6 +140,11 @@ def limit_of(text: str | None) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text) <= MAX_LIMIT):
         raise InvalidField("limit", f"must be an integer from 0 to {MAX_LIMIT}, got {text[:32]!r}")
     return int(text)
+
+
+def named_by(request: Request, keys: Keys) -> dict[str, bytes | None]:
+    """Return what a request names to drop. Where there are several models, its query also names one."""
+    return chosen({name: text for name, text in request.query_params.items() if name != MODEL}, keys)
 
 
 def chosen(query: dict[str, str], keys: Keys) -> dict[str, bytes | None]:

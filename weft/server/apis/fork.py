@@ -77,10 +77,20 @@ def past_of(front: Front, body: ForkRequest, tenant: Tenant) -> Past:
             return Past(request.prompt, np.concatenate([before, done]), request.salt, own)
     if front.stored is None:
         raise missing(body.id, "id")
-    found = front.stored.find(body.id, tenant)
-    return Past(
-        found.prompt, as_tokens(_chosen(found.answers, body.choice)), tenant.salted(found.cache_salt), found.cache_salt
-    )
+    return _past(front.stored.find(body.id, tenant), body.choice, tenant)
+
+
+def stored_past(front: Front, name: str, choice: int, tenant: Tenant) -> Past:
+    """Return a stored answer, or a retained prompt with its answer, of a tenant. Raises a 404."""
+    stored = [each for each in (front.stored, front.retained) if each is not None and each.knows(name, tenant)]
+    if not stored:
+        raise missing(name, "id")
+    return _past(stored[0].find(name, tenant), choice, tenant)
+
+
+def _past(found: StoredAnswer, choice: int, tenant: Tenant) -> Past:
+    answer = as_tokens(_chosen(found.answers, choice))
+    return Past(found.prompt, answer, tenant.salted(found.cache_salt), found.cache_salt)
 
 
 def _chosen(answers: list[Any], choice: int) -> Any:
@@ -177,6 +187,7 @@ class ForkedAnswer:
             "total_tokens": known + generated,
             "cached_tokens": cached,
             "computed_tokens": [known - each for each in cached],
+            "recomputed_tokens": sum(known - each for each in cached),
             "miss": miss_of(sequences[0].report),
         }
         if exact:

@@ -154,6 +154,11 @@ def miss_of(report: Report) -> dict[str, Any] | None:
     }
 
 
+def recomputed(report: Report) -> int:
+    """Return how many tokens the cache knew, and had to be computed again for lack of a state."""
+    return 0 if report.miss is None else max(0, report.miss.kv_matched - report.miss.cached)
+
+
 def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: int | None = None) -> Usage:
     """Return the usage of a generation; `per_prompt` sequences share a prompt, which counts once."""
     firsts = sequences[::per_prompt]
@@ -170,6 +175,7 @@ def usage_of(sequences: Sequence[FollowedAnswer], per_prompt: int, reasoning: in
             loaded_tokens=loaded or None,
             disk_tokens=disk or None,
             remote_tokens=remote or None,
+            recomputed_tokens=sum(recomputed(each.report) for each in firsts) or None,
             miss=miss_of(firsts[0].report),
         ),
         completion_tokens_details=completion_details(sequences, reasoning),

@@ -46,6 +46,8 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/v1/responses/{name}", "delete", "Remove a stored response", None, Object),
     ("/v1/responses/{name}/input_items", "get", "List what a stored response was given", None, Object),
     ("/v1/fork", "post", "Go on with a running or stored answer from any of its tokens", ForkRequest, Object),
+    ("/v1/prefixes/{name}", "get", "A stored response or a retained prompt as a signed file", None, str),
+    ("/v1/prefixes", "post", "Take a signed file into the cache; needs the admin key", None, Object),
     ("/v1/messages", "post", "Generate a message with Anthropic's API", MessagesRequest, MessageAnswerBody),
     ("/v1/messages/count_tokens", "post", "Count the tokens of a conversation", CountRequest, CountAnswer),
     ("/v1/embeddings", "post", "Embed texts or token ids", EmbeddingRequest, EmbeddingAnswer),

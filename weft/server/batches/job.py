@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,14 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from weft.base.errors import RequestError
 from weft.server.access.auth import Tenant
 from weft.server.access_log import Record
 from weft.server.batches.journal import BatchAnswer, BatchError, BatchJournal, BatchProgress, BatchResponse
-from weft.server.batches.lines import BatchLine, LinePlace, request_at
+from weft.server.batches.lines import LinePlace, LineRequest, request_at
+from weft.server.batches.room import LineRoom
 from weft.server.http.errors import response
+from weft.server.settings import Limits
 
 log = logging.getLogger("weft.batches")
 
@@ -33,7 +35,7 @@ MOST_WAIT_SECONDS = 60.0
 
 
 class BatchJob:
-    """One batch in the course of being answered. `calls` are the routes by path; `room` bounds lines at work.
+    """One batch in the course of being answered. `calls` are the routes by path; `room` bounds sequences at work.
 
     It ends early when its journal has `most_bytes`, and when `allowed` says so: the tenant's key has been removed.
     """
@@ -45,8 +47,8 @@ class BatchJob:
         places: list[LinePlace],
         tenant: Tenant,
         calls: dict[str, Call],
-        room: asyncio.Semaphore,
-        width: int,
+        room: LineRoom,
+        limits: Limits,
         most_bytes: float = math.inf,
         allowed: Callable[[], bool] = lambda: True,
         sleep: Sleep = asyncio.sleep,
@@ -57,7 +59,7 @@ class BatchJob:
         self._tenant = tenant
         self._calls = calls
         self._room = room
-        self._width = width
+        self._limits = limits
         self._most_bytes = most_bytes
         self._allowed = allowed
         self._sleep = sleep
@@ -69,19 +71,16 @@ class BatchJob:
 
     async def run(self) -> None:
         """Answer all lines that have no answer yet, in their order."""
-        file = os.open(self._source, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            lines = iter(self._left)
-            # Each takes the next line when it is free, so lines begin in order.
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(self._width, len(self._left))):
-                    group.create_task(self._work(file, lines))
-        finally:
-            os.close(file)
+        lines = iter(self._left)
+        # Each takes the next line when it is free, so lines begin in order.
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(self._room.sequences, len(self._left))):
+                group.create_task(self._work(lines))
 
-    async def _work(self, file: int, lines: Iterator[LinePlace]) -> None:
+    async def _work(self, lines: Iterator[LinePlace]) -> None:
         while not self.full and self._allowed() and (place := next(lines, None)) is not None:
-            answer = await self._answered(request_at(file, place))
+            line = await asyncio.to_thread(request_at, self._source, place, self._limits)
+            answer = await self._answered(line)
             self._journal.append(answer)
             self.progress.add(answer)
 
@@ -93,13 +92,13 @@ class BatchJob:
     def complete(self) -> bool:
         return self.progress.done == self.progress.total
 
-    async def _answered(self, line: BatchLine) -> BatchAnswer:
+    async def _answered(self, line: LineRequest) -> BatchAnswer:
         name = "batch_req_" + secrets.token_hex(12)
         # Once, however often it is sent. Limits of requests a minute are for interactive traffic.
         self._tenant.account.count_request()
         for tries in range(MOST_TRIES):
             # Not while it waits: the limits of one key would hold up the batches of all.
-            async with self._room:
+            async with self._room.taken(line.sequences):
                 answer = await self._sent(line, name)
             if answer.status_code not in WAIT:
                 break
@@ -109,9 +108,13 @@ class BatchJob:
             return BatchAnswer(name, line.custom_id, None, BatchError(None, "the route returned no JSON"))
         return BatchAnswer(name, line.custom_id, BatchResponse(answer.status_code, name, msgspec.Raw(body)))
 
-    async def _sent(self, line: BatchLine, name: str) -> Response:
+    async def _sent(self, line: LineRequest, name: str) -> Response:
         """Return the response of a route, as a client of this tenant would get it."""
-        body = [{"type": "http.request", "body": msgspec.json.encode(line.body)}]
+        most = self._room.most_of_line
+        if line.sequences > most:
+            message = f"opens {line.sequences} sequences at once; a line of a batch may open {most}: send several lines"
+            return response(RequestError(message), line.url)
+        body = [{"type": "http.request", "body": line.body}]
         never = asyncio.Event()
 
         async def receive() -> dict[str, Any]:

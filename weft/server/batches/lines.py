@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +42,16 @@ class LinePlace:
     custom_id: str
     start: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineRequest:
+    """A line as it is sent: its body as JSON, and how many sequences it opens at once."""
+
+    custom_id: str
+    url: str
+    body: bytes
+    sequences: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +125,28 @@ def key_of(line: BatchLine) -> tuple[str, str]:
     return json.dumps([line.url, *system])[:KEY_CHARACTERS], json.dumps(prompt)[:KEY_CHARACTERS]
 
 
-def request_at(file: int, place: LinePlace) -> BatchLine:
-    """Return the line at a place of an open file, as it was checked before."""
-    line = msgspec.json.decode(os.pread(file, place.size, place.start), type=BatchLine)
-    line.body["priority"] = PRIORITY
-    return line
+def request_at(source: Path, place: LinePlace, limits: Limits) -> LineRequest:
+    """Return the line at a place of a file, as it was checked before. Call it in a thread: a line may be large."""
+    with source.open("rb") as file:
+        file.seek(place.start)
+        line = msgspec.json.decode(file.read(place.size), type=BatchLine)
+    # The route refuses, or computes in parts, what is beyond its limit.
+    sequences = min(sequences_of(line.body), limits.sequences)
+    body = msgspec.json.encode({**line.body, "priority": PRIORITY})
+    return LineRequest(line.custom_id, line.url, body, sequences)
+
+
+def sequences_of(body: dict[str, Any]) -> int:
+    """Return how many sequences a body asks for: one for each prompt and answer.
+
+    >>> sequences_of({"messages": [{}, {}], "n": 3}), sequences_of({"prompt": ["a", [1, 2]], "n": 2})
+    (3, 4)
+    >>> sequences_of({"prompt": [1, 2]}), sequences_of({"input": ["a", "b"]})
+    (1, 2)
+    """
+    n = body.get("n")
+    answers = n if isinstance(n, int) and n > 0 else 1
+    prompts = next((body[name] for name in ("prompt", "input") if name in body), None)
+    if isinstance(prompts, list) and any(isinstance(each, str | list) for each in prompts):
+        return answers * len(prompts)
+    return answers

@@ -43,8 +43,6 @@ class BatchRoutes:
         self._runner = runner
         self._receiving = receiving
         self._limits = limits
-        # Files are kept one after another, in a thread: a disk may be slow, and the bounds count what is there.
-        self._keeping = asyncio.Lock()
         self._held_bytes = 0
 
     def routes(self) -> list[Route]:
@@ -71,7 +69,8 @@ class BatchRoutes:
             raise RequestError("the server is keeping too many files at once; try again later", 503)
         self._held_bytes += len(body)
         try:
-            async with self._keeping:
+            # One after another, in a thread: a disk may be slow, and the bounds count what is there.
+            async with self._runner.keeping:
                 return json_response(await asyncio.to_thread(self._kept, shelf, kind, body))
         finally:
             self._held_bytes -= len(body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from weft.server.access.auth import Keys, Tenant
 from weft.server.batches.job import BatchJob, Call
 from weft.server.batches.journal import BatchAnswer, BatchJournal, BatchProgress, read_answers
 from weft.server.batches.lines import InvalidBatch, LinePlace, Problem, places_of
+from weft.server.batches.room import LineRoom
 from weft.server.batches.store import OPEN, BatchStore, LineCounts, Shelf, StoredBatch, new_id
 from weft.server.settings import Limits
 
@@ -23,7 +24,7 @@ log = logging.getLogger("weft.batches")
 
 
 class BatchRunner:
-    """`calls` are the routes by path, `width` the most lines at work at once.
+    """`calls` are the routes by path, `width` the most sequences of lines at work at once.
 
     Half of the engine's sequences leave room for interactive requests, which also come first in the queue.
     """
@@ -33,19 +34,25 @@ class BatchRunner:
         self._keys = keys
         self._calls = calls
         self._limits = limits
-        self._width = max(1, width)
-        self._room = asyncio.Semaphore(self._width)
+        self._room = LineRoom(width, limits.open_sequences)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._progress: dict[str, BatchProgress] = {}
         self._cancelled: set[str] = set()
         self._closing = False
         # One at a time: a file is checked in a thread, and its beginnings are kept in memory meanwhile.
         self._checking = asyncio.Lock()
+        # Files and batches are kept one after another, and none while a drop overwrites what was there.
+        self.keeping = asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Resume what a server before this one has left, and run batches until the end."""
         with self.store.claimed():
+            try:
+                # A server before this one may have ended in the middle of a drop.
+                await asyncio.to_thread(self.store.overwrite_dropped)
+            except OSError as error:
+                log.error("cannot overwrite dropped files of batches: %s", error)
             for tenant in self._keys.all_tenants:
                 self.wake(tenant)
             try:
@@ -73,7 +80,10 @@ class BatchRunner:
         except InvalidBatch as error:
             batch.status, batch.failed_at = "failed", self.store.now()
             batch.errors = shown_errors(error)
-        await asyncio.to_thread(shelf.save, batch)
+        async with self.keeping:
+            # Its file may have been dropped meanwhile, with all others of its tenant.
+            shelf.file(batch.input_file_id)
+            await asyncio.to_thread(shelf.save, batch)
         self.wake(tenant)
         return batch
 
@@ -98,6 +108,20 @@ class BatchRunner:
                 task.cancel()
             self.wake(tenant)
         return self.shown(batch)
+
+    async def drop(self, tenant: bytes | None) -> int:
+        """Drop the files and batches of a tenant, by its digest, or of all; return how many, once they are overwritten.
+
+        Lines at work are cancelled.
+        """
+        async with self.keeping:
+            names, count = self.store.drop(tenant)
+            tasks = [self._running[name] for name in names if name in self._running]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(self.store.overwrite_dropped)
+        return count
 
     def shown(self, batch: StoredBatch) -> StoredBatch:
         """Return a batch with its counts of this moment."""
@@ -144,7 +168,7 @@ class BatchRunner:
         finally:
             self._progress.pop(batch.id, None)
             journal.close()
-        await asyncio.to_thread(self._finish, shelf, batch)
+        await to_its_end(partial(self._finish, shelf, batch))
 
     async def _answer(self, shelf: Shelf, tenant: Tenant, batch: StoredBatch, journal: BatchJournal) -> bool:
         """Answer a batch's lines; return whether that is over, which it is not if the key was removed meanwhile."""
@@ -152,10 +176,9 @@ class BatchRunner:
         # The output is as large as the journal, and both are there for a moment.
         most = journal.size + max(0, await asyncio.to_thread(lambda: shelf.free_bytes)) // 2
         source, allowed = shelf.path(batch.input_file_id, "data"), partial(self._is_known, tenant)
-        width = self._width
         # In a thread, because a journal of many answers takes long to read.
         job = await asyncio.to_thread(
-            BatchJob, source, journal, places, tenant, self._calls, self._room, width, most, allowed
+            BatchJob, source, journal, places, tenant, self._calls, self._room, self._limits, most, allowed
         )
         self._progress[batch.id] = job.progress
         if batch.id in self._cancelled:
@@ -188,6 +211,16 @@ class BatchRunner:
         shelf.save(msgspec.structs.replace(batch, **{f"{batch.status}_at": self.store.now()}))
         journal.unlink(missing_ok=True)
         self._cancelled.discard(batch.id)
+
+
+async def to_its_end(work: Callable[[], None]) -> None:
+    """Run work in a thread, and return when it has ended, even if the caller is cancelled meanwhile."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.gather(running, return_exceptions=True)
+        raise
 
 
 def with_progress(batch: StoredBatch, progress: BatchProgress) -> StoredBatch:

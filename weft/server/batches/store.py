@@ -2,6 +2,9 @@
 
 FOLDER/TENANT/file-ID.json, file-ID.data      a file and its facts
 FOLDER/TENANT/batch_ID.json, batch_ID.journal  a batch and its answers so far
+FOLDER/dropped-NUMBER                          what an operator dropped, until it is overwritten
+
+TENANT is the tenant's digest, as `GET /cache` shows it.
 """
 
 from __future__ import annotations
@@ -12,20 +15,22 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from weft.base.errors import OptionError, RequestError
-from weft.base.whole_files import write_parts, write_whole
+from weft.base.tenants import TENANT_BYTES, tenant_digest
+from weft.base.whole_files import overwrite, sync_folder, write_parts, write_whole
 from weft.server.access.auth import Tenant
 from weft.server.settings import Limits
 
 T = TypeVar("T", bound=msgspec.Struct)
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+TENANT = re.compile(f"[0-9a-f]{{{2 * TENANT_BYTES}}}")
+DROPPED = "dropped-"
 PURPOSES = ("batch", "batch_output")
 OPEN = ("in_progress", "finalizing", "cancelling")
 
@@ -213,7 +218,30 @@ class BatchStore:
         return int(self._clock())
 
     def shelf(self, tenant: Tenant) -> Shelf:
-        return Shelf(self._folder / name_of(tenant), self._limits)
+        return Shelf(self._folder / tenant_digest(tenant.salt).hex(), self._limits)
+
+    # drops ------------------------------------------------------------------------------------------------------------
+
+    def drop(self, tenant: bytes | None) -> tuple[list[str], int]:
+        """Take the folder of a tenant, by its digest, or those of all out of use at once.
+
+        Return their names, and how many files and batches they have. `overwrite_dropped` does the rest.
+        """
+        chosen = [each for each in self._folder.iterdir() if TENANT.fullmatch(each.name)]
+        found = [each for each in chosen if tenant is None or each.name == tenant.hex()]
+        count = sum(1 for folder in found for _ in folder.glob("*.json"))
+        for folder in found:
+            folder.rename(self._folder / (DROPPED + secrets.token_hex(8)))
+        return [each.name for each in found], count
+
+    def overwrite_dropped(self) -> None:
+        """Overwrite everything that was dropped, and return when that is on the disk."""
+        sync_folder(self._folder)
+        for folder in self._folder.glob(DROPPED + "*"):
+            for path in folder.iterdir():
+                overwrite(path)
+            folder.rmdir()
+        sync_folder(self._folder)
 
 
 def _size(path: Path) -> int:
@@ -222,11 +250,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def name_of(tenant: Tenant) -> str:
-    """Return the name of a tenant's folder, which does not reveal its salt."""
-    return sha256(b"weft batches " + tenant.salt).hexdigest()[:32]
 
 
 def new_id(prefix: str) -> str:

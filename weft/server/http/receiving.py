@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any
 
@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 5.0
 # Memory goes back to the system when this much was held, and most of it was released a moment ago.
 RETURNED_BYTES = 32 << 20
 RETURN_SECONDS = 1.0
+# Of a body that is not held in memory: least bytes a second on average, once the time of other bodies is over.
+SPOOLED_RATE = 1 << 20
 NO_ROOM = "the server is receiving too many bodies at once; try again later"
 
 Timeout = Callable[[float], AbstractAsyncContextManager[asyncio.Timeout]]
@@ -91,6 +93,35 @@ class Receiving:
             body.data = bytearray()
             self._release(body)
 
+    async def spool(self, request: Request, write: Callable[[bytes], Awaitable[None]], most: int) -> None:
+        """Pass a request's body on as it arrives, up to `most` bytes. It must keep up the least rate of all bodies."""
+        stated = request.headers.get("content-length", "")
+        if stated.isdigit() and int(stated[:20]) > most:
+            raise too_large(most)
+        began = window = self._clock()
+        size = before = 0
+        more = True
+        while more:
+            try:
+                async with self._timeout(WINDOW_SECONDS):
+                    message = await request.receive()
+            except TimeoutError:
+                raise too_slow(self.limits.body_rate) from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece, more = message.get("body", b""), bool(message.get("more_body", False))
+            size += len(piece)
+            if size > most:
+                raise too_large(most)
+            await write(piece)
+            now = self._clock()
+            if now - window >= WINDOW_SECONDS:
+                if size - before < self.limits.body_rate * WINDOW_SECONDS:
+                    raise too_slow(self.limits.body_rate)
+                window, before = now, size
+            if now - began > self.limits.body_seconds + size / SPOOLED_RATE:
+                raise RequestError(f"the body took more than {self.limits.body_seconds:g} seconds", 408)
+
     def _begun(self, request: Request, most: int) -> UnfinishedBody:
         address = None if request.client is None else share_of(request.client.host)
         tenant: Any = request.scope.get("state", {}).get("tenant")
@@ -113,8 +144,7 @@ class Receiving:
             if left <= WINDOW_SECONDS:
                 raise RequestError(f"the body took more than {self.limits.body_seconds:g} seconds", 408) from None
             if len(body.data) - before < seconds * self.limits.body_rate:
-                least = self.limits.body_rate
-                raise RequestError(f"the body arrives too slowly: at least {least} bytes a second", 408) from None
+                raise too_slow(self.limits.body_rate) from None
             return False
 
     async def _received_part(self, request: Request, body: UnfinishedBody) -> bool:
@@ -180,6 +210,10 @@ class Receiving:
             self._peak_bytes = self.held_bytes
             # By then the bytes are free.
             asyncio.get_running_loop().call_later(RETURN_SECONDS, return_free_memory)
+
+
+def too_slow(least: int) -> RequestError:
+    return RequestError(f"the body arrives too slowly: at least {least} bytes a second", 408)
 
 
 def too_large(most: int) -> RequestError:

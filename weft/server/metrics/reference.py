@@ -65,6 +65,7 @@ class EveryMetric:
             "unit_bytes": {"page": 0},
             "tiers": {"host": tiers},
             "retained": {**dict.fromkeys(registry.RETAINED, 0), "expired": 0},
+            "files": defaultdict(int, saved=0),
             "transfers": transfers,
             "replicas": {"0": replica},
         }

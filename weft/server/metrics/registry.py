@@ -315,6 +315,7 @@ class EngineCollector:
         yield from self._labelled(stats)
         yield from _drafts(stats.get("drafts", {}))
         yield from _retained(stats.get("retained", {}))
+        yield from _prompt_files(stats.get("files", {}))
         yield from self._memory(stats)
         if "tiers" in stats:
             yield from self._tiers(stats)
@@ -398,6 +399,25 @@ def _retained(values: Mapping[str, int]) -> Iterator[Metric]:
         if event not in RETAINED:
             events.add_metric([event], count)
     yield events
+
+
+def _prompt_files(values: Mapping[str, int]) -> Iterator[Metric]:
+    if not values:
+        return
+    files = CounterMetricFamily(
+        "weft_prompt_files",
+        "Prompts saved to files and loaded from them; unsaved: not written; refused: not loaded, signatures aside",
+        labels=["result"],
+    )
+    for result in ("saved", "unsaved", "loaded", "refused"):
+        files.add_metric([result], values[result])
+    yield files
+    tokens = CounterMetricFamily(
+        "weft_prompt_file_tokens", "Tokens loaded from files, and those of them that were verified", labels=["kind"]
+    )
+    for kind in ("loaded", "verified"):
+        tokens.add_metric([kind], values[f"{kind}_tokens"])
+    yield tokens
 
 
 def _transfers(values: Mapping[str, float]) -> Iterator[Metric]:

@@ -54,7 +54,7 @@ COMMON: tuple[Callable[..., Any], ...] = (
 )
 # Show the engine that is there, and load none.
 SHOWN: tuple[Callable[..., Any], ...] = (control.model_info, about.props, about.slots)
-# Lines of batches at work at once.
+# Sequences of batches at work at once.
 BATCH_WIDTH = 32
 
 
@@ -71,16 +71,16 @@ def create_models_app(
     """Return the app for engines that the caller starts and stops. `now` is the clock of the residency."""
     settings = catalogue.settings
     dispatch = Dispatch(engines, catalogue, settings.keep_alive_seconds)
-    lists = ModelLists(engines, catalogue, keys, now).routes()
-    routes = lists + dispatched(dispatch, catalogue, lists) + cache_routes(dispatch, keys)
-    if batch_store is None:
-        routes += no_batches()
-    else:
+    kept, batches = cache_report.Kept(catalogue.stored), no_batches()
+    if batch_store is not None:
         calls: dict[str, Call] = {
             path: partial(dispatch.call, endpoint) for path, _, endpoint in ROUTES if path in ENDPOINTS
         }
         runner = BatchRunner(batch_store, keys, calls, settings.limits, BATCH_WIDTH)
-        routes += batching(runner, catalogue.receiving, background)
+        kept = cache_report.Kept(catalogue.stored, runner.drop)
+        batches = batching(runner, catalogue.receiving, background)
+    lists = ModelLists(engines, catalogue, keys, now, kept).routes()
+    routes = lists + dispatched(dispatch, catalogue, lists) + cache_routes(dispatch, keys) + batches
     counted = Metrics()
     routes += metrics_routes(engines, catalogue, counted, keys, connections)
     routes += common_routes(catalogue, keys, settings)

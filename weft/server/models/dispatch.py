@@ -90,7 +90,7 @@ class Dispatch:
     async def call(self, endpoint: Endpoint, request: Request) -> Response:
         """Return the answer to a line of a batch, which is whole when it is returned."""
         call = await self._read(endpoint, request)
-        lease = self._enter(call)
+        lease = self._enter(call, patient=True)
         try:
             return await self._answered(call, lease)
         finally:
@@ -135,11 +135,11 @@ class Dispatch:
             return found if found in self._catalogue.entries else None
         return None
 
-    def _enter(self, call: ModelCall) -> ModelLease:
+    def _enter(self, call: ModelCall, patient: bool = False) -> ModelLease:
         most, size = self._catalogue.limits.waiting_bytes, len(call.data)
         if self._engines.find(call.model) is None and self.held_bytes and self.held_bytes + size > most:
             raise RequestError(TOO_MUCH, 503)
-        return self._engines.enter(call.model)
+        return self._engines.enter(call.model, patient)
 
     async def _is_ready(self, call: ModelCall, lease: ModelLease) -> bool:
         """Wait for a model as long as a stream may be silent; return whether it is loaded."""

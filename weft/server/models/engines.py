@@ -98,12 +98,15 @@ class ModelEngines:
         """Return a model if it is loaded."""
         return self._loaded.get(name)
 
-    def enter(self, name: str) -> ModelLease:
-        """Return a place for a request; the model is loaded if it is not. Raises `NotNow` if too many wait."""
+    def enter(self, name: str, patient: bool = False) -> ModelLease:
+        """Return a place for a request; the model is loaded if it is not. Raises `NotNow` if too many wait.
+
+        A `patient` request waits until models have no others.
+        """
         if self._closed:
             raise EngineStopped(SHUTTING_DOWN)
         try:
-            ticket = self.residency.enter(name)
+            ticket = self.residency.enter(name, patient)
         except NoRoom as error:
             raise NotNow(f"{error}; try again later", error.retry_seconds) from None
         ready: asyncio.Future[LoadedModel] = asyncio.get_running_loop().create_future()

@@ -37,13 +37,21 @@ class ModelOrder(msgspec.Struct, kw_only=True):
 
 
 class ModelLists:
-    """Handlers of the routes; `now` is the clock of the residency."""
+    """Handlers of the routes; `now` is the clock of the residency. `kept` is dropped with prefixes of all models."""
 
-    def __init__(self, engines: ModelEngines, catalogue: Catalogue, keys: Keys, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        engines: ModelEngines,
+        catalogue: Catalogue,
+        keys: Keys,
+        now: Callable[[], float],
+        kept: cache_report.Kept,
+    ) -> None:
         self._engines = engines
         self._catalogue = catalogue
         self._keys = keys
         self._now = now
+        self._kept = kept
 
     def routes(self) -> list[Route]:
         table: list[tuple[str, str, Handler]] = [
@@ -149,16 +157,21 @@ class ModelLists:
         return json_response(control.FlushAnswer(cached_tokens=sum(left)))
 
     async def drop(self, request: Request) -> Response:
-        """Drop prefixes of the model that the query names, or of all that are loaded; name those that are not."""
+        """Drop prefixes of the model that the query names, or of all that are loaded; name those that are not.
+
+        What the server keeps of a tenant is of all models, and goes with any of them.
+        """
         control.need_admin(request)
         found: Object = {}
-        for name, loaded in self._chosen(request):
-            route = cache_report.routes(loaded.front.backend, self._keys, self._catalogue.stored)[1]
+        chosen = self._chosen(request)
+        more = await self._kept.drop_as(request, self._keys)
+        for name, loaded in chosen:
+            route = cache_report.routes(loaded.front.backend, self._keys, None, loaded.front.retained)[1]
             answer: Response = await route.endpoint(request)
             found[name] = msgspec.json.decode(answer.body)
-        whole = all(each.get("erased", True) for each in found.values())
+        whole = all(each.get("erased", True) for each in (more, *found.values()))
         idle = [name for name in self._catalogue.entries if self._engines.find(name) is None]
-        return cache_report.answer({"models": found, "not_loaded": idle}, 200 if whole else 500)
+        return cache_report.answer({"models": found, "not_loaded": idle} | more, 200 if whole else 500)
 
     def _loaded(self) -> list[tuple[str, LoadedModel]]:
         found = ((name, self._engines.find(name)) for name in self._catalogue.entries)

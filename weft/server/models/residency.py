@@ -46,11 +46,15 @@ class ResidencyRules:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A request for a model: it waits until it is granted, and then runs until it leaves."""
+    """A request for a model: it waits until it is granted, and then runs until it leaves.
+
+    `patient`: it comes after all that are not, and no busy model yields for it.
+    """
 
     model: str
     since: float
     number: int  # in the order of all requests
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +136,15 @@ class Residence:
         return next(iter(self.waiting)).since if self.waiting else math.inf
 
     @property
-    def turn(self) -> float:
-        """The number of that request; models are loaded in this order."""
-        return next(iter(self.waiting)).number if self.waiting else math.inf
+    def patient(self) -> bool:
+        """Whether only patient requests wait."""
+        return all(each.patient for each in self.waiting)
+
+    @property
+    def turn(self) -> tuple[bool, float]:
+        """What orders models that wait to be loaded: the number of the oldest request, behind those in a hurry."""
+        numbers = (each.number for each in self.waiting if each.patient == self.patient)
+        return self.patient, min(numbers, default=math.inf)
 
     @property
     def expires(self) -> float:
@@ -169,10 +179,10 @@ class Residency:
 
     # requests ---------------------------------------------------------------------------------------------------------
 
-    def enter(self, name: str) -> Ticket:
+    def enter(self, name: str, patient: bool = False) -> Ticket:
         """Let a request wait for its model. Raises `NoRoom` if too many do."""
         model, now = self.models[name], self._clock()
-        ticket = Ticket(name, now, next(self._numbers))
+        ticket = Ticket(name, now, next(self._numbers), patient)
         if self.waiting >= self.rules.waiting and not self._is_open(model):
             raise NoRoom(self._retry_seconds(now))
         model.waiting[ticket] = None
@@ -301,12 +311,14 @@ class Residency:
                 yield LoadModel(model.name)
                 continue
             leaving = sum(each.cost for each in self.models.values() if each.state is ModelState.UNLOADING)
-            yield from self._evict(missing - leaving, now)
+            yield from self._evict(missing - leaving, now, spares_busy=model.patient)
             return
 
-    def _evict(self, missing: int, now: float) -> Iterator[Order]:
+    def _evict(self, missing: int, now: float, spares_busy: bool) -> Iterator[Order]:
         """Unload models until enough is free: those without requests first, then the ones loaded longest ago."""
         loaded = [each for each in self.models.values() if each.state is ModelState.LOADED]
+        if spares_busy:
+            loaded = [each for each in loaded if not each.busy]
         for model in sorted(loaded, key=lambda each: (each.busy, each.loaded if each.busy else each.used)):
             if missing <= 0:
                 return

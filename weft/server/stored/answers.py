@@ -36,7 +36,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer, and all that it takes to go on with it. `tokens` are its prompt, `answers` those of its choices.
 
     `earlier` and `items` are the conversation before, and what this request added to it: JSON lists of items, as is
-    `output`. `body` is the response as JSON; empty for a fork.
+    `output`. `body` is the response as JSON; empty for a fork. `until` is when it is forgotten, if not by its age.
     """
 
     id: str
@@ -50,6 +50,7 @@ class StoredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     output: bytes = b"[]"
     body: bytes = b""
     model: str = ""  # whose tokens they are; empty: kept by an earlier version
+    until: float | None = None
 
     @property
     def prompt(self) -> Tokens:
@@ -130,9 +131,16 @@ class StoredAnswers:
         with self._lock:
             self._expire(digest)
             found = self._kept.get(digest, {}).get(name)
+            if found is not None and found[0].until is not None and found[0].until <= self._now():
+                self._remove(digest, name)
+                found = None
         if found is None:
             raise missing(name, field)
         return found[0]
+
+    def knows(self, name: str, tenant: Tenant) -> bool:
+        with self._lock:
+            return name in self._kept.get(tenant_digest(tenant.salt), {})
 
     async def delete(self, name: str, tenant: Tenant) -> None:
         """Remove an answer, and return when it is overwritten in the file."""

@@ -19,6 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from weft.base.errors import OptionError
+from weft.server.stored.gaps import Gaps
 
 BLOCK = 4096
 MAGIC = b"weft responses 1"
@@ -35,6 +36,8 @@ class RecordFile:
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._most_blocks = max(2, most_bytes // BLOCK)
         self._blocks_of: dict[int, int] = {}
+        self._gaps = Gaps()
+        self._free(1, self._most_blocks)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
             self._file = os.open(path, flags, 0o600)
@@ -66,7 +69,8 @@ class RecordFile:
 
     def records(self) -> Iterator[tuple[int, bytes]]:
         """Yield all records, and overwrite everything that is none. Call it once, before anything is added."""
-        place, end = 1, self._end
+        place, end, free = 1, self._end, 1
+        self._gaps = Gaps()
         while place < end:
             payload = self._read(place, end)
             if payload is None:
@@ -75,8 +79,14 @@ class RecordFile:
                 place += 1
                 continue
             self._blocks_of[place] = _blocks(payload)
+            self._free(free, place)
             yield place, payload
-            place += _blocks(payload)
+            place = free = place + _blocks(payload)
+        self._free(free, self._most_blocks)
+
+    def _free(self, start: int, end: int) -> None:
+        """Make blocks free, as far as the file may grow: it may have been larger before."""
+        self._gaps.give(start, min(end, self._most_blocks) - start)
 
     def _read(self, place: int, end: int) -> bytes | None:
         head = os.pread(self._file, _HEAD, place * BLOCK)
@@ -93,24 +103,26 @@ class RecordFile:
         return hmac.digest(self._key, payload, sha256)
 
     def add(self, payload: bytes) -> int | None:
-        """Write a record to the first gap that has room, and return its place; None: the file is full."""
-        place, blocks = 1, _blocks(payload)
-        for taken in sorted(self._blocks_of):
-            if taken - place >= blocks:
-                break
-            place = taken + self._blocks_of[taken]
-        if place + blocks > self._most_blocks:
+        """Write a record to the smallest gap that has room, and return its place; None: the file is full."""
+        blocks = _blocks(payload)
+        place = self._gaps.take(blocks)
+        if place is None:
             return None
         head = RECORD + len(payload).to_bytes(8, "little") + self._digest(payload)
-        _write(self._file, (head + payload).ljust(blocks * BLOCK, b"\0"), place * BLOCK)
-        os.fdatasync(self._file)
+        try:
+            _write(self._file, (head + payload).ljust(blocks * BLOCK, b"\0"), place * BLOCK)
+            os.fdatasync(self._file)
+        except OSError:
+            self._free(place, place + blocks)
+            raise
         self._blocks_of[place] = blocks
         return place
 
     def erase(self, place: int) -> None:
         """Overwrite a record, and return when that is on the disk."""
-        self._zero(place, self._blocks_of.pop(place))
+        self._zero(place, self._blocks_of[place])
         os.fdatasync(self._file)
+        self._free(place, place + self._blocks_of.pop(place))
 
     def _zero(self, place: int, blocks: int) -> None:
         for first in range(place, place + blocks, _SOME):

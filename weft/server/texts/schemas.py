@@ -146,13 +146,15 @@ def check_common(body: FormFields, limits: Limits, streamed: bool) -> None:
 
 class PromptDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Extensions: `miss` is why not more of the prompt was cached, `loaded_tokens` how much came from another tier,
-    `disk_tokens` how much of that from disk, and `remote_tokens` from a remote store.
+    `disk_tokens` how much of that from disk, and `remote_tokens` from a remote store. `recomputed_tokens` were known to
+    the cache, but computed again, because no state was kept where an edit or a fork parts from what is known.
     """
 
     cached_tokens: int | None = None
     loaded_tokens: int | None = None
     disk_tokens: int | None = None
     remote_tokens: int | None = None
+    recomputed_tokens: int | None = None
     miss: dict[str, Any] | None = None
 
 

@@ -195,7 +195,7 @@ def numbers_of(words, scale, PAIR: tl.constexpr, FORMAT: tl.constexpr, FOLD: tl.
             tile *= (exponent << 7).to(tl.int16).to(tl.bfloat16, bitcast=True)[:, None]
     if FOLD:
         tile = tile.to(tl.float32)
-        tile = tile * scale[:, None] * FP8_UNIT if FORMAT == "fp8" else tile * MXFP4_UNIT
+        tile *= (scale * FP8_UNIT)[:, None] if FORMAT == "fp8" else MXFP4_UNIT
     return tile
 
 

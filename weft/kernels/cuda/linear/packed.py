@@ -93,8 +93,8 @@ def by_library(rows: int, outputs: int) -> bool:
 
 def exact_cut(rows: int, outputs: int, inputs: int) -> Division:
     """Return a division whose shares the weights alone decide, in tiles that tensor cores add up in the same order."""
-    shares = shares_of(outputs, inputs)
-    return Division(64, 64, shares, 4, 3, True) if rows <= 64 else Division(128, 64, shares, 8, 3, True)
+    height = next((size for size in (16, 32, 64) if rows <= size), 128)
+    return Division(height, 64, shares_of(outputs, inputs), 4, 3, False)
 
 
 def shares_of(outputs: int, inputs: int) -> int:

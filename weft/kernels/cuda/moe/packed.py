@@ -45,7 +45,7 @@ TILES = {
     128: (PairTiles(128, 128, 8, 3, False),) * 2,
 }
 # Of exact mode, which adds up in the same order with all of them.
-EXACT = {64: (PairTiles(64, 64, 4, 3, True),) * 2, 128: (PairTiles(128, 64, 8, 3, True),) * 2}
+EXACT = {size: (PairTiles(size, 64, 4, 3, False),) * 2 for size in (16, 32, 64, 128)}
 
 
 def can_pack(layer: ExpertWeights) -> bool:
@@ -57,11 +57,10 @@ def can_pack(layer: ExpertWeights) -> bool:
 def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> tuple[PairTiles, PairTiles]:
     """Return the tiles of both matmuls, so that most experts have all their pairs in one."""
     experts = layer.first.experts
-    if exact:
-        return EXACT[64 if tokens <= most_tokens(64, k, experts) else 128]
-    if are_alone(tokens, k, experts):
+    if not exact and are_alone(tokens, k, experts):
         return ALONE
-    return TILES[next((size for size in TILES if tokens <= most_tokens(size, k, experts)), 128)]
+    tiles = EXACT if exact else TILES
+    return tiles[next((size for size in tiles if tokens <= most_tokens(size, k, experts)), 128)]
 
 
 def are_alone(tokens: int, k: int, experts: int) -> bool:

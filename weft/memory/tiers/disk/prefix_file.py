@@ -1,9 +1,12 @@
 """A prefix in a file of its own, to ship it with a deployment: cells from the root down, and their resume points.
 
-    0       one block: magic, version, the model's identity, bytes of each kind of unit, number of units
+    0       one block: magic, version, the model's identity, bytes of each kind of unit, number of units; from byte
+            2048 on, if the tokens are known: their number, those of the prompt, the tenant; at its end a signature
     4096    units, each a header of 256 bytes as in the disk tier's file, followed by its bytes
+    end     the tokens, 4 bytes each, if they are known
 
-A prefix file is trusted like weights: checksums find damage, not malice. Reading it executes nothing.
+Checksums find damage, not malice: a file is trusted like weights, or by its signature (`base/prefix_keys.py`). Reading
+it executes nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +43,28 @@ VERSION = 2
 _HEAD = struct.Struct(f"<8sII{IDENTITY_BYTES}sQQQQ")
 _SUM = struct.Struct("<Q")
 MOST_UNIT_BYTES = 1 << 32
+TOKENS_AT = 2048
+TOKENS_MAGIC = b"WEFTTOKN"
+# magic, tokens, of which the first are the prompt's, digest of the tenant, checksum of the tokens
+_TOKENS = struct.Struct("<8sQQ16sQ")
+TOKEN_BYTES = 4
+MOST_TOKENS = 1 << 24
 # Units written to the disk tier's file at a time.
 UNITS_PER_WRITE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTokens:
+    """What a file says of its tokens: their number, those of the prompt before an answer, whose they are."""
+
+    tokens: int
+    prompt: int
+    tenant: bytes
+    checksum: int
+
+    def encode(self) -> bytes:
+        body = _TOKENS.pack(TOKENS_MAGIC, self.tokens, self.prompt, self.tenant, self.checksum)
+        return body + _SUM.pack(checksum(body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +72,23 @@ class PrefixHead:
     identity: Identity
     unit_bytes: Mapping[Kind, int]
     units: int
+    tokens: PrefixTokens | None = None
 
     def encode(self) -> bytes:
         sizes = [self.unit_bytes.get(kind, 0) for kind in KINDS]
         body = _HEAD.pack(MAGIC, VERSION, ENTRY, encode_identity(self.identity), *sizes, self.units)
-        return (body + _SUM.pack(checksum(body))).ljust(BLOCK, b"\0")
+        block = (body + _SUM.pack(checksum(body))).ljust(TOKENS_AT, b"\0")
+        return (block + (b"" if self.tokens is None else self.tokens.encode())).ljust(BLOCK, b"\0")
+
+
+def read_tokens_head(block: bytes) -> PrefixTokens | None:
+    """Return what the first block of a file says of its tokens; None if they are not known, or this is damaged."""
+    body = block[TOKENS_AT : TOKENS_AT + _TOKENS.size]
+    magic, tokens, prompt, tenant, found = _TOKENS.unpack(body)
+    whole = _SUM.unpack_from(block, TOKENS_AT + _TOKENS.size)[0] == checksum(body)
+    if magic != TOKENS_MAGIC or not whole or not 0 < prompt <= tokens <= MOST_TOKENS:
+        return None
+    return PrefixTokens(tokens, prompt, tenant, found)
 
 
 def read_head(file: BinaryIO, name: str) -> PrefixHead:
@@ -69,7 +104,8 @@ def read_head(file: BinaryIO, name: str) -> PrefixHead:
         raise InvalidOption("import_from", f"{name} is no prefix file of this version")
     if os.fstat(file.fileno()).st_size < BLOCK + units * ENTRY:
         raise InvalidOption("import_from", f"{name} is truncated")
-    return PrefixHead(identity, {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}, units)
+    found = {kind: size for kind, size in zip(KINDS, sizes, strict=True) if size}
+    return PrefixHead(identity, found, units, read_tokens_head(block))
 
 
 def chosen_units(file: DiskFile, prefix: bytes) -> list[UnitHeader]:

@@ -1,0 +1,1 @@
+"""Prompts in files: the engine's part."""

@@ -1,0 +1,1 @@
+"""Prompts in files, while an engine runs: what is written, what is read, and what is computed again to verify it."""
