@@ -219,7 +219,7 @@ def test_a_model_that_answers_with_a_word_ranks_too():
 
 
 def test_a_model_without_a_vocabulary_says_so_and_is_healthy(tmp_path, reranker):
-    llama_mean(tmp_path)
+    oracle = llama_mean(tmp_path, include_prompt=False)
     with serving(ServerSettings(model_name="tiny"), model=str(tmp_path), **FLOAT32) as server:
         refused = (
             "this model generates no text, because it has no head over a vocabulary; /v1/models says what it can do"
@@ -233,5 +233,9 @@ def test_a_model_without_a_vocabulary_says_so_and_is_healthy(tmp_path, reranker)
         assert (card["capabilities"], card["embedding_size"]) == (["embeddings", "scores"], 64)
         assert server.client.get("/health_generate").status_code == 200
         assert server.client.get("/api/v0/models").json()["data"][0]["type"] == "embeddings"
+        named = {"input": "loom", "prompt_name": "query"}
+        near(server.post("/v1/embeddings", named)["data"][0]["embedding"], oracle.mean(f"{QUERY}loom", len(QUERY)))
+        error = server.post("/v1/embeddings", named | {"truncate_prompt_tokens": 20}, 400)["error"]
+        assert error["message"] == "input with the model's prompt must have fewer than 20 tokens, or it would be cut"
     error = reranker[0].post("/v1/embeddings", {"input": "a"}, 400)["error"]
     assert error["message"] == ("this model has a class head and no embeddings; use /v1/score, /v1/rerank or /classify")

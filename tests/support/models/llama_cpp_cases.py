@@ -91,13 +91,14 @@ def check_greedy(file: Path, tokens: list[int], tolerance: float, close: float |
     reply = llama_cpp.answer(file, tokens, ANSWER)
     theirs = reply["tokens"]
     assert len(theirs) == ANSWER
-    found = logits(file, [*tokens, *theirs], rounding(CPU))[len(tokens) - 1 : -1]
-    own = found.log_softmax(-1)
+    # Rounded rows may choose another expert. llama.cpp rounds too, so one of both ways has its choice.
+    each = [logits(file, [*tokens, *theirs], way)[len(tokens) - 1 : -1] for way in (rounding(CPU), CPU)]
+    own = each[0].log_softmax(-1)
     # It was told to leave this one out.
-    found = found.index_fill(1, torch.tensor(llama_cpp.EOS), -torch.inf)
-    chosen = found.gather(1, torch.tensor(theirs)[:, None])[:, 0]
-    assert (found.max(-1).values - chosen).max() <= tolerance
-    assert (found.argmax(-1) == torch.tensor(theirs)).float().mean() >= 0.5
+    each = [found.index_fill(1, torch.tensor(llama_cpp.EOS), -torch.inf) for found in each]
+    below = [found.max(-1).values - found.gather(1, torch.tensor(theirs)[:, None])[:, 0] for found in each]
+    assert torch.minimum(*below).max() <= tolerance
+    assert (torch.minimum(*below) == 0).float().mean() >= 0.5
     if close is not None:
         assert len(reply["likeliest"]) == ANSWER
         for place, pairs in enumerate(reply["likeliest"]):

@@ -22,7 +22,7 @@ class LineRoom:
 
     @asynccontextmanager
     async def taken(self, sequences: int) -> AsyncIterator[None]:
-        """Wait for room for so many sequences, and hold it."""
+        """Wait for room for a number of sequences, and hold it."""
         count = min(sequences, self.sequences)
         await self._take(count)
         try:

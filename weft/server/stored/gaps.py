@@ -24,7 +24,7 @@ class Gaps:
         self._start_before: dict[int, int] = {}
 
     def take(self, blocks: int) -> int | None:
-        """Return the first of so many adjacent blocks, which are free no longer; None: no gap has room."""
+        """Return the first of a number of adjacent blocks, which are free no longer; None: no gap has room."""
         place = bisect_left(self._sizes, blocks)
         if place == len(self._sizes):
             return None

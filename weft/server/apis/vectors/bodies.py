@@ -111,10 +111,13 @@ def encoded(
     if name is not None and not all(isinstance(each, str) for each in texts):
         raise InvalidField("prompt_name", "goes before texts; put its tokens before token ids yourself")
     whole = [before + each if isinstance(each, str) else each for each in texts]
-    found = builder.encode(whole, field, builder.kept_tokens(keep, 0), builder.limits.inputs)
+    kept = builder.kept_tokens(keep, 0)
+    found = builder.encode(whole, field, kept, builder.limits.inputs)
     count = prompt_tokens(builder.need_tokenizer(), before) if before else 0
     for prompt in found:
         builder.check_tokens(len(prompt.tokens), field)
+        if count and len(prompt.tokens) == kept and not builder.vectors.counts_prompts:
+            raise InvalidField(field, f"with the model's prompt must have fewer than {kept} tokens, or it would be cut")
     return [
         Prompt(prompt.tokens, snapshot_of(count if isinstance(each, str) else 0, len(prompt.tokens)))
         for each, prompt in zip(texts, found, strict=True)
