@@ -14,6 +14,7 @@ from functools import cache, partial
 from random import Random
 from statistics import mean
 
+import numpy as np
 import pytest
 import torch
 
@@ -349,3 +350,14 @@ def test_published_shapes_keep_every_kind_of_layer() -> None:
         short = cuda_engines.few_layers(config)
         for field in ("layer_types", "hybrid_override_pattern"):
             assert set(config.get(field) or ()) == set(short.get(field) or ())
+
+
+@each_family
+def test_vectors_beside_answers_are_those_of_a_cpu(family: str) -> None:
+    llm, stem = tiny(family, "float32"), tokens(130, 1)
+    prompts = [(stem + tokens(20, 2), 149), (stem + tokens(9, 3), 0), (tokens(1, 4), 0), (stem + tokens(70, 5), 150)]
+    asks = [Ask(prompt, SamplingParams(max_tokens=0, vector_from=first)) for prompt, first in prompts]
+    found = serve(make(llm), [Ask(stem, greedy(20)), *asks])[1:]
+    for ask, answer in zip(asks, found, strict=True):
+        [cold] = serve(make_engine(family, cache=False), [ask])
+        assert np.abs(answer.report.vector.mean - cold.report.vector.mean).max() < 1e-3
