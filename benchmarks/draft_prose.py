@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.draft_texts import STORIES, STORY
-from weft import SamplingParams
 from weft.base.config import MOST_DRAFTS
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.drafting.policy.counts import DraftCounts
 from weft.engine.loop import Engine
 from weft.engine.request import Request

@@ -28,9 +28,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.gpu import Attempts, arguments_of, keep, machine, run, start, warm_up, without_flashinfer
-from weft import LLM, SamplingParams
+from weft import LLM
 from weft.base.grammar import Grammar
 from weft.base.plan import Landing
+from weft.base.sampling import SamplingParams
 from weft.engine.assembly import PlannedStep
 from weft.engine.loop import Engine
 from weft.engine.request import Request

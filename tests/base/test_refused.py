@@ -19,6 +19,7 @@ ASKED = {
     "file": {"disk": "tier", "disk_size": "1GiB"},
     "remote store": {"remote": "s3://bucket"},
     "no cache": {"cache": False},
+    "prompts in files": {"prefix_key": "keys"},
 }
 DEVICES = {CPU: "cpu", GPU: "cuda"}
 

@@ -203,7 +203,7 @@ def test_the_fifth_turn_computes_little_more_than_its_message(llm):
 def test_the_engine_is_told_where_messages_end(llm, monkeypatch):
     asked = []
     add = llm.engine.add
-    monkeypatch.setattr(llm.engine, "add", lambda request: asked.append(request) or add(request))
+    monkeypatch.setattr(llm.engine, "add", lambda request, **more: asked.append(request) or add(request, **more))
     messages = [message for said, answer in TALK[:3] for message in ask(said, answer)]
     llm.chat([*messages, {"role": "user", "content": "Hello"}], SamplingParams(max_tokens=1), use_tqdm=False)
     [request] = asked
