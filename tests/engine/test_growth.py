@@ -18,9 +18,10 @@ import pytest
 from tests.support.clocks import Ticks
 from tests.support.held_memory import held
 from tests.support.models import tiny_model
-from weft import LLM, SamplingParams
+from weft import LLM
 from weft.base.grammar import Grammar
 from weft.base.options import Options
+from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.drafting.policy import choosing as drafting
 from weft.drafting.policy.habits import SharedHabits

@@ -54,7 +54,8 @@ BIDIRECTIONAL = re.compile(
 
 def head_kind(config: Mapping[str, Any]) -> HeadKind:
     """Return the head of a configuration's architecture."""
-    names = [name for name in config.get("architectures") or [] if isinstance(name, str)]
+    stated = config.get("architectures")
+    names = [name for name in stated if isinstance(name, str)] if isinstance(stated, list) else []
     known = [name for name in names if name in FAMILIES or causal_name(name)[0] in FAMILIES]
     return HeadKind.VOCABULARY if not known or known[0] in FAMILIES else causal_name(known[0])[1]
 
