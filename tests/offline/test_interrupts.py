@@ -85,8 +85,8 @@ def test_interrupts_during_a_step_and_during_the_abort_leave_the_model_usable(mo
 def test_an_interrupt_while_a_request_is_added_leaves_nothing_running(llm, monkeypatch, interruptible):
     add = llm.engine.add
 
-    def interrupted(request):
-        number = add(request)
+    def interrupted(request, **more):
+        number = add(request, **more)
         signal.raise_signal(signal.SIGINT)
         return number
 
