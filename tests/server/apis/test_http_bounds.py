@@ -322,7 +322,7 @@ def test_a_key_that_stands_twice_and_unknown_ones_do_no_harm(open_server: Served
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nowhere", 404), ("POST", "/", 405), ("POST", "/v1/embeddings", 404), ("DELETE", "/v1/models", 405)],
+    [("GET", "/nowhere", 404), ("POST", "/", 405), ("POST", "/v1/audio/speech", 404), ("DELETE", "/v1/models", 405)],
 )
 def test_errors_of_routing_have_the_same_shape(open_server: Served, method, path, status):
     answer = open_server.client.request(method, path)
