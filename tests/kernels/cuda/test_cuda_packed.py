@@ -12,7 +12,6 @@ import torch.nn.functional as F
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
-from weft.base.errors import ModelError
 from weft.kernels.cuda.formats.codes import FP8_MOVES, MXFP4_MOVES
 from weft.kernels.cuda.formats.packed import FP8 as FP8_NAME
 from weft.kernels.cuda.formats.packed import FP8_PLACES, MXFP4, MXFP4_PLACES, CodeTiles, pack, words_of
@@ -22,7 +21,6 @@ from weft.kernels.cuda.linear.few import counters
 from weft.kernels.cuda.linear.packed import Division, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
-from weft.kernels.cuda.moe.exact import prepare_experts as prepare_exactly
 from weft.kernels.cuda.moe.packed import PairTiles, can_pack, pair_results
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.moe.sums import weighted_sum
@@ -264,12 +262,19 @@ def test_formats_without_packed_kernels_are_exact_too(form):
         assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
 
 
-def test_exact_mode_refuses_experts_that_no_kernel_adds_up_in_one_order():
-    first, second = Q4_K.encode(torch.randn(4, 128, 256)), Q4_K.encode(torch.randn(4, 256, 256))
-    layer = ExpertWeights(first, second, gated(F.silu))
-    assert prepare_experts(layer, False) is layer
-    with pytest.raises(ModelError, match=r"exact mode has no kernel on a GPU for experts in q4_k"):
-        prepare_exactly(layer, False)
+@pytest.mark.parametrize("device", DEVICES)
+def test_experts_without_kernels_of_their_own_are_exact_too(device):
+    first, second = (Q4_K.encode(torch.randn(4, outputs, 256) * 0.1) for outputs in (512, 256))
+    layer = ExpertWeights(first.to(device), second.to(device), gated(F.silu))
+    x = torch.randn(40, 256, device=device).to(torch.bfloat16 if device == "cuda" else torch.float32)
+    weights = torch.rand(40, 2, device=device)
+    chosen = torch.rand(40, 4, device=device).topk(2, -1).indices.int()
+    found = stored_experts(x, (weights, chosen), layer, None, exact=True)
+    wanted = plain.experts(x.float(), (weights, chosen), layer)
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+    for rows in (1, 17):
+        some = stored_experts(x[:rows], (weights[:rows], chosen[:rows]), layer, None, exact=True)
+        assert torch.equal(some, found[:rows])
 
 
 @pytest.mark.gpu

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -65,15 +67,25 @@ def _only_best_groups(ranking: Tensor, groups: int, kept: int) -> Tensor:
 def experts(
     x: Normed, routing: Routing, layer: ExpertWeights, shared: SharedExpert | None = None
 ) -> Float[Tensor, "tokens hidden"]:
-    """Compute every token with every expert, so that the host need not read the device's routing."""
     assert isinstance(x, Tensor)
+    return mixture(x, routing, layer, shared, linear)
+
+
+def mixture(
+    x: Float[Tensor, "tokens hidden"],
+    routing: Routing,
+    layer: ExpertWeights,
+    shared: SharedExpert | None,
+    linear: Callable[[Tensor, Weight], Tensor],
+) -> Float[Tensor, "tokens hidden"]:
+    """Compute every token with every expert, so that the host need not read the device's routing."""
     weights, chosen = routing
     y = torch.zeros_like(x, dtype=torch.float32)
     for number in range(layer.first.experts):
         mine = chosen == number
         weight = (weights * mine).sum(-1, keepdim=True)
         # An expert may overflow on tokens that did not choose it: drop its result, do not multiply it by zero.
-        y += torch.where(mine.any(-1, keepdim=True), weight * expert(x, number, layer), 0.0)
+        y += torch.where(mine.any(-1, keepdim=True), weight * expert(x, number, layer, linear), 0.0)
     y = y.to(x.dtype)
     if shared is None:
         return y
@@ -81,7 +93,9 @@ def experts(
     return y + (alone if shared.opening is None else alone * shared.opening.sigmoid())
 
 
-def expert(x: Float[Tensor, "tokens hidden"], number: int, layer: ExpertWeights) -> Float[Tensor, "tokens hidden"]:
+def expert(
+    x: Float[Tensor, "tokens hidden"], number: int, layer: ExpertWeights, linear: Callable[[Tensor, Weight], Tensor]
+) -> Float[Tensor, "tokens hidden"]:
     first_bias, second_bias = (None if bias is None else bias[number] for bias in (layer.first_bias, layer.second_bias))
     inner = layer.activation(linear(x, Weight((layer.first.expert(number),), first_bias)))
     return linear(inner, Weight((layer.second.expert(number),), second_bias))

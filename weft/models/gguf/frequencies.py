@@ -32,7 +32,7 @@ def factors(largest: float, theta: float, count: int) -> NDArray[np.float64]:
     """Return the factors of Llama 3.
 
     >>> factors(8.0, 10000.0, 4).round(3).tolist()
-    [1.0, 1.0, 1.0, 1.0]
+    [1.0, 1.0, 1.0, 4.681]
     >>> factors(8.0, 500000.0, 4).round(3).tolist()
     [1.0, 1.0, 3.363, 8.0]
     """

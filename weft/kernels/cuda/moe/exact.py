@@ -10,17 +10,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from weft.base.errors import ModelError
-from weft.kernels.cuda.formats.tiles import form_of
 from weft.kernels.cuda.launch.gpus import HOPPER, gpu_of
 from weft.kernels.cuda.linear.exact import linear, shares_of
 from weft.kernels.cuda.linear.tiles import float32_scores
-from weft.kernels.cuda.moe import prepare_experts as prepare
-from weft.kernels.cuda.moe import route_softmax, route_top
+from weft.kernels.cuda.moe import prepare_experts, route_softmax, route_top
 from weft.kernels.cuda.moe.choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles
 from weft.kernels.cuda.moe.exact_few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
-from weft.kernels.cuda.moe.packed import can_pack
 from weft.kernels.cuda.moe.routing import list_pairs, route
 from weft.kernels.cuda.moe.some import multiply
 from weft.kernels.cuda.moe.stored import stored_experts
@@ -38,17 +34,6 @@ __all__ = [
     "route_top",
     "score_experts",
 ]
-
-
-def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    found = prepare(layer, twice)
-    for matrices in (found.first, found.second):
-        if not can_pack(found) and form_of(matrices) is None:
-            raise ModelError(
-                f"exact mode has no kernel on a GPU for experts in {matrices.format.name}; load the model without "
-                "--exact, or with weights in another format"
-            )
-    return found
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:

@@ -44,7 +44,7 @@ def stored_experts(
     if can_pack(layer):
         return weighted_sum(pair_results(x, chosen, layer, exact), weights, shared, linear=linear)
     if form_of(layer.first) is None or form_of(layer.second) is None:
-        return plain.experts(x, routing, layer, shared)
+        return plain.mixture(x, routing, layer, shared, linear) if exact else plain.experts(x, routing, layer, shared)
     lists = list_pairs(chosen, layer.first.experts)
     outer = multiply_experts(x, chosen.shape[1], chosen, lists, layer.first, layer.first_bias)
     inner = layer.activation(outer)
