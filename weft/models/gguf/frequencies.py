@@ -34,7 +34,7 @@ def factors(largest: float, theta: float, count: int) -> NDArray[np.float64]:
     >>> factors(8.0, 10000.0, 4).round(3).tolist()
     [1.0, 1.0, 1.0, 4.681]
     >>> factors(8.0, 500000.0, 4).round(3).tolist()
-    [1.0, 1.0, 3.363, 8.0]
+    [1.0, 1.0, 2.695, 8.0]
     """
     wavelengths = 2 * math.pi * theta ** (np.arange(count) / count)
     turns = STRETCHED["original_max_position_embeddings"] / wavelengths
