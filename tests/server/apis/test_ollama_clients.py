@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from tests.support.servers.clients import in_python, installed, said
+from tests.support.servers.clients import in_node, in_python
 from tests.support.servers.http_server import Served, serving
 from weft.server.settings import ServerSettings
 
@@ -94,9 +94,6 @@ def test_litellm(served: Served, tmp_path):
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node")
 def test_the_node_client(served: Served, tmp_path):
-    installed(["npm", "install", "--silent", "ollama"], tmp_path)
-    script = tmp_path / "ask.mjs"
-    script.write_text(NODE)
-    found = said(["node", str(script)], served)
+    found = in_node(served, tmp_path, "ollama", NODE)
     assert found["whole"] == found["pieces"] == served.say(max_tokens=8)
     assert found["tags"] == ["tiny"]

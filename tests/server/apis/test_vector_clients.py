@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.models.plain_models import QWEN3
 from tests.support.models.vector_models import VectorOracle
-from tests.support.servers.clients import in_python, installed, said
+from tests.support.servers.clients import in_node, in_python
 from tests.support.servers.http_server import serving
 from weft.server.settings import ServerSettings
 
@@ -50,10 +50,7 @@ def test_coheres_client(tmp_path):
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node")
 def test_openais_client_for_node(tmp_path):
-    installed(["npm", "install", "--silent", "openai"], tmp_path)
-    script = tmp_path / "ask.mjs"
-    script.write_text(NODE)
     with serving(ServerSettings(model_name="tiny")) as server:
-        found = said(["node", str(script)], server)
+        found = in_node(server, tmp_path, "openai", NODE)
         same = server.post("/v1/embeddings", {"input": ["Hello", "It rains."]})["data"]
     assert found["vectors"] == [pytest.approx(each["embedding"], abs=1e-3) for each in same]

@@ -7,12 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 
-from tests.support.servers.http_server import Served
+INSTALL_SECONDS = 600
 
-INSTALL_SECONDS = 300
+
+class Address(Protocol):
+    """A server, whether it runs in this process or in one of its own."""
+
+    @property
+    def url(self) -> str: ...
 
 
 def installed(command: list[str], folder: Path) -> None:
@@ -25,7 +31,7 @@ def installed(command: list[str], folder: Path) -> None:
         pytest.skip(f"cannot install: {done.stderr.strip()[-300:]}")
 
 
-def said(command: list[str], served: Served, **variables: str) -> dict[str, object]:
+def said(command: list[str], served: Address, **variables: str) -> dict[str, Any]:
     environment = {**os.environ, "SERVER": served.url, **variables}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
@@ -34,6 +40,15 @@ def said(command: list[str], served: Served, **variables: str) -> dict[str, obje
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def in_python(served: Served, folder: Path, package: str, script: str) -> dict[str, object]:
-    installed([sys.executable, "-m", "pip", "install", "-q", "--target", str(folder), package], folder)
+def in_python(served: Address, folder: Path, package: str, script: str) -> dict[str, Any]:
+    # Most of their modules are never imported.
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-compile", "--target", str(folder)]
+    installed([*pip, package], folder)
     return said([sys.executable, "-c", script], served, PYTHONPATH=str(folder))
+
+
+def in_node(served: Address, folder: Path, packages: str, script: str) -> dict[str, Any]:
+    installed(["npm", "install", "--silent", *packages.split()], folder)
+    path = folder / "ask.mjs"
+    path.write_text(script)
+    return said(["node", str(path)], served)
