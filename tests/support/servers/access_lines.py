@@ -12,6 +12,7 @@ from weft.server.settings import ServerSettings
 
 NAMED = ServerSettings(api_keys=(Key("sesame", "alice"), Key("secret", "bob")), admin_key="root-key")
 FIELDS = ["id", "key", "client", "method", "route", "status", "tokens_in", "tokens_cached", "tokens_out", "queue_ms"]
+FIELDS += ["first_token_ms", "total_ms", "end"]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
