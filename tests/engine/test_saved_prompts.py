@@ -1,4 +1,4 @@
-"""Prompts in files: what was saved is hit where it was loaded, by nobody else, and what was forged is refused."""
+"""Saved prompts are hit in the engine that loads them, for their own tenant only; forged files are refused."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_planted_bug_is_noticed(sow, monkeypatch) -> None:
             preempted_mean(seed) if seed < 2 else run_and_check(with_vectors(random_workload(seed, 6), seed))
         except AssertionError:
             return
-    pytest.fail("nobody noticed")
+    pytest.fail("the planted bug was not caught")
 
 
 # what is reused -------------------------------------------------------------------------------------------------------

@@ -214,7 +214,7 @@ def steps_for(server: Server, prompts: list[list[int]]) -> int:
     return steps
 
 
-# Units of several kinds share memory in whole slabs, of which those that are retained may leave gaps.
+# Units of several kinds share memory in whole slabs, and retained units may leave gaps in theirs.
 SLOWER_BY_GAPS = 1.25
 
 
