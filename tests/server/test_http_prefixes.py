@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from tests.support.servers.held_steps import wait_until
 from tests.support.servers.http_server import Served, raw, serving
 from tests.support.servers.http_values import LONG, RICH
 from weft.base import prefix_keys
@@ -153,6 +158,32 @@ def test_wrong_queries_and_servers_without_keys_say_what_is_missing(pair: tuple[
     assert b"there is no answer" in fetch(first, "resp_1", ONE, 404)
     found = first.client.get("/v1/prefixes/resp_1?choice=x", headers=bearer(ONE))
     assert found.status_code == 400
+
+
+def test_a_file_counts_until_it_is_sent(pair: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or clients that read slowly would fill the disk."""
+    sends, _ = pair
+    name, go, pieces = respond(sends)["id"], threading.Event(), routes.pieces
+
+    async def held(file: BinaryIO) -> AsyncIterator[bytes]:
+        yield b""
+        await asyncio.to_thread(go.wait)
+        async for piece in pieces(file):
+            yield piece
+
+    monkeypatch.setattr(routes, "pieces", held)
+    with ExitStack() as stack:
+        stack.callback(go.set)
+        address = f"/v1/prefixes/{name}"
+        sent = [
+            stack.enter_context(sends.client.stream("GET", address, headers=bearer(ONE)))
+            for _ in range(routes.MOST_FILES)
+        ]
+        assert [each.status_code for each in sent] == [200] * routes.MOST_FILES
+        fetch(sends, name, status=429)
+        go.set()
+        assert len({each.read() for each in sent}) == 1
+    wait_until(lambda: sends.client.get(address, headers=bearer(ONE)).status_code == 200)
 
 
 def a_route_skips_the_signature(patch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,15 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from weft.backends.backend import PromptFiles
 from weft.base.errors import InvalidField, RequestError
@@ -53,17 +54,15 @@ class PrefixRoutes:
         return [Route(path, handler, methods=[method]) for path, method, handler in table]
 
     @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """Give a folder for one file, and remove it."""
+    def _place(self) -> Iterator[None]:
+        """Count a file, from before it is written until it is read or sent: slow clients hold the space of theirs."""
         if self._open >= MOST_FILES:
             raise RequestError(BUSY, 429)
         self._open += 1
-        folder = Path(tempfile.mkdtemp(prefix="weft-prompt-"))
         try:
-            yield folder
+            yield
         finally:
             self._open -= 1
-            shutil.rmtree(folder, ignore_errors=True)
 
     # out ------------------------------------------------------------------------------------------------------------
 
@@ -74,13 +73,15 @@ class PrefixRoutes:
             raise RequestError("this server sends no prompts as files; start one engine with --prefix-key FILE", 404)
         tenant: Tenant = request.state.tenant
         past = stored_past(self._front, request.path_params["name"], choice_of(request), tenant)
-        with self._folder() as folder:
-            path = folder / "prompt"
-            await self._write(request, tenant, past, path)
-            file = await asyncio.to_thread(signed, path, key)
-        size = file.seek(0, 2)
-        headers = {"content-length": str(size), "cache-control": "no-store", "x-content-type-options": "nosniff"}
-        return StreamingResponse(pieces(file), headers=headers, media_type=MEDIA_TYPE)
+        with ExitStack() as held:
+            held.enter_context(self._place())
+            with temporary_folder() as folder:
+                path = folder / "prompt"
+                await self._write(request, tenant, past, path)
+                file = held.enter_context(await asyncio.to_thread(signed, path, key))
+            size = file.seek(0, 2)
+            headers = {"content-length": str(size), "cache-control": "no-store", "x-content-type-options": "nosniff"}
+            return SentFile(pieces(file), held.pop_all(), headers=headers, media_type=MEDIA_TYPE)
 
     async def _write(self, request: Request, tenant: Tenant, past: Past, path: Path) -> None:
         """Let the engine write a prompt; as a request it counts against its key's limits."""
@@ -107,7 +108,7 @@ class PrefixRoutes:
                 "this server takes no prompts as files; start one engine with --trusted-prefix-keys FILE", 404
             )
         salt = self._salt(request)
-        with self._folder() as folder:
+        with self._place(), temporary_folder() as folder:
             path = folder / "prompt"
             await self._receive(request, path)
             signer = await asyncio.to_thread(checked, path, trusted)
@@ -138,6 +139,27 @@ class PrefixRoutes:
             await self._front.receiving.spool(request, write, most)
 
 
+class SentFile(StreamingResponse):
+    """A file that is closed, and no longer counted, when it is sent or its client has left."""
+
+    def __init__(self, content: AsyncIterator[bytes], held: ExitStack, **more: Any) -> None:
+        super().__init__(content, **more)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="weft-prompt-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def choice_of(request: Request) -> int:
     given = request.query_params.get("choice", "0")
     if not (given.isascii() and given.isdigit() and len(given) <= 4):
@@ -162,7 +184,6 @@ def checked(path: Path, keys: tuple[PrefixKey, ...]) -> PrefixKey:
 
 
 async def pieces(file: BinaryIO) -> AsyncIterator[bytes]:
-    with file:
-        file.seek(0)
-        while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
-            yield piece
+    file.seek(0)
+    while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
+        yield piece
