@@ -11,6 +11,7 @@ import pytest
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.workloads import random_workload, run_workload
 from weft.base.config import EngineConfig
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -29,8 +30,9 @@ def make(memory: int = MEMORY) -> Engine:
     return Engine(spec, RollingDevice(spec, memory, 4), config)
 
 
-def answer(engine: Engine, prompt: list[int]) -> None:
-    engine.add(Request(np.array(prompt, np.int32), SamplingParams(max_tokens=1, temperature=0.0)))
+def answer(engine: Engine, prompt: list[int], retain: tuple[Retain, ...] = ()) -> None:
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    engine.add(Request(np.array(prompt, np.int32), params, retain=retain))
     while not engine.idle:
         engine.step()
 
@@ -59,6 +61,16 @@ def test_branches_are_the_cells_of_the_trie(seed: int):
     assert sum(len(branch["points"]) for branch in found) == sum(
         node.resume is not None for node in ledger.cache.trie.nodes.values()
     )
+
+
+def test_a_branch_says_how_long_it_is_retained():
+    engine = make()
+    answer(engine, list(range(40)))
+    assert [branch["retained"] for branch in outline(engine.ledger)["branches"]] == [None]
+    answer(engine, list(range(40)), (Retain(600),))
+    [branch] = outline(engine.ledger)["branches"]
+    assert 590 <= branch["retained"] <= 600
+    assert branch["running"] == 0
 
 
 def test_of_a_large_cache_the_newest_cells_are_shown():

@@ -20,6 +20,7 @@ BUILD = (ROOT / ".ci" / "run").read_text()
 DOCUMENTS = {"CONTRIBUTING.md": CONTRIBUTING, "README.md": (ROOT / "README.md").read_text(), ".ci/run": BUILD}
 STATIC = ["ruff format --check .", "ruff check .", "mypy"]
 SITE = ["mkdocs --version", "mkdocs build --strict"]
+BROWSER = ["tests.support.browser", "pytest -m browser tests/server/page"]
 # An interpreter that records what it is asked to run, and says that all is well (or not).
 RECORDER = """#!{python}
 import os, pathlib, sys
@@ -57,7 +58,7 @@ def test_fast_runs_listed_tests_that_exist(tmp_path):
 
 
 def test_without_a_word_all_tests_run_and_options_reach_pytest(tmp_path):
-    assert checks_run(tmp_path) == ([*STATIC, *SITE, "pytest -n 2"], 0)
+    assert checks_run(tmp_path) == ([*STATIC, *SITE, "pytest -n 2", *BROWSER], 0)
     assert checks_run(tmp_path, "-k", "attention") == ([*STATIC, *SITE, "pytest -n 2 -k attention"], 0)
 
 
@@ -80,9 +81,9 @@ def test_a_test_depends_on_what_it_imports_and_what_that_imports_or_starts():
 
 
 def test_a_check_that_fails_is_reported_after_all_have_run(tmp_path):
-    # A MkDocs that does not even say its version is not installed.
+    # A MkDocs that does not even say its version is not installed, and no browser is found.
     commands, status = checks_run(tmp_path, status=1)
-    assert (commands, status) == ([*STATIC, SITE[0], "pytest -n 2"], 1)
+    assert (commands, status) == ([*STATIC, SITE[0], "pytest -n 2", BROWSER[0]], 1)
 
 
 def words_for_check(text: str) -> set[str]:

@@ -41,6 +41,7 @@ class Output(MutableMessage):
     error: Text | None = None
     error_field: Text | None = None
     digest: int | None = None  # of the logits, as a signed integer
+    drafted: bool = False  # an accepted draft; known of tokens with log-probabilities
 
 
 @dataclass(slots=True)

@@ -127,6 +127,16 @@ def accepted_tokens(step: PlannedStep, landing: Landing, verified: dict[int, int
     return found
 
 
+def drafted_samples(step: PlannedStep, verified: dict[int, int]) -> set[int]:
+    """Return the samples that equal accepted drafts. The last sample of a row is the model's own."""
+    found: set[int] = set()
+    sample = len(step.plan.sampled) - len(verified)
+    for row, accepted in verified.items():
+        found.update(range(sample, sample + accepted))
+        sample += len(step.drafts[row].tokens) + 1
+    return found
+
+
 def take_scores(step: PlannedStep, landing: Landing) -> None:
     """Add the scores of prompt tokens to the reports of their sequences."""
     scores, index = landing.prompt_scores, 0
@@ -148,10 +158,11 @@ def take_vectors(step: PlannedStep, landing: Landing) -> None:
             sequence.report.vector.add(vector, tokens)
 
 
-def add_scores(output: Output, sequence: Sequence, scores: Scores, index: int) -> None:
+def add_scores(output: Output, sequence: Sequence, scores: Scores, index: int, drafted: bool) -> None:
     wanted = sequence.request.params.logprobs
     if wanted is not None:
         output.logprob, output.top = float(scores.chosen[index]), likeliest(scores, index, wanted)
+        output.drafted = drafted
 
 
 def likeliest(scores: Scores, index: int, count: int) -> Top:

@@ -35,6 +35,7 @@ from weft.engine.landed import (
     accepted_tokens,
     add_scores,
     awaited_masks,
+    drafted_samples,
     learn,
     moved_step,
     note_verified,
@@ -530,6 +531,7 @@ class Engine:
 
     def take_tokens(self, step: PlannedStep, landing: Landing, verified: dict[int, int]) -> None:
         rows, scores, tell = step.plan.sampled.tolist(), landing.sampled_scores, self._outputs.append
+        drafted = set() if scores is None else drafted_samples(step, verified)
         for index, row, token in accepted_tokens(step, landing, verified):
             sequence = step.sequences[row]
             if sequence.id in self._maskless:
@@ -542,7 +544,7 @@ class Engine:
             output = Output(sequence.id, token)
             tell(output)
             if scores is not None:
-                add_scores(output, sequence, scores, index)
+                add_scores(output, sequence, scores, index, index in drafted)
             if landing.digests is not None and sequence.request.params.logits_digest:
                 output.digest = int(landing.digests[index])
             if token in sequence.stop_tokens or (sequence.constraint and self._follow(sequence, output)):

@@ -26,8 +26,9 @@ def outline(ledger: Ledger, most_cells: int = MOST_CELLS) -> dict[str, Any]:
     """Return the branches of all tiers, and how many of their cells were looked at."""
     branches: list[dict[str, Any]] = []
     cells: dict[str, dict[str, int]] = {}
+    retained = ledger.retentions.seconds_left()
     for name, cache in zip(ledger.tier_names, ledger.caches):
-        found = _Outline(cache, ledger.tenancy, most_cells)
+        found = _Outline(cache, ledger.tenancy, most_cells, retained if cache is ledger.cache else {})
         branches += [branch | {"tier": name} for branch in found.branches()]
         cells[name] = {"held": len(cache.trie), "shown": len(found.seen)}
     return {"cell_tokens": ledger.cell, "clock": ledger.cache.clock, "cells": cells, "branches": branches}
@@ -40,6 +41,7 @@ class _Outline:
     cache: Cache
     tenancy: Tenancy
     most_cells: int
+    retained: dict[Key, float]
     seen: set[Key] = field(default_factory=set)
     _digests: dict[Key, str | None] = field(default_factory=dict)
     _climbs: int = 0
@@ -57,9 +59,12 @@ class _Outline:
 
     def _branch(self, end: Node) -> dict[str, Any]:
         cell, clock, points = self.cache.cell, self.cache.clock, []
-        top, hits, running, used = end, 0, 0, end.used
+        top, hits, running, used, retained = end, 0, 0, end.used, 0.0
         while True:
             hits, running, used = hits + top.hits, running + top.pins, max(used, top.used)
+            if top.key in self.retained:
+                # A retention pins its cell.
+                running, retained = running - 1, max(retained, self.retained[top.key])
             if top.resume is not None and self._points < MOST_POINTS:
                 self._points += 1
                 point = top.resume
@@ -78,6 +83,8 @@ class _Outline:
             "hits": hits,
             "running": running,
             "age": clock - used,
+            # Seconds until the last retention of the branch ends.
+            "retained": round(retained, 1) if retained > 0 else None,
             "points": points,
             "tenant": self._digest(top),
         }

@@ -72,6 +72,10 @@ class Retentions(Companion):
     def nodes(self) -> Iterator[Node]:
         return (each.node for each in self._held.values())
 
+    def seconds_left(self) -> dict[Key, float]:
+        """Return how long each retained cell, with the prefix that it ends, stays so."""
+        return {key: each.until - self._now() for key, each in self._held.items()}
+
     # the life of a retention ----------------------------------------------------------------------------------------
 
     def ask(self, asked: Sequence[Retain], keys: Sequence[Key], prompt: int, holder: bytes) -> None:

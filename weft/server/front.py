@@ -108,8 +108,8 @@ class Front:
     ) -> None:
         self.backend = backend
         self.stored = stored
-        # What is retained, by name, so that it can be sent as a file.
-        self.retained = StoredAnswers(RETAINED_BYTES) if settings.prompt_files.key is not None else None
+        # What is retained, by name, so that it can be forked, or sent as a file.
+        self.retained = StoredAnswers(RETAINED_BYTES)
         self.suggested = suggested or SamplingParams()
         self.tokenizer = tokenizer
         self.template = template
@@ -330,8 +330,7 @@ class Front:
                 self.generations.remove(generation)
                 self.open_sequences -= sequences
                 tenant.account.settle(reserved, generation.used())
-                if self.retained is not None:
-                    note_retained(self.retained, generation)
+                note_retained(self.retained, generation)
 
         generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.generations.add(generation)

@@ -46,6 +46,20 @@ def test_a_wrong_prediction_changes_nothing_but_its_count(served: Served):
     assert details["rejected_prediction_tokens"] > 0
 
 
+def test_tokens_with_log_probabilities_say_which_were_drafted(served: Served):
+    plain, *_ = ask(served, draft=False, cache_salt="plain")
+    wrong = plain[:10] + ("y" if plain[10] == "z" else "z") + plain[11:]
+    fields = {"allowed_token_ids": LETTERS, "max_tokens": 40, "logprobs": True, "cache_salt": "drafted"}
+    found = served.chat("Hello", prediction={"type": "content", "content": wrong}, **fields)
+    tokens = found["choices"][0]["logprobs"]["content"]
+    assert "".join(each["token"] for each in tokens) == plain
+    drafted = [each.get("drafted", False) for each in tokens]
+    assert sum(drafted) == found["usage"]["completion_tokens_details"]["accepted_draft_tokens"]
+    # The first is the prompt's, the other took the place of a wrong draft.
+    assert (drafted[0], drafted[10]) == (False, False)
+    assert sum(drafted[1:10]) >= 7
+
+
 def test_a_bound_of_one_draft_is_kept(served: Served):
     plain, _, steps = ask(served, draft=0, cache_salt="plain")
     guess = {"type": "content", "content": plain}

@@ -123,6 +123,29 @@ def test_a_fork_goes_on_from_any_token_as_the_answer_did(served: Served) -> None
         assert fork(served, id=made["id"], at=at)["usage"]["computed_tokens"][0] <= 64
 
 
+def test_a_retained_answer_is_forked_until_its_end_and_by_its_key_only(served: Served) -> None:
+    body = {"messages": [{"role": "user", "content": LONG}], "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    for seconds, status in ((60, 200), (0, 404)):
+        asked = {**body, "retain": seconds, "return_token_ids": True}
+        made = served.client.post("/v1/chat/completions", json=asked, headers=bearer(ONE)).json()
+        found = fork(served, status, id=made["id"], at=4)
+        fork(served, 404, TWO, id=made["id"], at=4)
+        if status == 200:
+            assert found["choices"][0]["token_ids"] == made["choices"][0]["token_ids"][4:10]
+            assert found["usage"]["computed_tokens"][0] <= 64
+
+
+def test_a_fork_has_log_probabilities_if_asked(served: Served) -> None:
+    made = ask(served)
+    whole = fork(served, id=made["id"], at=0, max_tokens=8, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]
+    later = fork(served, id=made["id"], at=5, max_tokens=3, logprobs=True, top_logprobs=2)["choices"][0]["logprobs"]
+    assert [len(each["top_logprobs"]) for each in whole["content"]] == 8 * [2]
+    for one, other in zip(whole["content"][5:], later["content"], strict=True):
+        assert one["token"] == other["token"]
+        assert one["logprob"] == pytest.approx(other["logprob"], abs=1e-4)
+    assert "logprobs" not in fork(served, id=made["id"])["choices"][0]
+
+
 def test_forks_may_have_sampling_values_of_their_own(served: Served) -> None:
     made = ask(served)
     cold, hot = {"temperature": 0}, {"temperature": 2.0, "seed": 3}
@@ -204,6 +227,8 @@ def test_a_streamed_fork_ends_with_its_usage(served: Served) -> None:
         ({"cache_salt": "x"}, "cache_salt"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"min_tokens": 7}, "min_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
     ],
 )
 def test_a_fork_that_cannot_be_is_refused_by_its_field(served: Served, body: dict, field: str) -> None:

@@ -18,13 +18,14 @@ from starlette.responses import Response
 from weft.answers.followed import FollowedAnswer
 from weft.base.errors import InvalidField
 from weft.base.tenants import tenant_digest
+from weft.engine.events import Output
 from weft.server.access.auth import Tenant
 from weft.server.apis.delivery import deliver
-from weft.server.apis.openai_shapes import miss_of
+from weft.server.apis.openai_shapes import ChatLogprobs, chat_logprobs, miss_of
 from weft.server.front import AskedPrompt, Front, new_name
 from weft.server.generation import Generation
 from weft.server.http.sse import event
-from weft.server.stored.answers import StoredAnswer, as_bytes, as_tokens, missing
+from weft.server.stored.answers import StoredAnswer, as_bytes, as_tokens
 from weft.server.texts.bodies import check_count, read
 from weft.server.texts.prompt_builder import Prompt
 from weft.server.texts.schemas import Count, SamplingFields, sampling_params
@@ -43,6 +44,8 @@ class ForkRequest(SamplingFields, kw_only=True):
     n: Annotated[int, Meta(ge=1)] | None = None
     choices: Annotated[list[SamplingFields], Meta(min_length=1)] | None = None
     max_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
     stream: bool | None = None
     store: bool | None = None
 
@@ -66,7 +69,7 @@ async def fork(front: Front, request: Request) -> Response:
 
 
 def past_of(front: Front, body: ForkRequest, tenant: Tenant) -> Past:
-    """Return the answer that a body names: one that runs, or a stored one, of the same tenant."""
+    """Return the answer that a body names: one that runs, or a stored or retained one, of the same tenant."""
     for generation in front.generations:
         if body.id in generation.names and generation.tenant == tenant:
             sequence = _chosen(generation.sequences, body.choice)
@@ -75,20 +78,13 @@ def past_of(front: Front, body: ForkRequest, tenant: Tenant) -> Past:
             # What the tenant's salt does not begin with is the request's own; a stored fork must keep it.
             own = request.salt.removeprefix(tenant.salt).decode() or None
             return Past(request.prompt, np.concatenate([before, done]), request.salt, own)
-    if front.stored is None:
-        raise missing(body.id, "id")
-    return _past(front.stored.find(body.id, tenant), body.choice, tenant)
+    return stored_past(front, body.id, body.choice, tenant)
 
 
 def stored_past(front: Front, name: str, choice: int, tenant: Tenant) -> Past:
     """Return a stored answer, or a retained prompt with its answer, of a tenant. Raises a 404."""
-    stored = [each for each in (front.stored, front.retained) if each is not None and each.knows(name, tenant)]
-    if not stored:
-        raise missing(name, "id")
-    return _past(stored[0].find(name, tenant), choice, tenant)
-
-
-def _past(found: StoredAnswer, choice: int, tenant: Tenant) -> Past:
+    kept = front.retained if front.stored is None or not front.stored.knows(name, tenant) else front.stored
+    found = kept.find(name, tenant)
     answer = as_tokens(_chosen(found.answers, choice))
     return Past(found.prompt, answer, tenant.salted(found.cache_salt), found.cache_salt)
 
@@ -124,6 +120,8 @@ class ForkedAnswer:
             raise InvalidField("cache_salt", "must not be set: a fork has the salt of its answer")
         if body.choices is not None and body.n not in (None, len(body.choices)):
             raise InvalidField("n", f"must be the number of choices, {len(body.choices)}, got {body.n}")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise InvalidField("top_logprobs", "needs logprobs=true")
         if body.store and front.stored is None:
             raise InvalidField("store", "needs a server with --responses-memory")
         self.n = body.n or len(body.choices or (None,))
@@ -149,7 +147,19 @@ class ForkedAnswer:
 
     def _params(self, fields: SamplingFields, most: int) -> Any:
         self.front.builder.ban(fields)
-        return sampling_params(fields, self.front.limits, most, suggested=self.front.suggested, before=self.at)
+        logprobs = (self.body.top_logprobs or 0) if self.body.logprobs else None
+        return sampling_params(
+            fields,
+            self.front.limits,
+            most,
+            logprobs=logprobs,
+            scored="top_logprobs",
+            suggested=self.front.suggested,
+            before=self.at,
+        )
+
+    def _logprobs(self, outputs: list[Output]) -> dict[str, ChatLogprobs]:
+        return {"logprobs": chat_logprobs(self.front.tokenizer, outputs)} if self.body.logprobs else {}
 
     # response -------------------------------------------------------------------------------------------------------
 
@@ -162,6 +172,7 @@ class ForkedAnswer:
                 "text": each.answer.text,
                 "token_ids": each.answer.tokens,
                 "finish_reason": str(each.finish),
+                **self._logprobs(each.outputs),
             }
             for each in generation.sequences
         ]
@@ -222,6 +233,7 @@ class ForkedAnswer:
                     "text": piece.text,
                     "token_ids": tokens,
                     "finish_reason": finish,
+                    **self._logprobs(piece.outputs),
                 }
             )
         yield event({key: value for key, value in self.whole(generation).items() if key != "choices"})

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from weft.answers.followed import FollowedAnswer
 from weft.engine.events import FinishReason, Output, PromptScores, Report
@@ -24,6 +25,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     logprob: float
     bytes: list[int] | None = None
     top_logprobs: list[TopLogprob] = []
+    drafted: bool | UnsetType = UNSET  # an extension: `true` for a draft that was accepted
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ def _chat_logprob(tokenizer: Tokenizer | None, output: Output) -> TokenLogprob:
         for token, logprob in output.top or ()
     ]
     text, raw = token_text(tokenizer, output.token), token_bytes(tokenizer, output.token)
-    return TokenLogprob(text, output.logprob, raw, top)
+    return TokenLogprob(text, output.logprob, raw, top, output.drafted or UNSET)
 
 
 def text_logprobs(tokenizer: Tokenizer | None, outputs: Sequence[Output], offsets: Sequence[int]) -> TextLogprobs:

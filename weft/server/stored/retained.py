@@ -1,4 +1,4 @@
-"""Notes what requests retain, by their ids, so that it can be sent as a file until the retention ends."""
+"""Notes what requests retain, by their ids, so that it can be forked or sent as a file until the retention ends."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ import { html, render, useEffect, useState } from "./vendor/preact.js";
 import { get, signIn } from "./client.js";
 import { Cache } from "./cache.js";
 import { Chat } from "./chat.js";
+import { Model } from "./model.js";
 import { Requests } from "./requests.js";
-import { Server } from "./server.js";
 
-const VIEWS = ["Chat", "Cache", "Requests", "Server"];
+const VIEWS = ["Chat", "Cache", "Requests", "Model"];
 
 function App() {
   const [models, setModels] = useState([]);
@@ -57,8 +57,8 @@ function App() {
     <main>
       <div hidden=${view !== "Chat"} class="fill"><${Chat} model=${model} /></div>
       ${view === "Cache" ? html`<${Cache} model=${named} />` : null}
-      ${view === "Requests" ? html`<${Requests} />` : null}
-      ${view === "Server" ? html`<${Server} model=${named} />` : null}
+      ${view === "Requests" ? html`<${Requests} model=${named} />` : null}
+      ${view === "Model" ? html`<${Model} model=${named} />` : null}
     </main>
   </div>`;
 }

@@ -2,12 +2,15 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { about, get } from "./client.js";
+import { seconds } from "./facts.js";
 
 const ROW = 22;
 const LEFT = 12;
 const RIGHT = 24;
 const TOP = 28;
 const PAUSE = 2000;
+const MOST_FORKS = 200;
+const TIERS = { device: "on the device", host: "in host memory", disk: "on disk", remote: "in the store" };
 const ORIGINS = {
   prompt_end: "end of a prompt",
   answer_end: "end of an answer",
@@ -17,6 +20,7 @@ const ORIGINS = {
   declared: "declared by a request",
   regular: "at a regular distance",
   candidate: "kept while memory is free",
+  imported: "loaded from a file",
 };
 
 export function Cache({ model }) {
@@ -45,16 +49,20 @@ export function Cache({ model }) {
   }, [model]);
   if (problem) return html`<section class="view"><p class="problem" role="alert">${problem}</p></section>`;
   if (!outline) return html`<section class="view"><p class="hint">Reading the cache…</p></section>`;
-  const { rows, most } = layout(outline.branches);
+  const { rows, forks, most } = layout(outline.branches);
+  const tiers = Object.entries(outline.cells ?? {});
   const points = outline.branches.reduce((sum, branch) => sum + branch.points.length, 0);
-  return html`<section class="view" aria-label="Cache">
+  return html`<section class="view" tabindex="0" aria-label="Cache">
     <h2>Cached prefixes</h2>
     <p class="hint">
-      ${outline.branches.length === 1 ? "1 branch" : `${outline.branches.length} branches`} with ${count(points, "resume point")}.
-      ${outline.cells ? html` ${Object.entries(outline.cells).map(([tier, { held, shown }]) => `${tier}: ${held * outline.cell_tokens} tokens${held > shown ? `, of which the newest ${shown * outline.cell_tokens} are drawn` : ""}`).join("; ")}.` : " Only the prefixes of your key are shown."}
+      ${outline.branches.length === 1 ? "1 branch" : `${number(outline.branches.length)} branches`} with ${count(points, "resume point")}.
+      ${outline.cells ? html` ${tiers.map(([tier, { held }]) => `${number(held * outline.cell_tokens)} tokens ${TIERS[tier] ?? tier}`).join(", ")}.` : " Only the prefixes of your key are shown."}
       ${" "}Texts are not shown: the cache knows prompts by salted keys only.
     </p>
-    ${rows.length ? html`<${Picture} rows=${rows} most=${most} />` : html`<p class="hint">Nothing is cached yet. Prompts are cached in pieces of ${outline.cell_tokens} tokens.</p>`}
+    ${tiers.filter(([, { held, shown }]) => held > shown).map(
+      ([tier, { held, shown }]) => html`<p class="note">The newest ${number(shown)} of ${number(held)} cells ${TIERS[tier] ?? tier} are drawn, of ${outline.cell_tokens} tokens each.</p>`,
+    )}
+    ${rows.length ? html`<${Picture} rows=${rows} forks=${forks} most=${most} />` : html`<p class="hint">Nothing is cached yet. Prompts are cached in pieces of ${outline.cell_tokens} tokens.</p>`}
   </section>`;
 }
 
@@ -66,28 +74,33 @@ export function layout(branches) {
   for (const branch of branches) {
     const parent = branch.parent === null ? undefined : known.get(`${where(branch)}/${branch.parent}`);
     if (!parent) roots.push(branch);
-    else children.set(parent, [...(children.get(parent) ?? []), branch]);
+    else if (children.has(parent)) children.get(parent).push(branch);
+    else children.set(parent, [branch]);
   }
   const rows = [];
+  // Where several branches leave one: a line at these tokens, from its row down to the last of theirs.
+  const forks = new Map();
   let next = 0;
   const order = (list) => list.sort((one, other) => other.hits - one.hits || other.to - one.to);
   const stack = order(roots).reverse().map((branch) => ({ branch, row: null, above: null }));
   while (stack.length) {
     const { branch, row, above } = stack.pop();
     const own = row ?? next++;
-    rows.push({ branch, row: own, above });
+    rows.push({ branch, row: own });
+    if (above !== null) forks.set(`${above}/${branch.from}`, { tier: branch.tier, from: branch.from, above, last: own });
     const below = order(children.get(branch) ?? []);
     below.forEach((child, index) => below[index] = { branch: child, row: index ? null : own, above: index ? own : null });
     stack.push(...below.reverse());
   }
-  return { rows, most: Math.max(64, ...branches.map((branch) => branch.to)) };
+  return { rows, forks: [...forks.values()], most: Math.max(64, ...branches.map((branch) => branch.to)) };
 }
 
-const count = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+const number = (value) => value.toLocaleString("en");
+const count = (value, word) => `${number(value)} ${word}${value === 1 ? "" : "s"}`;
 const where = (branch) => `${branch.replica ?? ""}/${branch.tier}`;
 const id = (branch) => `${where(branch)}/${branch.name}`;
 
-function Picture({ rows, most }) {
+function Picture({ rows, forks, most }) {
   const [chosen, choose] = useState(null);
   const [view, setView] = useState({ top: 0, height: 600, width: 800 });
   const box = useRef(null);
@@ -104,13 +117,15 @@ function Picture({ rows, most }) {
   // Only what is visible is drawn.
   const first = (view.top - TOP) / ROW - 2;
   const last = first + view.height / ROW + 4;
-  const drawn = rows.filter(({ row, above }) => row >= first && (above ?? row) <= last);
+  const drawn = rows.filter(({ row }) => row >= first && row <= last);
+  const crossing = forks.filter((fork) => fork.last >= first && fork.above <= last).slice(0, MOST_FORKS);
   const selected = rows.find(({ branch }) => id(branch) === chosen)?.branch;
   return html`<div>
-    <div class="picture" ref=${box} tabindex="0" aria-label="Branches of the cache" onScroll=${(event) => setView({ ...view, top: event.currentTarget.scrollTop })}>
-      <svg width=${view.width} height=${height} role="list" aria-label="Branches">
+    <div class="picture" ref=${box} tabindex="0" role="region" aria-label="Branches of the cache" onScroll=${(event) => setView({ ...view, top: event.currentTarget.scrollTop })}>
+      <svg width=${view.width} height=${height} role="group" aria-label="Branches">
         ${ticks(most).map((tokens) => html`<g class="tick" aria-hidden="true"><line x1=${x(tokens)} x2=${x(tokens)} y1=${TOP - 6} y2=${height} /><text x=${x(tokens)} y=${TOP - 12}>${tokens}</text></g>`)}
-        ${drawn.map(({ branch, row, above }) => html`<${Branch} key=${id(branch)} ...${{ branch, row, above, x, y, chosen: id(branch) === chosen }} choose=${() => choose(id(branch) === chosen ? null : id(branch))} />`)}
+        ${crossing.map((fork) => html`<path class=${`fork ${fork.tier}`} d=${`M${x(fork.from)} ${y(Math.max(fork.above, first))} V${y(Math.min(fork.last, last))}`} />`)}
+        ${drawn.map(({ branch, row }) => html`<${Branch} key=${id(branch)} ...${{ branch, row, x, y, chosen: id(branch) === chosen }} choose=${() => choose(id(branch) === chosen ? null : id(branch))} />`)}
       </svg>
     </div>
     <${Legend} />
@@ -118,21 +133,21 @@ function Picture({ rows, most }) {
   </div>`;
 }
 
-function Branch({ branch, row, above, x, y, chosen, choose }) {
-  const label = `${branch.tier}: tokens ${branch.from} to ${branch.to}, ${count(branch.hits, "hit")}, ${count(branch.points.length, "resume point")}`;
+function Branch({ branch, row, x, y, chosen, choose }) {
+  const label = `${TIERS[branch.tier] ?? branch.tier}, tokens ${branch.from} to ${branch.to}, ${count(branch.hits, "hit")}, ${count(branch.points.length, "resume point")}`;
   const onKey = (event) => {
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       choose();
     }
   };
-  return html`<g class=${`branch ${branch.tier} ${chosen ? "chosen" : ""} ${branch.running ? "running" : ""}`} role="listitem">
-    <g role="button" tabindex="0" aria-label=${label} aria-pressed=${chosen} onClick=${choose} onKeyDown=${onKey}>
-      <title>${label}</title>
-      ${above === null ? null : html`<path class="fork" d=${`M${x(branch.from)} ${y(above)} V${y(row)}`} />`}
-      <line x1=${x(branch.from)} x2=${Math.max(x(branch.to), x(branch.from) + 2)} y1=${y(row)} y2=${y(row)} />
-      ${spread(branch.points, x).map((point) => html`<circle class=${point.origin} cx=${x(point.tokens)} cy=${y(row)} r=${point.hits ? 5 : 3.5} />`)}
-    </g>
+  const kind = `branch ${branch.tier} ${chosen ? "chosen" : ""} ${branch.running ? "running" : ""}`;
+  return html`<g class=${kind} role="button" tabindex="0" aria-label=${label} aria-pressed=${chosen} onClick=${choose} onKeyDown=${onKey}>
+    <title>${label}</title>
+    <line class="target" x1=${x(branch.from)} x2=${x(branch.to)} y1=${y(row)} y2=${y(row)} />
+    ${branch.retained ? html`<line class="retained" x1=${x(branch.from)} x2=${Math.max(x(branch.to), x(branch.from) + 2)} y1=${y(row) + 6} y2=${y(row) + 6} />` : null}
+    <line x1=${x(branch.from)} x2=${Math.max(x(branch.to), x(branch.from) + 2)} y1=${y(row)} y2=${y(row)} />
+    ${spread(branch.points, x).map((point) => html`<circle class=${point.origin} cx=${x(point.tokens)} cy=${y(row)} r=${point.hits ? 5 : 3.5} />`)}
   </g>`;
 }
 
@@ -153,8 +168,8 @@ function ticks(most) {
 
 function Legend() {
   return html`<p class="legend">
-    ${[["device", "on the device"], ["host", "in host memory"], ["disk", "on disk"], ["remote", "in the store"]].map(([name, text]) => html`<span><i class=${`line ${name}`}></i>${text}</span>`)}
-    <span><i class="dot"></i>resume point</span><span><i class="dot hit"></i>hit</span>
+    ${Object.entries(TIERS).map(([name, text]) => html`<span><i class=${`line ${name}`}></i>${text}</span>`)}
+    <span><i class="dot"></i>resume point</span><span><i class="dot hit"></i>one that was hit</span><span><i class="line retained"></i>retained</span>
   </p>`;
 }
 
@@ -162,8 +177,8 @@ function Details({ branch }) {
   return html`<div class="details">
     <h3>${branch.name}</h3>
     <p>
-      Tokens ${branch.from} to ${branch.to}, in tier <b>${branch.tier}</b>${branch.replica ? ` of ${branch.replica}` : ""}.
-      ${" "}${count(branch.hits, "hit")}, last used ${count(branch.age, "lookup")} ago${branch.running ? `, in use by ${branch.running} running` : ""}.
+      Tokens ${branch.from} to ${branch.to}, <b>${TIERS[branch.tier] ?? branch.tier}</b>${branch.replica ? ` of ${branch.replica}` : ""}.
+      ${" "}${count(branch.hits, "hit")}, last used ${branch.age ? `${count(branch.age, "lookup")} ago` : "by the latest lookup"}${branch.running ? `, in use by ${branch.running} running` : ""}${branch.retained ? `, retained for ${seconds(1000 * branch.retained)} more` : ""}.
       ${branch.tenant ? html` Tenant <code>${branch.tenant.slice(0, 12)}</code>.` : null}
     </p>
     ${branch.points.length

@@ -45,6 +45,10 @@ export async function* stream(path, body, signal) {
     body: JSON.stringify(body),
     signal,
   });
+  yield* events(response);
+}
+
+async function* events(response) {
   if (!response.ok) throw await refusal(response);
   const reader = response.body.getReader();
   const decoder = new TextDecoder();
@@ -62,5 +66,32 @@ export async function* stream(path, body, signal) {
       if (event.error) throw new Refused(event.error.code ?? 500, event.error.message);
       yield event;
     }
+  }
+}
+
+const SHORTEST_PAUSE = 1000;
+const LONGEST_PAUSE = 30_000;
+
+// Listen to a stream that has no end, until the signal: `begin` is called for every connection, `take` for every event,
+// `say` with a problem, or null when there is none. It connects again, after longer and longer pauses.
+export async function listen(path, signal, { begin, take, say }) {
+  for (let pause = SHORTEST_PAUSE; !signal.aborted; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+    try {
+      const response = await fetch(path, { headers: headers(), signal });
+      begin();
+      for await (const event of events(response)) {
+        pause = SHORTEST_PAUSE;
+        say(null);
+        take(event);
+      }
+    } catch (error) {
+      if (signal.aborted) return;
+      say(error);
+      if ([401, 403, 404].includes(error.status)) return;
+    }
+    await new Promise((end) => {
+      const timer = setTimeout(end, pause);
+      signal.addEventListener("abort", () => { clearTimeout(timer); end(); }, { once: true });
+    });
   }
 }

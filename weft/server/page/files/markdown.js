@@ -2,6 +2,7 @@
 // appear as the characters that the model wrote. Images are never loaded; links leave without a referrer.
 
 import { html } from "./vendor/preact.js";
+import { Copy } from "./copying.js";
 import { lexer } from "./vendor/marked.js";
 
 // Longer answers, and blocks nested deeper, are shown as plain text.
@@ -113,9 +114,8 @@ function safe(address) {
 }
 
 function Code({ language, text }) {
-  const copy = () => navigator.clipboard?.writeText(text);
   return html`<figure class="code">
-    <figcaption><span>${language.slice(0, 24)}</span><button type="button" class="quiet" onClick=${copy}>Copy</button></figcaption>
+    <figcaption><span>${language.slice(0, 24)}</span><${Copy} text=${text} /></figcaption>
     <pre tabindex="0"><code>${text}</code></pre>
   </figure>`;
 }

@@ -1,4 +1,4 @@
-// What the server runs and how busy it is.
+// What the server runs, what it decided on its own and why, and how busy it is.
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.js";
 import { about, get } from "./client.js";
@@ -6,7 +6,7 @@ import { about, get } from "./client.js";
 const PAUSE = 2000;
 const MOST_SAMPLES = 150;
 
-export function Server({ model: named }) {
+export function Model({ model: named }) {
   const [facts, setFacts] = useState(null);
   const [model, setModel] = useState(null);
   const [problem, setProblem] = useState(null);
@@ -39,17 +39,18 @@ export function Server({ model: named }) {
       clearTimeout(timer);
     };
   }, [named]);
-  return html`<section class="view" aria-label="Server">
-    <h2>${model?.served_model_name ?? "Server"}</h2>
+  return html`<section class="view" tabindex="0" aria-label="Model">
+    <h2>${model?.served_model_name ?? "Model"}</h2>
     ${problem ? html`<p class="problem" role="status">${problem}</p>` : null}
     <div class="cards">
       ${model ? html`<${Card} title="Model" rows=${modelRows(model, facts)} />` : null}
       ${facts ? html`<${Card} title="Options in force" rows=${optionRows(facts)} />` : null}
-      ${facts ? html`<${Card} title="Now" rows=${nowRows(facts.stats, samples.current)} />` : null}
+      ${facts ? html`<${Decisions} auto=${facts.auto ?? {}} />` : null}
       ${facts ? html`<${Card} title="Since the start" rows=${totalRows(facts.stats)} />` : null}
     </div>
     ${samples.current.length > 1
       ? html`<div class="cards">
+          <${Card} title="Now" rows=${nowRows(facts.stats, samples.current)} />
           <${Chart} title="Tokens a second" values=${rates(samples.current)} format=${(value) => value.toFixed(0)} />
           <${Memory} samples=${samples.current} />
         </div>`
@@ -89,12 +90,13 @@ function modelRows(model, facts) {
   const weights = Object.entries(facts?.weights?.bytes ?? {});
   return [
     ["Path", model.model_path],
+    ["Device", facts?.device],
     ["Architecture", model.architecture],
     ["Activations", model.dtype],
     ["Vocabulary", number(model.vocab_size)],
     ["Longest context", `${number(model.max_length)} tokens`],
-    ...weights.map(([format, size]) => [`Weights, ${format}`, bytes(size)]),
-  ];
+    ...weights.map(([format, size]) => [`Weights in ${format}`, bytes(size)]),
+  ].filter(([, value]) => value);
 }
 
 function optionRows(facts) {
@@ -102,13 +104,14 @@ function optionRows(facts) {
     ["Version", facts.version],
     ["Drafts", facts.draft],
     ["Exact answers", facts.exact ? "on" : "off"],
+    ["Role", facts.role === "both" ? null : facts.role],
     ["Quantised at load", facts.quantize],
     ["Memory", bytes(facts.memory_bytes)],
     ["Room for", `${number(facts.memory_tokens)} tokens`],
     ["Answers at once", number(facts.max_sequences)],
     ["Prefix cache", facts.disable_radix_cache ? "off" : "on"],
     ...Object.entries(facts.stats.replicas ?? {}).map(([name, member]) => [`Replica ${name}`, member.state]),
-  ];
+  ].filter(([, value]) => value);
 }
 
 function nowRows(stats, samples) {
@@ -128,12 +131,22 @@ function totalRows(stats) {
   return [
     ["Requests", number(stats.requests)],
     ["Prompt tokens", number(stats.tokens_in)],
-    ["Of them reused", `${number(stats.cached_tokens)} (${((100 * stats.cached_tokens) / Math.max(1, stats.tokens_in)).toFixed(0)} %)`],
+    ["Reused", `${number(stats.cached_tokens)} (${((100 * stats.cached_tokens) / Math.max(1, stats.tokens_in)).toFixed(0)} %)`],
     ["Answer tokens", number(stats.tokens_out)],
     ["Drafts accepted", proposed ? `${number(sum(stats.drafts.accepted))} of ${number(proposed)}` : "none drafted"],
     ["Preemptions", number(stats.preemptions)],
     ["Steps", number(stats.steps)],
   ];
+}
+
+// What each option that was left to the server means here: "off: the reason".
+function Decisions({ auto }) {
+  const rows = Object.entries(auto).map(([name, text]) => [name, ...text.split(/(?:: |, )(.*)/s)]);
+  if (!rows.length) return null;
+  return html`<div class="card">
+    <h3>What “auto” means here</h3>
+    <dl class="reasons">${rows.map(([name, value, why]) => html`<div><dt>${name.replaceAll("_", " ")}</dt><dd><b>${value}</b>${why ? html`<span>${why}</span>` : null}</dd></div>`)}</dl>
+  </div>`;
 }
 
 function Card({ title, rows }) {
