@@ -31,7 +31,7 @@ from weft.wire.messages import Message, Writer, fields_of, parts_of
 from weft.wire.versions import RANKS, TRANSFER, Protocol, VersionError
 
 FORKS = frozenset({"answered", "keeps_answer", "retain"})
-ADDED = {Request: frozenset({"prediction", "send_to"}) | FORKS, Output: frozenset({"digest"})}
+ADDED = {Request: frozenset({"prediction", "send_to"}) | FORKS, Output: frozenset({"digest", "drafted"})}
 OLD = Protocol("fleet", 7, oldest=6)
 NEW = Protocol("fleet", 8, oldest=7, added={8: ADDED})
 NEXT = Protocol("fleet", 9, oldest=8, added={8: ADDED, 9: {ReplicaLoad: frozenset({"send_bytes_per_second"})}})
@@ -149,7 +149,7 @@ def test_what_travels_without_its_newer_fields_arrives_with_their_defaults():
     assert (found.request.params, found.request.stop_tokens, found.request.priority) == (request.params, {7}, 3)
     assert found.request.prompt.tolist() == [1, 2]
     [body] = bodies_of(writer.event(Outputs([Output(1, 2, -0.5, [(2, -0.5)], digest=6)], {1: Report(miss=None)})))
-    assert len(msgspec.msgpack.decode(body)[1][0]) == len(Output.__struct_fields__) - 1
+    assert len(msgspec.msgpack.decode(body)[1][0]) == len(Output.__struct_fields__) - 2
     assert EventReader().read(body) == Outputs([Output(1, 2, -0.5, [(2, -0.5)])], {1: Report()})
 
 

@@ -18,7 +18,7 @@ from weft.base.options import Options
 from weft.base.plan import Scores
 from weft.base.sampling import SamplingParams
 from weft.base.transfers import TransferSettings
-from weft.engine.events import PromptScores, Report, VectorSum
+from weft.engine.events import Output, PromptScores, Report, VectorSum
 from weft.engine.protocol import (
     SCORES_PER_PIECE,
     Command,
@@ -54,7 +54,11 @@ FLEET = Protocol(
     oldest=5,
     added={
         5: {Request: frozenset({"answered", "keeps_answer", "retain"})},
-        6: {SamplingParams: frozenset({"vector_from"}), Report: frozenset({"vector"})},
+        6: {
+            SamplingParams: frozenset({"vector_from"}),
+            Report: frozenset({"vector"}),
+            Output: frozenset({"drafted"}),
+        },
     },
 )
 

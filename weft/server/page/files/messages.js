@@ -1,6 +1,6 @@
 // The messages of a conversation with their branches, tokens, tool calls and facts.
 
-import { html, useEffect, useRef, useState } from "./vendor/preact.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/preact.js";
 import { Copy } from "./copying.js";
 import { Facts } from "./facts.js";
 import { Markdown, visible } from "./markdown.js";
@@ -15,13 +15,17 @@ export function Messages({ conversation, running, acts }) {
   const nodes = conversation ? talks.path(conversation) : [];
   const last = nodes.at(-1);
   const follow = useRef(true);
+  const top = useRef(0);
+  // The end stays in view until someone scrolls up. That an answer grows is no such scroll.
   const watch = (event) => {
     const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
-    follow.current = scrollHeight - scrollTop - clientHeight < 80;
+    if (scrollHeight - scrollTop - clientHeight < 80) follow.current = true;
+    else if (scrollTop < top.current) follow.current = false;
+    top.current = scrollTop;
   };
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (follow.current) end.current?.scrollIntoView({ block: "end" });
-  }, [last?.id, last?.content.length, last?.reasoning?.length, last?.facts?.usage]);
+  }, [last?.id, last?.content.length, last?.reasoning?.length, last?.facts?.usage, running === null]);
   if (!nodes.length) {
     return html`<div class="messages empty"><p>Ask something. What your prompts share is computed once: the bar under each answer shows how much was reused.</p></div>`;
   }
@@ -43,7 +47,7 @@ function SideBySide({ beside, chosen, conversation, running, acts }) {
         (node) => html`<div key=${node.id} class=${`choice ${node.id === chosen.id ? "chosen" : ""}`}>
           <${Message} node=${node} ...${{ conversation, running, acts }} alone=${false} />
           <button type="button" disabled=${running !== null} aria-pressed=${node.id === chosen.id} onClick=${() => choose(node)}>
-            ${node.id === chosen.id ? "The conversation goes on here" : "Go on with this one"}
+            ${node.id === chosen.id ? "Goes on here" : "Go on with this one"}
           </button>
         </div>`,
       )}
