@@ -112,7 +112,7 @@ function Lane({ lane, since, now, model, chosen, choose }) {
   const kept = lane.prompt ? Math.round((100 * lane.cached) / lane.prompt) : 0;
   return html`<li>
     <button type="button" class="lane" aria-expanded=${chosen} onClick=${choose}>
-      <span class="name">${title ? visible(title) : html`<code>${short(lane.id)}</code>`}</span>
+      <span class="name">${title ? visible(title) : html`<code>${short(visible(lane.id))}</code>`}</span>
       <span class="state">${lane.ended === null ? STATES[lane.state] : ENDS[lane.reason] ?? lane.reason}</span>
       <${Track} lane=${lane} since=${since} now=${now} />
       <span class="counts">${lane.prompt ? html`<b>${lane.prompt}</b> in, ${kept} % reused` : ""}</span>
@@ -194,13 +194,13 @@ function History({ lane, model }) {
   });
   const answer = record?.answers.find((each) => each.id === lane.id) ?? record?.answers[0];
   return html`<div class="details">
-    <h3>${lane.id}</h3>
+    <h3>${visible(lane.id)}</h3>
     ${lane.prompt ? html`<div><${PromptBar} prompt=${lane.prompt} shares=${shares} /><p class="small"><${Shares} shares=${shares} /> of ${lane.prompt} prompt tokens.</p></div>` : null}
     ${lane.miss ? html`<p>The hit ended at token <b>${lane.miss.at}</b>: ${lane.miss.why}${lane.miss.lost ? ` ${lane.miss.lost} tokens were computed that could have been reused.` : ""}</p>` : null}
     <ol class="history">${storyOf(lane).map(([at, text]) => html`<li><span class="number">${at === null ? "" : `+${seconds(Math.max(0, at - lane.began))}`}</span>${text}</li>`)}</ol>
     <p class="small">
       ${answer ? `Queued ${seconds(answer.queued_ms)}, first token after ${answer.first_token_ms === null ? "–" : seconds(answer.first_token_ms)}. ` : ""}
-      ${record?.request ? html`Request id <code>${record.request}</code>. ` : ""}${lane.tenant ? html`Tenant <code>${lane.tenant.slice(0, 12)}</code>.` : ""}
+      ${record?.request ? html`Request id <code>${visible(record.request)}</code>. ` : ""}${lane.tenant ? html`Tenant <code>${lane.tenant.slice(0, 12)}</code>.` : ""}
     </p>
   </div>`;
 }
