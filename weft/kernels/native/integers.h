@@ -89,6 +89,28 @@ struct CodeSum {
     Counts value() const { return total; }
 };
 
+// Sums of two rows with the outputs of a vector, eight inputs at a time.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool HAS_ROW_PAIRS = true;
+
+template <int TOP>
+struct RowPair {
+    // Of the first two outputs and of the others: those of the first row, then those of the second.
+    int32x4_t left, right;
+    void begin(int32_t first, int32_t second) {
+        left = right = vcombine_s32(vdup_n_s32(first), vdup_n_s32(second));
+    }
+    void add(Codes low, Codes high, const int8_t* first, const int8_t* second) {
+        if constexpr (TOP > SIGNED_ABOVE) low ^= 0x80808080u, high ^= 0x80808080u;
+        int8x16_t inputs = vcombine_s8(vld1_s8(first), vld1_s8(second));
+        left = vmmlaq_s32(left, inputs, vreinterpretq_s8_u32(vzip1q_u32(low, high)));
+        right = vmmlaq_s32(right, inputs, vreinterpretq_s8_u32(vzip2q_u32(low, high)));
+    }
+    Counts first() const { return vcombine_s32(vget_low_s32(left), vget_low_s32(right)); }
+    Counts second() const { return vcombine_s32(vget_high_s32(left), vget_high_s32(right)); }
+};
+#endif
+
 // Elsewhere sums of two products have 16 bits and saturate. Some of them fit without that, and are then widened. Codes
 // of eight bits do not: there the sign moves from the codes to the inputs.
 #else
@@ -149,6 +171,12 @@ struct CodeSum {
     }
     Counts value() const { return total + start; }
 };
+#endif
+
+#if !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool HAS_ROW_PAIRS = false;
+template <int TOP>
+struct RowPair;
 #endif
 
 // Tables ---------------------------------------------------------------------------------------------------------------
