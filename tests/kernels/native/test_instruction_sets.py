@@ -27,7 +27,12 @@ RUNNABLE = [
 OTHER = (
     ("x86_64-linux-gnu-g++", "qemu-x86_64", ("x86-64", "x86-64-v3"), ("x86-64-v4",))
     if IS_ARM
-    else ("aarch64-linux-gnu-g++", "qemu-aarch64", ("armv8-a",), ("armv8.6-a",))
+    else (
+        "aarch64-linux-gnu-g++",
+        "qemu-aarch64",
+        ("armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+i8mm"),
+        ("armv8.6-a",),
+    )
 )
 
 

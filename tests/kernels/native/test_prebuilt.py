@@ -31,6 +31,7 @@ XEON, OLD_XEON, ALDER_LAKE, EPYC = (
         ("x86_64", EPYC, ["avx2"]),
         ("x86_64", ["sse2", "avx"], []),
         ("aarch64", ["asimd", "asimddp"], ["dotprod", "neon"]),
+        ("aarch64", ["asimd", "asimddp", "i8mm"], ["i8mm", "dotprod", "neon"]),
         ("aarch64", ["asimd"], ["neon"]),
         ("riscv64", XEON, []),
     ],

@@ -15,7 +15,7 @@
 
 namespace weft {
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
 constexpr int WIDTH = 16, MOST_TOGETHER = 8;
 #elif defined(__AVX2__)
 constexpr int WIDTH = 8, MOST_TOGETHER = 4;
@@ -41,48 +41,104 @@ inline Value load_as(const void* from) {
 // Four codes of a row, as one word.
 inline int32_t four_of(const int8_t* codes) { return load_as<int32_t>(codes); }
 
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-constexpr int SIGNED_ABOVE = 255;
+// Products of codes and inputs in 32 bits, where a processor adds up four at once ----------------------------------------
 
-template <int TOP>
-struct CodeSum {
-    Counts total;
-    void begin(int32_t value) { total = Counts{} + value; }
-    void add(Codes codes, int32_t x) {
-        total = (Counts)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
-    }
-    void turn() {}
-    Counts value() const { return total; }
-};
+#if !defined(__AVX2__) || defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(__aarch64__)
+constexpr int SIGNED_ABOVE = 127;
+#else
+constexpr int SIGNED_ABOVE = 255;
+#endif
+
+inline Counts plus_products(Counts total, Codes codes, int32_t x) {
+#if defined(__AVX512VNNI__)
+    return (Counts)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
+#elif defined(__AVXVNNI__)
+    return (Counts)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)codes, _mm256_set1_epi32(x));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(total, vreinterpretq_s8_u32(codes), vreinterpretq_s8_s32(vdupq_n_s32(x)));
+#elif defined(__aarch64__)
+    int8x16_t own = vreinterpretq_s8_u32(codes), inputs = vreinterpretq_s8_s32(vdupq_n_s32(x));
+    int16x8_t low = vmull_s8(vget_low_s8(own), vget_low_s8(inputs)), high = vmull_high_s8(own, inputs);
+    return vaddq_s32(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#elif defined(__SSE2__)
+    // The even ones of four, then the odd ones, as sixteen bits.
+    __m128i inputs = _mm_set1_epi32(x);
+    __m128i even = _mm_srai_epi16(_mm_slli_epi16(inputs, 8), 8), odd = _mm_srai_epi16(inputs, 8);
+    total += (Counts)_mm_madd_epi16((__m128i)(codes & 0x00ff00ffu), even);
+    return total + (Counts)_mm_madd_epi16((__m128i)(codes >> 8 & 0x00ff00ffu), odd);
+#else
+    for (int i = 0; i < WIDTH; i++)
+        for (int shift = 0; shift < 32; shift += 8)
+            total[i] += int32_t(codes[i] >> shift & 0xff) * int32_t(int8_t(x >> shift));
+    return total;
+#endif
+}
+
 // Quads of codes after which `turn` must be called.
 constexpr int turn_of(int) { return BLOCK; }
 
-inline Codes look_up(Codes table, Codes places) {
-    return (Codes)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
-}
-#elif defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
-constexpr int SIGNED_ABOVE = 255;
-
 template <int TOP>
 struct CodeSum {
     Counts total;
     void begin(int32_t value) { total = Counts{} + value; }
     void add(Codes codes, int32_t x) {
-        __m256i inputs = _mm256_set1_epi32(x);
-#if defined(__AVXVNNI__)
-        total = (Counts)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)codes, inputs);
-#else
-        total = (Counts)_mm256_dpbusd_epi32((__m256i)total, (__m256i)codes, inputs);
-#endif
+        total = plus_products(total, TOP > SIGNED_ABOVE ? codes ^ 0x80808080u : codes, x);
     }
     void turn() {}
     Counts value() const { return total; }
 };
-constexpr int turn_of(int) { return BLOCK; }
-#elif defined(__AVX2__)
-// Sums of two products have 16 bits and saturate; some of them fit without that, and are then widened. Codes of eight
-// bits do not: there the sign moves from the codes to the inputs.
+
+// Sums of two rows with the outputs of a vector, eight inputs at a time.
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool HAS_ROW_PAIRS = true;
+
+template <int TOP>
+struct RowPair {
+    // Of the first two outputs and of the others: those of the first row, then those of the second.
+    int32x4_t left, right;
+    void begin(int32_t first, int32_t second) {
+        left = right = vcombine_s32(vdup_n_s32(first), vdup_n_s32(second));
+    }
+    void add(Codes low, Codes high, const int8_t* first, const int8_t* second) {
+        if constexpr (TOP > SIGNED_ABOVE) low ^= 0x80808080u, high ^= 0x80808080u;
+        int8x16_t inputs = vcombine_s8(vld1_s8(first), vld1_s8(second));
+        left = vmmlaq_s32(left, inputs, vreinterpretq_s8_u32(vzip1q_u32(low, high)));
+        right = vmmlaq_s32(right, inputs, vreinterpretq_s8_u32(vzip2q_u32(low, high)));
+    }
+    Counts first() const { return vcombine_s32(vget_low_s32(left), vget_low_s32(right)); }
+    Counts second() const { return vcombine_s32(vget_high_s32(left), vget_high_s32(right)); }
+};
+#endif
+
+// Elsewhere sums of two products have 16 bits and saturate. Some of them fit without that, and are then widened. Codes
+// of eight bits do not: there the sign moves from the codes to the inputs.
+#else
 constexpr int SIGNED_ABOVE = 127;
+
+#if defined(__AVX512BW__)
+struct Pairs {
+    using Vector = __m512i;
+    static Vector inputs(int32_t x) { return _mm512_set1_epi32(x); }
+    static Vector products(Vector codes, Vector inputs) { return _mm512_maddubs_epi16(codes, inputs); }
+    static Vector magnitudes(Vector codes) { return _mm512_abs_epi8(codes); }
+    static Vector with_signs(Vector inputs, Vector codes) {
+        return _mm512_mask_sub_epi8(inputs, _mm512_movepi8_mask(codes), Vector{}, inputs);
+    }
+    static Vector plus(Vector first, Vector second) { return _mm512_add_epi16(first, second); }
+    static Counts widened(Vector pairs) { return (Counts)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1)); }
+};
+#else
+struct Pairs {
+    using Vector = __m256i;
+    static Vector inputs(int32_t x) { return _mm256_set1_epi32(x); }
+    static Vector products(Vector codes, Vector inputs) { return _mm256_maddubs_epi16(codes, inputs); }
+    static Vector magnitudes(Vector codes) { return _mm256_abs_epi8(codes); }
+    static Vector with_signs(Vector inputs, Vector codes) { return _mm256_sign_epi8(inputs, codes); }
+    static Vector plus(Vector first, Vector second) { return _mm256_add_epi16(first, second); }
+    static Counts widened(Vector pairs) { return (Counts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+};
+#endif
 
 constexpr int turn_of(int top) {
     int fit = 32767 / (2 * 127 * top);
@@ -92,86 +148,54 @@ constexpr int turn_of(int top) {
 template <int TOP>
 struct CodeSum {
     Counts total;
-    __m256i pairs;
+    Pairs::Vector pairs;
     int32_t start;
     void begin(int32_t value) {
         total = Counts{};
-        pairs = _mm256_setzero_si256();
+        pairs = Pairs::Vector{};
         // Added at the end, because registers are few.
         start = value;
     }
     void add(Codes codes, int32_t x) {
-        __m256i inputs = _mm256_set1_epi32(x);
         if constexpr (TOP > SIGNED_ABOVE) {
-            __m256i own = (__m256i)(codes ^ 0x80808080u);
-            __m256i found = _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(inputs, own));
-            total += (Counts)_mm256_madd_epi16(found, _mm256_set1_epi16(1));
+            auto own = (Pairs::Vector)(codes ^ 0x80808080u), inputs = Pairs::with_signs(Pairs::inputs(x), own);
+            total += Pairs::widened(Pairs::products(Pairs::magnitudes(own), inputs));
         } else {
-            pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16((__m256i)codes, inputs));
+            pairs = Pairs::plus(pairs, Pairs::products((Pairs::Vector)codes, Pairs::inputs(x)));
         }
     }
     void turn() {
         if constexpr (TOP > SIGNED_ABOVE) return;
-        total += (Counts)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-        pairs = _mm256_setzero_si256();
+        total += Pairs::widened(pairs);
+        pairs = Pairs::Vector{};
     }
     Counts value() const { return total + start; }
 };
-#else
-#if defined(__aarch64__)
-constexpr int SIGNED_ABOVE = 127;
-#else
-constexpr int SIGNED_ABOVE = 255;
 #endif
 
-constexpr int turn_of(int) { return BLOCK; }
-
+#if !defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr bool HAS_ROW_PAIRS = false;
 template <int TOP>
-struct CodeSum {
-    Counts total;
-    void begin(int32_t value) { total = Counts{} + value; }
-    void add(Codes codes, int32_t x) {
-        if constexpr (TOP > SIGNED_ABOVE) codes ^= 0x80808080u;
-#if defined(__ARM_FEATURE_DOTPROD)
-        total = vdotq_s32(total, vreinterpretq_s8_u32(codes), vreinterpretq_s8_s32(vdupq_n_s32(x)));
-#elif defined(__aarch64__)
-        int8x16_t own = vreinterpretq_s8_u32(codes), inputs = vreinterpretq_s8_s32(vdupq_n_s32(x));
-        int16x8_t low = vmull_s8(vget_low_s8(own), vget_low_s8(inputs)), high = vmull_high_s8(own, inputs);
-        total = vaddq_s32(total, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
-#elif defined(__SSE2__)
-        // The even ones of four, then the odd ones, as sixteen bits.
-        __m128i inputs = _mm_set1_epi32(x);
-        __m128i even = _mm_srai_epi16(_mm_slli_epi16(inputs, 8), 8), odd = _mm_srai_epi16(inputs, 8);
-        total += (Counts)_mm_madd_epi16((__m128i)(codes & 0x00ff00ffu), even);
-        total += (Counts)_mm_madd_epi16((__m128i)(codes >> 8 & 0x00ff00ffu), odd);
-#else
-        for (int i = 0; i < WIDTH; i++)
-            for (int shift = 0; shift < 32; shift += 8)
-                total[i] += int32_t(codes[i] >> shift & 0xff) * int32_t(int8_t(x >> shift));
-#endif
-    }
-    void turn() {}
-    Counts value() const { return total; }
-};
+struct RowPair;
 #endif
 
-#if defined(__AVX2__) && !(defined(__AVX512VNNI__) && defined(__AVX512BW__))
+// Tables ---------------------------------------------------------------------------------------------------------------
+
 inline Codes look_up(Codes table, Codes places) {
+#if defined(__AVX512BW__)
+    return (Codes)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
+#elif defined(__AVX2__)
     return (Codes)_mm256_shuffle_epi8((__m256i)table, (__m256i)places);
-}
 #elif defined(__aarch64__)
-inline Codes look_up(Codes table, Codes places) {
     return vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(table), vreinterpretq_u8_u32(places)));
-}
-#elif !defined(__AVX2__)
-inline Codes look_up(Codes table, Codes places) {
+#else
     uint8_t from[16], to[16];
     std::memcpy(from, &table, 16);
     std::memcpy(to, &places, 16);
     for (uint8_t& each : to) each = from[each & 15];
     return load_as<Codes>(to);
-}
 #endif
+}
 
 // A table of sixteen codes for `look_up`.
 inline Codes repeated(const uint8_t* table) {
@@ -180,12 +204,14 @@ inline Codes repeated(const uint8_t* table) {
     return load_as<Codes>(all);
 }
 
+// Floats ---------------------------------------------------------------------------------------------------------------
+
 inline Floats as_floats(Counts counts) { return __builtin_convertvector(counts, Floats); }
 
 // `total + x * y`, rounded once where the processor can. Compilers tuned for some processors, such as Zen, would
 // round a lone chain of sums twice and several at once only once, so that a row's bits would depend on its batch.
 inline Floats plus_product(Floats total, Floats x, Floats y) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
     return (Floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)total);
 #elif defined(__AVX2__) && defined(__FMA__)
     return (Floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)total);
@@ -201,7 +227,7 @@ using HalfBits = uint16_t __attribute__((vector_size(WIDTH * 2)));
 
 // Sixteen-bit floats.
 inline Floats from_halves(const void* from) {
-#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
     return (Floats)_mm512_cvtph_ps(load_as<__m256i>(from));
 #elif defined(__AVX2__) && defined(__F16C__)
     return (Floats)_mm256_cvtph_ps(load_as<__m128i>(from));
@@ -219,7 +245,7 @@ inline Floats from_halves(const void* from) {
 
 // Floats of eight bits (e4m3). Their bits are those of a sixteen-bit float that is 2^8 times smaller.
 inline Floats from_eights(const char* from) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
     __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_as<__m128i>(from)), 8);
     __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16(short(0xbf80)));
     return (Floats)_mm512_cvtph_ps(halves) * 256.0f;
@@ -238,7 +264,7 @@ using SignedBytes = int8_t __attribute__((vector_size(WIDTH)));
 
 // Bytes as integers. Compilers move some of their own conversions through registers, byte by byte.
 inline Counts widened(Bytes bytes) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
     return (Counts)_mm512_cvtepu8_epi32((__m128i)bytes);
 #elif defined(__AVX2__)
     return (Counts)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)&bytes));
@@ -248,7 +274,7 @@ inline Counts widened(Bytes bytes) {
 }
 
 inline Counts widened(SignedBytes bytes) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#if defined(__AVX512BW__)
     return (Counts)_mm512_cvtepi8_epi32((__m128i)bytes);
 #elif defined(__AVX2__)
     return (Counts)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)&bytes));

@@ -40,6 +40,7 @@ VARIANTS = (
     Variant("avx512", "x86_64", ("-march=x86-64-v4",), AVX512, "avx512"),
     Variant("avx_vnni", "x86_64", ("-march=x86-64-v3", "-mavxvnni"), (*AVX2, "avx_vnni")),
     Variant("avx2", "x86_64", ("-march=x86-64-v3",), AVX2, "avx2"),
+    Variant("i8mm", "aarch64", ("-march=armv8.2-a+dotprod+i8mm",), ("asimd", "asimddp", "i8mm")),
     Variant("dotprod", "aarch64", ("-march=armv8.2-a+dotprod",), ("asimd", "asimddp")),
     Variant("neon", "aarch64", ("-march=armv8-a",), ("asimd",), "neon"),
 )

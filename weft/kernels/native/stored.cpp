@@ -73,21 +73,35 @@ struct Run {
 
     inline __attribute__((always_inline)) Run(const Format& format, const Place& place, int first, int run,
                                               const RowBlock* const* x) {
+        if constexpr (HAS_ROW_PAIRS && ROWS % 2 == 0)
+            add_pairs(format, place, first, run, x);
+        else
+            add_quads(format, place, first, run, x);
+    }
+
+   private:
+    static Codes at(const Format& format, const Place& place, int first, int quad, int j) {
+        int output = first + j * WIDTH;
+        return format.code.at(Format::strip(place, output / STRIP), quad, output % STRIP / WIDTH);
+    }
+
+    // What a row's sums begin with.
+    static int32_t start(const RowBlock& x, int run) {
+        return -ZERO * (RUNS == 1 ? x.sum : run == 0 ? x.first : x.sum - x.first);
+    }
+
+    inline __attribute__((always_inline)) void add_quads(const Format& format, const Place& place, int first, int run,
+                                                         const RowBlock* const* x) {
 #pragma GCC unroll 8
-        for (int row = 0; row < ROWS; row++) {
-            int32_t inputs = RUNS == 1 ? x[row]->sum : run == 0 ? x[row]->first : x[row]->sum - x[row]->first;
+        for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) sum[row][j].begin(-ZERO * inputs);
-        }
+            for (int j = 0; j < VECTORS; j++) sum[row][j].begin(start(*x[row], run));
 #pragma GCC unroll 8
         for (int quad = 0; quad < LENGTH; quad++) {
             int place_of_quad = run * LENGTH + quad;
             Codes codes[VECTORS];
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) {
-                int output = first + j * WIDTH;
-                codes[j] = format.code.at(Format::strip(place, output / STRIP), place_of_quad, output % STRIP / WIDTH);
-            }
+            for (int j = 0; j < VECTORS; j++) codes[j] = at(format, place, first, place_of_quad, j);
 #pragma GCC unroll 8
             for (int row = 0; row < ROWS; row++)
 #pragma GCC unroll 4
@@ -96,6 +110,27 @@ struct Run {
                     if ((quad + 1) % TURN == 0 || quad + 1 == LENGTH) sum[row][j].turn();
                 }
         }
+    }
+
+    inline __attribute__((always_inline)) void add_pairs(const Format& format, const Place& place, int first, int run,
+                                                         const RowBlock* const* x) {
+        RowPair<Format::Code::TOP> pairs[ROWS / 2][VECTORS];
+        for (int row = 0; row < ROWS; row += 2)
+            for (int j = 0; j < VECTORS; j++) pairs[row / 2][j].begin(start(*x[row], run), start(*x[row + 1], run));
+#pragma GCC unroll 4
+        for (int quad = run * LENGTH; quad < (run + 1) * LENGTH; quad += 2)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) {
+                Codes low = at(format, place, first, quad, j), high = at(format, place, first, quad + 1, j);
+#pragma GCC unroll 4
+                for (int row = 0; row < ROWS; row += 2)
+                    pairs[row / 2][j].add(low, high, x[row]->codes + 4 * quad, x[row + 1]->codes + 4 * quad);
+            }
+        for (int row = 0; row < ROWS; row += 2)
+            for (int j = 0; j < VECTORS; j++) {
+                sum[row][j].total = pairs[row / 2][j].first();
+                sum[row + 1][j].total = pairs[row / 2][j].second();
+            }
     }
 };
 
