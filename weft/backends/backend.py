@@ -10,7 +10,11 @@ import msgspec
 from weft.backends.output_stream import OutputStream
 from weft.engine.protocol import EngineNews
 from weft.engine.request import Request
+from weft.engine.tracing.events import TraceBatch
 from weft.wire.messages import Count, Message, Text
+
+# Takes what is noted of requests; None: the engine has ended.
+Hear = Callable[[TraceBatch | None], None]
 
 
 class ModelInfo(Message, tag="ready"):
@@ -92,6 +96,19 @@ class Backend(Protocol):
 
     def unsubscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` no longer."""
+
+    def watch(self, hear: Hear) -> None:
+        """Call `hear` with what requests and steps do, beginning with everything that waits or runs.
+
+        Calling it again begins anew, for everyone who watches; so does a restart of the engine.
+        """
+
+    def unwatch(self, hear: Hear) -> None:
+        """Call `hear` no longer. Without anyone who watches, the engine notes nothing."""
+
+    async def request_facts(self, name: str) -> list[dict[str, Any]]:
+        """Return what is known of the sequences of a request that wait or run: the fields of `Runs`."""
+        ...
 
     async def wait_failed(self) -> str:
         """Wait until the engine has ended for good on its own; return why."""

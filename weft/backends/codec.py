@@ -38,9 +38,12 @@ from weft.engine.protocol import (
     Stopped,
     Submit,
     Subscribe,
+    Topic,
     VectorPiece,
+    WatchRequests,
 )
 from weft.engine.request import Request
+from weft.engine.tracing.events import TraceBatch
 from weft.wire.frames import ProtocolError
 from weft.wire.messages import Message, Number, Text, Writer, plain, reader
 from weft.wire.versions import Protocol
@@ -56,8 +59,10 @@ FLEET = Protocol(
         5: {Request: frozenset({"answered", "keeps_answer", "retain"})},
         6: {
             SamplingParams: frozenset({"vector_from"}),
-            Report: frozenset({"vector"}),
+            Report: frozenset({"vector", "loading_seconds"}),
             Output: frozenset({"drafted"}),
+            Request: frozenset({"name"}),
+            Question: frozenset({"name"}),
         },
     },
 )
@@ -94,9 +99,18 @@ class SavedSubmission(msgspec.Struct, array_like=True, tag="save"):
     number: Number
 
 
-FromFront = Begin | Submit | SavePrompt | LoadPrompt | End | Question | Drop | Subscribe | Shutdown
+FromFront = Begin | Submit | SavePrompt | LoadPrompt | End | Question | Drop | Subscribe | WatchRequests | Shutdown
 FromEngine = (
-    ModelInfo | Unloadable | Replies | ScoresPiece | VectorPiece | Outputs | Stopped | RequestFailed | EngineNews
+    ModelInfo
+    | Unloadable
+    | Replies
+    | ScoresPiece
+    | VectorPiece
+    | Outputs
+    | Stopped
+    | RequestFailed
+    | EngineNews
+    | TraceBatch
 )
 
 
@@ -121,6 +135,11 @@ _read_submission = reader(Submission | SavedSubmission)
 _read_event = reader(FromEngine, build=_built)
 
 
+def watches(command: Command) -> bool:
+    """Return whether a command asks what requests do."""
+    return isinstance(command, WatchRequests) or (isinstance(command, Question) and command.topic is Topic.REQUEST)
+
+
 class EngineWriter(Writer):
     """Writes commands and events to a peer that speaks a version of a protocol."""
 
@@ -129,6 +148,8 @@ class EngineWriter(Writer):
 
     def command(self, command: Command) -> bytes:
         if not isinstance(command, Submit):
+            if Question in self._newer and watches(command):
+                raise RequestError("this replica runs an older version of Weft, which reports no requests", 503)
             return self.frame(command)
         prompt, unknown = command.request.known, self._newer.get(Request, frozenset())
         if command.request.answered is not None and "answered" in unknown:

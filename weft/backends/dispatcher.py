@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.backends.backend import ModelInfo, PromptFiles
+from weft.backends.backend import Hear, ModelInfo, PromptFiles
 from weft.backends.life import MAX_OPEN, SHUTTING_DOWN, BackendLife
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, RequestError
@@ -32,8 +32,10 @@ from weft.engine.protocol import (
     Submit,
     Subscribe,
     Topic,
+    WatchRequests,
 )
-from weft.engine.request import Request
+from weft.engine.request import MOST_NAME, Request
+from weft.engine.tracing.events import TraceBatch
 
 log = logging.getLogger("weft")
 
@@ -62,6 +64,7 @@ class Dispatcher(BackendLife[OutputStream], ABC):
         self._submitting: dict[int, asyncio.Future[None]] = {}
         self._asking: dict[int, asyncio.Future[Any]] = {}
         self._subscribers: list[Callable[[EngineNews], None]] = []
+        self._watchers: list[Hear] = []
 
     @abstractmethod
     def _send(self, command: Command) -> None:
@@ -143,6 +146,28 @@ class Dispatcher(BackendLife[OutputStream], ABC):
         if self._subscribers and self._closed is None:
             with suppress(EngineStopped):
                 self._send(Subscribe())
+        if self._watchers:
+            self._watch_requests()
+
+    def watch(self, hear: Hear) -> None:
+        if hear not in self._watchers:
+            self._watchers.append(hear)
+        self._watch_requests()
+
+    def unwatch(self, hear: Hear) -> None:
+        if hear in self._watchers:
+            self._watchers.remove(hear)
+            if not self._watchers:
+                self._watch_requests()
+
+    def _watch_requests(self) -> None:
+        """Tell the engine whether anyone watches. A replica of an older version reports nothing."""
+        if self._closed is None:
+            with suppress(EngineStopped, RequestError):
+                self._send(WatchRequests(bool(self._watchers)))
+
+    async def request_facts(self, name: str) -> list[dict[str, Any]]:
+        return list(await self._answer_to(lambda number: Question(number, Topic.REQUEST, name=name[:MOST_NAME])))
 
     async def _ask(self, topic: Topic, limit: int = 0) -> Any:
         return await self._answer_to(lambda number: Question(number, topic, limit))
@@ -212,6 +237,9 @@ class Dispatcher(BackendLife[OutputStream], ABC):
             case EngineNews():
                 for hear in list(self._subscribers):
                     hear(event)
+            case TraceBatch():
+                for watcher in list(self._watchers):
+                    watcher(event)
             case Stopped(message):
                 self._stopped(message)
 
@@ -259,6 +287,8 @@ class Dispatcher(BackendLife[OutputStream], ABC):
         for waiter in (*self._submitting.values(), *self._asking.values()):
             if not waiter.done():
                 waiter.set_exception(EngineStopped(message))
+        for watcher in list(self._watchers):
+            watcher(None)
 
 
 def _is_unwell(asked: asyncio.Future[Any]) -> bool:

@@ -151,3 +151,4 @@ class Report(MutableMessage):
     prompt_scores: PromptScores = msgspec.field(default_factory=PromptScores)
     drafts: DraftReport = msgspec.field(default_factory=DraftReport)
     vector: VectorSum = msgspec.field(default_factory=VectorSum)
+    loading_seconds: Seconds = 0.0  # of the queued ones, those in which its prefix was loaded from another tier

@@ -8,6 +8,7 @@ dropped.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,6 +51,8 @@ from weft.engine.planner import Planner
 from weft.engine.request import Request, check_vector
 from weft.engine.saved.prompts import NOT_HERE, SavedPrompts
 from weft.engine.sequence import Sequence
+from weft.engine.tracing.events import Runs
+from weft.engine.tracing.tracer import Tracer, answers_to, facts_of, is_watched
 from weft.memory.audit import audit, check_plan
 from weft.memory.dropping import Dropping
 from weft.memory.journal import Journal
@@ -93,6 +96,9 @@ class Engine:
     """`constraints` compiles grammars; without it, requests may not have one. `drafting` defaults to the settings';
     `draft_model` decodes drafts. `now` is a clock in seconds; a closing engine saves for up to `closing_seconds`. With
     what it `saves`, prompts go to files and come from them."""
+
+    # Only while a client watches.
+    tracer: Tracer | None = None
 
     def __init__(
         self,
@@ -203,6 +209,8 @@ class Engine:
         self._next_id += 1
         self._sequences[sequence.id] = sequence
         self.planner.queue.add(sequence, self.planner.number)
+        if self.tracer is not None:
+            self.tracer.added(sequence)
         if request.send_to is not None and self.exchange is not None:
             self.exchange.begin(sequence, tenant_digest(request.salt))
         if save_to is not None and self.saved is not None:
@@ -368,6 +376,23 @@ class Engine:
     def cache_report(self, limit: int) -> dict[str, Any]:
         return cache_report(self.ledger, limit) if limit else outline(self.ledger)
 
+    def watch(self, wanted: bool) -> None:
+        """Begin or cease to note what requests and steps do. Call it between steps; again, to begin with what runs."""
+        if wanted and self.tracer is None:
+            self.tracer = Tracer(self.planner, self._sequences.values, self._now)
+            self._companions.append(self.tracer)
+        if wanted and self.tracer is not None:
+            self.tracer.open()
+        elif self.tracer is not None:
+            self._companions.remove(self.tracer)
+            self.tracer = None
+
+    def request_facts(self, name: str) -> list[Runs]:
+        """Return what is known of the sequences of a request that wait or run."""
+        at = 1000 * time.time()
+        found = (each for each in self._sequences.values() if is_watched(each))
+        return [facts_of(each, self.ledger, at) for each in found if answers_to(each.request.name, name)]
+
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
@@ -386,6 +411,8 @@ class Engine:
             self.planner.masks.wait()
         self._learn()
         outputs, self._outputs = self._outputs, []
+        if self.tracer is not None:
+            self.tracer.ended(outputs)
         return outputs if self.saved is None else self.saved.own(outputs, self.forget)
 
     def _await_drafts(self) -> bool:

@@ -26,6 +26,7 @@ from weft.engine.masks import MaskFinder
 from weft.engine.pacing import Pacing, canonical_end, even_chunk
 from weft.engine.seat_sampling import SeatSampling
 from weft.engine.sequence import Sequence
+from weft.engine.tracing.events import Wait
 from weft.engine.waiting_queue import WaitingQueue
 from weft.memory.capacity import NO_ROOM
 from weft.memory.lease import Grant
@@ -324,21 +325,27 @@ class Planner:
         loading = NO_ROOM
         for sequence in self.queue.head(self.number):
             if budget < least or not self._free_seats:
+                sequence.waits_for = Wait.STEP if budget < least else Wait.SEQUENCES
                 return
             if sequence.awaits_mask:
+                sequence.waits_for = Wait.GRAMMAR
                 continue
             reusable = self._reuse_limit(sequence)
             match = self.ledger.match(sequence.keys, reusable)
             if self.ledger.expects(sequence.keys, match, reusable):
+                sequence.waits_for = Wait.PREFIX
                 continue
             needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known), loading)
             if needed is None:
+                sequence.waits_for = Wait.MEMORY
                 return
             tenant, ahead = partial(tenant_digest, sequence.request.salt), partial(self._tokens_ahead, rows)
             if self.ledger.awaits(sequence.id, sequence.keys, reusable, match, tenant, ahead):
+                sequence.note_load()
                 loading += needed
                 continue
             if not self._sit(sequence):
+                sequence.waits_for = Wait.MEMORY
                 self._empty_arena()
                 return
             planned = self._plan_prefill(sequence, budget, rows)

@@ -15,7 +15,8 @@ from weft.base.errors import RequestError
 from weft.base.tenants import TENANT_BYTES
 from weft.engine.events import MAX_TOPS, Output, Report
 from weft.engine.load import ReplicaLoad
-from weft.engine.request import Request
+from weft.engine.request import Request, RequestName
+from weft.engine.tracing.events import TraceBatch
 from weft.memory.journal import CacheChanges
 from weft.memory.keys import KEY_BYTES
 from weft.wire.messages import MAX_ROWS, MAX_WORDS, Message, MutableMessage, Number, Text
@@ -67,6 +68,7 @@ class Topic(StrEnum):
     FLUSH = "flush"
     STATS = "stats"
     CACHE = "cache"
+    REQUEST = "request"  # what is known of one that waits or runs, by its name
     PULSE = "pulse"  # only a heartbeat
 
 
@@ -76,6 +78,7 @@ class Question(Message, tag="ask"):
     number: Number
     topic: Topic
     limit: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    name: RequestName = ""
 
 
 class Drop(Message, tag="drop"):
@@ -96,7 +99,13 @@ class Subscribe(Message, tag="subscribe"):
     wanted: bool = True
 
 
-Command = Submit | SavePrompt | LoadPrompt | Refuse | End | Question | Drop | Subscribe | Shutdown
+class WatchRequests(Message, tag="watch"):
+    """Send `TraceBatch` from now on, beginning with what waits and runs, or, if not `wanted`, no longer."""
+
+    wanted: bool = True
+
+
+Command = Submit | SavePrompt | LoadPrompt | Refuse | End | Question | Drop | Subscribe | WatchRequests | Shutdown
 
 
 class Refusal(Message):
@@ -167,4 +176,4 @@ class EngineNews(Message, tag="news"):
     load: ReplicaLoad
 
 
-Event = Replies | Outputs | RequestFailed | EngineNews | Stopped
+Event = Replies | Outputs | RequestFailed | EngineNews | TraceBatch | Stopped

@@ -17,6 +17,8 @@ from weft.base.sampling import SamplingParams
 from weft.base.transfers import Destination
 from weft.wire.messages import Token
 
+MOST_NAME = 256
+RequestName = Annotated[str, Meta(max_length=MOST_NAME)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
 
 
@@ -39,6 +41,7 @@ class Request(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True,
     answered: NDArray[np.int32] | None = None
     keeps_answer: bool = False  # the answer may be forked later: in an exact engine, its cells are published too
     retain: Annotated[tuple[Retain, ...], Meta(max_length=64)] = ()  # what to protect against eviction, and how long
+    name: RequestName = ""  # under which clients find it while it runs; without one, it is not shown
 
     @property
     def known(self) -> NDArray[np.int32]:

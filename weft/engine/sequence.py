@@ -14,6 +14,7 @@ from weft.base.grid import floor_to_grid
 from weft.drafting.policy.choosing import SequenceDrafts
 from weft.engine.events import FinishReason, Report
 from weft.engine.request import Request
+from weft.engine.tracing.events import Wait
 from weft.memory.keys import Key, PrefixIdentity
 from weft.memory.lease import Lease
 from weft.memory.misses import Miss, Reason
@@ -40,6 +41,7 @@ class Sequence:
         "known",
         "lease",
         "leaving",
+        "loads_since",
         "max_tokens",
         "plain_key",
         "reason",
@@ -49,6 +51,7 @@ class Sequence:
         "seed",
         "stop_tokens",
         "waited_since",
+        "waits_for",
     )
 
     def __init__(
@@ -81,6 +84,8 @@ class Sequence:
         self.reason: FinishReason | None = None
         self.report = Report()
         self.waited_since = 0
+        self.waits_for = Wait.TURN
+        self.loads_since: float | None = None
         self.fresh_starts = 0
 
     def _plain_key(self) -> Key | None:
@@ -111,6 +116,11 @@ class Sequence:
         return len(self.request.prompt) + len(self.generated)
 
     @property
+    def answer_length(self) -> int:
+        """Number of tokens that were generated for this request: a fork begins with those of another answer."""
+        return self.length - self.request.known_length
+
+    @property
     def scored(self) -> int:
         """The first position whose logits are still needed to score the prompt."""
         return self.request.params.prompt_logprobs_start + len(self.report.prompt_scores)
@@ -128,6 +138,12 @@ class Sequence:
             limit = min(limit, self.scored)
         return limit if params.vector_from is None else min(limit, self.summed)
 
+    def note_load(self) -> None:
+        """Record that the sequence waits for its prefix from a tier below."""
+        self.waits_for = Wait.LOAD
+        if self.loads_since is None:
+            self.loads_since = monotonic()
+
     def note_start(self, miss: Miss) -> Miss:
         """Record where the sequence started and why not further; the report has the client's version of it."""
         cell = self.identity.cell
@@ -138,7 +154,9 @@ class Sequence:
             miss = replace(miss, reason=reads, reusable=reusable, tokens_lost=lost)
         self.report.cached_tokens = miss.cached
         self.report.miss = miss.for_client()
-        self.report.queued_seconds = monotonic() - self.arrived_seconds
+        now = monotonic()
+        self.report.queued_seconds = now - self.arrived_seconds
+        self.report.loading_seconds = 0.0 if self.loads_since is None else now - self.loads_since
         return miss
 
     def tokens(self, start: int, end: int) -> NDArray[np.int32]:
@@ -167,3 +185,4 @@ class Sequence:
         self.leaving = False
         self.known = self.tokens(0, self.length)
         self.report.preemptions += 1
+        self.waits_for = Wait.GRAMMAR if self.awaits_mask else Wait.MEMORY

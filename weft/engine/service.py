@@ -15,6 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -40,8 +41,11 @@ from weft.engine.protocol import (
     Submit,
     Subscribe,
     Topic,
+    WatchRequests,
 )
 from weft.engine.request import Request, check_token_ids
+from weft.engine.tracing.events import Runs
+from weft.engine.tracing.tracer import Tracer
 from weft.memory.journal import MOST_IN_BATCH, Journal
 
 log = logging.getLogger("weft")
@@ -52,6 +56,8 @@ TOKENS_PER_BORDER = 1 << 20
 CHANGES_PER_STEP = 1 << 10
 # Interval between two reports of the load, while nothing changes in the cache.
 NEWS_SECONDS = 0.02
+# Interval between two reports of what requests and steps do, to clients that watch.
+TRACE_SECONDS = 0.25
 FAILED = "the engine has failed; see its log"
 # Not delivered: the caller that aborted a request before it entered the queue has gone.
 ENDED = RequestError("the request was aborted before it started")
@@ -76,12 +82,17 @@ class Drivable(Protocol):
     def cache_report(self, limit: int) -> dict[str, Any]: ...
     def write_behind(self) -> None: ...
     def load(self) -> ReplicaLoad: ...
+    def watch(self, wanted: bool) -> None: ...
+    def request_facts(self, name: str) -> list[Runs]: ...
     def take_transfers(self) -> None: ...
     def on_transfers(self, wake: Callable[[], None]) -> None: ...
     def close(self) -> None: ...
 
     @property
     def journal(self) -> Journal | None: ...
+
+    @property
+    def tracer(self) -> Tracer | None: ...
 
     @property
     def idle(self) -> bool: ...
@@ -144,7 +155,7 @@ class Service:
         self._requests = self._refused = self._tokens_in = self._tokens_out = 0
         self._step_seconds = 0.0
         self._subscribed = False
-        self._news_at = 0.0
+        self._news_at = self._traced_at = 0.0
         self._reported: ReplicaLoad | None = None
 
     def run(self, inbox: Inbox) -> bool:
@@ -156,6 +167,8 @@ class Service:
                 if self._engine.idle and not self._backlog:
                     self._engine.write_behind()
                 self._publish()
+                if (tracer := self._engine.tracer) is not None:
+                    self._publish_trace(tracer)
                 self._answer_slow()
                 self._backlog.extend(inbox.take(wait=self._engine.idle and not self._backlog and not self._unpublished))
                 self._handle_some()
@@ -200,6 +213,8 @@ class Service:
                 self._end(number, stopped)
             case Subscribe(wanted):
                 self._subscribe(wanted)
+            case WatchRequests(wanted):
+                self._engine.watch(wanted)
             case Question():
                 self._replies.answers[command.number] = self._answer(command)
             case Drop(number, tenant, prefix):
@@ -232,11 +247,15 @@ class Service:
             assert self._preparation is not None, "the service is not running"
             self._preparing[number] = False
             self._preparation.begin(number, request)
+            if (tracer := self._engine.tracer) is not None:
+                tracer.prepares(request)
 
     def _take_prepared(self, found: PreparedRequest) -> None:
         ended = self._preparing.pop(found.number)
         if ended or found.error is not None:
             self._refuse(found.number, found.error or ENDED)
+            if (tracer := self._engine.tracer) is not None:
+                tracer.refused(found.request, ended)
         else:
             self._add(found.number, found.request, found.constraint)
 
@@ -274,6 +293,8 @@ class Service:
             return self.stats()
         if ask.topic is Topic.CACHE:
             return self._engine.cache_report(ask.limit)
+        if ask.topic is Topic.REQUEST:
+            return msgspec.to_builtins(self._engine.request_facts(ask.name))
         # Copies hold what they read, too.
         while not self._sequences and (self._engine.in_flight or self._engine.copying):
             self._step()
@@ -325,6 +346,14 @@ class Service:
         if changes is not None or load != self._reported:
             self._news_at, self._reported = now, load
             self._deliver(EngineNews(changes, load))
+
+    def _publish_trace(self, tracer: Tracer) -> None:
+        """Send what was noted of requests and steps: at intervals, and before the engine sleeps."""
+        now = perf_counter()
+        if now - self._traced_at >= TRACE_SECONDS or (self._engine.idle and tracer.waiting):
+            self._traced_at = now
+            for batch in tracer.take():
+                self._deliver(batch)
 
     def _answer_slow(self) -> None:
         """Answer what has ended in the last step: drops whose last byte was overwritten, and files that were read."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from weft.backends.backend import Backend, ModelInfo
+from weft.backends.backend import Backend, Hear, ModelInfo
 from weft.backends.life import MAX_OPEN, SHUTTING_DOWN, BackendLife
 from weft.backends.output_stream import OutputStream
 from weft.base.errors import EngineStopped, ModelError, RequestError, WeftError
@@ -33,6 +33,7 @@ from weft.fleet.pairing import (
 from weft.fleet.questions import NONE_AVAILABLE, PROBE_SECONDS, MemberQuestions
 from weft.fleet.stream import FleetStream
 from weft.fleet.totals import difference, total_info
+from weft.fleet.traces import MemberTraces
 from weft.fleet.warm_up import WarmUp
 
 log = logging.getLogger("weft")
@@ -73,6 +74,7 @@ class FleetBackend(BackendLife[FleetStream]):
         self._admitted = asyncio.Event()
         self._warm_up = WarmUp(self.chooser, lambda: any(self._answering()))
         self._questions = MemberQuestions(self.members, lambda: self._closed, self._warm_up.forget)
+        self._traces = MemberTraces(self.members)
         self._tasks: set[asyncio.Task[None]] = set()
 
     # start and stop -------------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class FleetBackend(BackendLife[FleetStream]):
         """Let another member join when it is ready, before or after the start of the fleet, which must be patient."""
         member = Member(name, backend, self._clock)
         self.members.append(member)
+        self._traces.joined(member)
         self._begin(member)
 
     def remove(self, name: str, drain_seconds: float) -> None:
@@ -115,6 +118,7 @@ class FleetBackend(BackendLife[FleetStream]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(member.emptied.wait(), drain_seconds)
         self.members.remove(member)
+        self._traces.left(member)
         await member.backend.stop(0)
         log.info("replica %s has left", member.name)
 
@@ -185,6 +189,7 @@ class FleetBackend(BackendLife[FleetStream]):
     async def stop(self, drain_seconds: float) -> None:
         await self._let_finish(drain_seconds)
         self._closed = self._closed or SHUTTING_DOWN
+        self._traces.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -406,6 +411,15 @@ class FleetBackend(BackendLife[FleetStream]):
 
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return await self._questions.cache_report(limit)
+
+    def watch(self, hear: Hear) -> None:
+        self._traces.watch(hear)
+
+    def unwatch(self, hear: Hear) -> None:
+        self._traces.unwatch(hear)
+
+    async def request_facts(self, name: str) -> list[dict[str, Any]]:
+        return await self._questions.request_facts(name)
 
     def subscribe(self, hear: Callable[[EngineNews], None]) -> None:
         """Call `hear` with the news of every member; each has its own epoch."""

@@ -61,6 +61,10 @@ class MemberQuestions:
     async def cache_report(self, limit: int) -> dict[str, Any]:
         return merged_reports(await self._ask(lambda member: member.backend.cache_report(limit)), limit)
 
+    async def request_facts(self, name: str) -> list[dict[str, Any]]:
+        found = await self._ask(lambda member: member.backend.request_facts(name))
+        return [facts for each in found.values() for facts in each]
+
     async def _ask(self, question: Callable[[Member], Coroutine[Any, Any, Any]]) -> dict[str, Any]:
         """Return the answers of the members that give one soon, by name."""
         found = await self._answers(self._members, question, _soon)

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import msgspec
+
 from weft.backends.backend import Backend
 from weft.backends.codec import EngineWriter
 from weft.backends.dispatcher import UNWELL
@@ -33,8 +35,10 @@ from weft.engine.protocol import (
     Submit,
     Subscribe,
     Topic,
+    WatchRequests,
 )
 from weft.engine.request import Request
+from weft.engine.tracing.events import TraceBatch
 from weft.wire.frames import ProtocolError
 
 log = logging.getLogger("weft")
@@ -81,6 +85,8 @@ class RouterSession:
         self._news: deque[EngineNews] = deque()
         self._waiting_changes = 0
         self._lost_news = False
+        self._watch = self._send_trace
+        self._lost_events = 0
 
     @property
     def open(self) -> int:
@@ -107,12 +113,16 @@ class RouterSession:
                 # They belong to a stream that the router has given up.
                 self._forget_news()
                 (self._backend.subscribe if wanted else self._backend.unsubscribe)(self._hear)
+            case WatchRequests(wanted):
+                self._lost_events = 0
+                (self._backend.watch if wanted else self._backend.unwatch)(self._watch)
             case _:
                 raise ProtocolError("only a front on the same machine may shut an engine down, or use its files")
 
     def close(self) -> None:
         """Abort all requests: the router has gone."""
         self._backend.unsubscribe(self._hear)
+        self._backend.unwatch(self._watch)
         if self._flushing is not None:
             self._flushing.cancel()
         for stream in self._streams.values():
@@ -198,6 +208,8 @@ class RouterSession:
                 answer = await backend.stats()
             elif question.topic is Topic.CACHE:
                 answer = await backend.cache_report(question.limit)
+            elif question.topic is Topic.REQUEST:
+                answer = await backend.request_facts(question.name)
             else:
                 answer = await backend.flush()
         except EngineStopped:
@@ -219,6 +231,16 @@ class RouterSession:
             self._forget_news()
             self._lost_news = True
 
+    def _send_trace(self, batch: TraceBatch | None) -> None:
+        """Send what requests do, unless the router is behind. Of an engine that has ended it learns anyway."""
+        if batch is None:
+            return
+        if self._unread() > MAX_UNREAD_NEWS:
+            self._lost_events += batch.lost + len(batch.events) + len(batch.steps)
+            return
+        self._send(msgspec.structs.replace(batch, lost=batch.lost + self._lost_events))
+        self._lost_events = 0
+
     def _send_waiting_news(self) -> None:
         while self._news and self._unread() <= MAX_UNREAD_NEWS:
             news = self._news.popleft()
@@ -232,6 +254,9 @@ class RouterSession:
     def drained(self) -> None:
         """Send news that wait until the router has read; if they were too many, start over."""
         self._send_waiting_news()
+        if self._lost_events:
+            # Begins anew with what runs.
+            self._backend.watch(self._watch)
         if self._lost_news:
             self._lost_news = False
             self._backend.subscribe(self._hear)

@@ -61,6 +61,7 @@ from weft.server.prefixes.routes import PrefixRoutes
 from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.pool import TextPool
+from weft.server.tracing import routes as tracing
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -121,6 +122,8 @@ ROUTES: tuple[tuple[str, str, Endpoint], ...] = (
     ("/version", "GET", control.version),
     ("/docs", "GET", docs_page.docs),
     ("/load", "GET", control.load),
+    ("/debug/events", "GET", tracing.events),
+    ("/debug/requests/{name:path}", "GET", tracing.show),
 )
 
 

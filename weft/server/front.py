@@ -23,7 +23,7 @@ from weft.base.grammar import Grammar
 from weft.base.logs import LogFormat
 from weft.base.sampling import SamplingParams
 from weft.base.vectors import VectorFacts
-from weft.engine.request import Request
+from weft.engine.request import MOST_NAME, Request
 from weft.server.access.auth import Tenant
 from weft.server.generation import Generation
 from weft.server.http.errors import json_response
@@ -40,6 +40,8 @@ from weft.server.texts.grammars import Form, with_source
 from weft.server.texts.messages import setup_of
 from weft.server.texts.pool import TextPool
 from weft.server.texts.prompt_builder import NO_VECTORS, Prompt, PromptBuilder, PromptFacts
+from weft.server.tracing.hub import TraceHub
+from weft.server.tracing.records import RequestRecords
 from weft.text.output import output_parser
 from weft.text.prompts import Tokens
 from weft.text.reasoning import detect_reasoning
@@ -129,6 +131,8 @@ class Front:
         self.receiving = Receiving(self.limits)
         self.pool = pool or pool_for(tokenizer, template, settings)
         self.generations: set[Generation] = set()
+        self.traces = TraceHub(backend)
+        self.requests = RequestRecords(backend, self.generations)
         self._unknown_fields = UnknownFields()
         self.open_sequences = 0
 
@@ -273,6 +277,7 @@ class Front:
         """
         form = None if form is None else await self.prepared(form)
         answers: list[FollowedAnswer] = []
+        several = sum(asked.n for asked in prompts) > 1
         for asked in prompts:
             check_count("n", asked.n, self.limits.n, 1)
             first = build_request(
@@ -289,7 +294,9 @@ class Front:
                 answered=asked.answered,
                 keeps_answer=keeps_answer,
             )
-            requests = [msgspec.structs.replace(first, params=asked.params_of(place)) for place in range(asked.n)]
+            params = [asked.params_of(place) for place in range(asked.n)]
+            named = [name_of(name, each, several) for each in range(len(answers), len(answers) + asked.n)]
+            requests = [msgspec.structs.replace(first, params=p, name=n) for p, n in zip(params, named, strict=True)]
             found = [self._followed(*each, skip_special, shown) for each in enumerate(requests, start=len(answers))]
             for other in found[1:] if asked.scores_once else ():
                 other.scored_by = found[0]
@@ -331,6 +338,7 @@ class Front:
                 self.open_sequences -= sequences
                 tenant.account.settle(reserved, generation.used())
                 note_retained(self.retained, generation)
+                self.requests.note(generation)
 
         generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
         self.generations.add(generation)
@@ -342,7 +350,7 @@ class Front:
             generation
             for generation in self.generations
             if (tenant.admin or generation.tenant == tenant)
-            and (names is None or not generation.names.isdisjoint(names))
+            and (names is None or not set(generation.names).isdisjoint(names))
         ]
         for generation in found:
             generation.abort()
@@ -366,6 +374,15 @@ def pool_for(
 def chosen(name: str, detect: Callable[[], str | None]) -> str | None:
     """Return a parser's name: as configured, or as detected; None if it is turned off."""
     return detect() if name == "auto" else None if name == "none" else name
+
+
+def name_of(request: str, place: int, several: bool) -> str:
+    """Return the name of one answer in what is reported of requests.
+
+    >>> name_of("chatcmpl-1", 0, False), name_of("chatcmpl-1", 2, True)
+    ('chatcmpl-1', 'chatcmpl-1#2')
+    """
+    return f"{request[: MOST_NAME - 8]}#{place}" if several else request[:MOST_NAME]
 
 
 def new_name(prefix: str) -> str:

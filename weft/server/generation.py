@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from time import perf_counter, time
 
 from weft.answers.followed import FollowedAnswer, Piece
 from weft.backends.backend import Backend
@@ -69,7 +70,11 @@ class Generation:
         closed: Callable[[Generation], None] = lambda generation: None,
         form: Form | None = None,
     ) -> None:
-        self.names = frozenset(names)
+        self.names = tuple(dict.fromkeys(names))
+        # On the clocks of Unix time and of `perf_counter`.
+        self.started_at, self.started = time(), perf_counter()
+        # The id of the HTTP request, once its response begins.
+        self.request_id: str | None = None
         self.tenant = tenant
         self.sequences: list[FollowedAnswer] = []
         self._open: list[OpenSequence] = []
@@ -109,6 +114,11 @@ class Generation:
             meter.finished("refused", len(followed.request.prompt), 0, 0)
             raise
         return OpenSequence(followed, stream, meter)
+
+    @property
+    def open(self) -> list[OpenSequence]:
+        """The answers with what was measured of them."""
+        return self._open
 
     def _add(self, opened: list[OpenSequence]) -> None:
         self._open += opened

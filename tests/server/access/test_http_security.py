@@ -176,7 +176,7 @@ def test_the_document_knows_all_routes(open_server: Served):
     document = open_server.client.get("/openapi.json").json()
     told = {(path, method.upper()) for path, methods in document["paths"].items() for method in methods}
     older = {"/get_server_info", "/get_model_info", "/v1/models/{name:path}", "/api/v0/models/{name:path}"}
-    assert {(path, method) for path, method, _ in ROUTES if path not in older} <= told
+    assert {(path.replace(":path", ""), method) for path, method, _ in ROUTES if path not in older} <= told
 
 
 @pytest.mark.thorough

@@ -278,7 +278,8 @@ def test_only_an_admin_unloads_a_busy_model_and_its_requests_get_an_error():
 def test_routes_about_an_engine_show_the_one_that_is_there_and_load_none():
     async def work():
         async with several("a", "b", settings=KEYS) as world:
-            for path in ("/model_info", "/props", "/slots", "/cache", "/cache/outline"):
+            more = ("/cache/outline", "/debug/events", "/debug/requests/x")
+            for path in ("/model_info", "/props", "/slots", "/cache", *more):
                 found = await world.call(path, key="root")
                 assert found.messages[0]["status"] == 409, path
                 assert found.json["error"]["code"] == "model_not_loaded"
@@ -403,6 +404,8 @@ def test_every_route_of_one_model_is_there_with_several():
     async def work():
         async with several("a") as world:
             for path, method, _ in ROUTES:
+                if path == "/debug/events":
+                    continue  # it has no end
                 exchange = await world.call(path.replace("{name:path}", "a").replace("{name}", "a"), {}, method=method)
                 message = exchange.json.get("error", "") if exchange.body.startswith(b"{") else ""
                 assert "does not exist" not in str(message).replace("'a' does not exist", ""), path

@@ -8,6 +8,7 @@ from hypothesis import settings
 
 from tests.support.hashed.rolling import RollingDevice
 from tests.support.hashed.workloads import run_and_check
+from weft.engine.loop import Engine
 
 
 def thorough(examples: int) -> settings:
@@ -18,7 +19,7 @@ def parts(quick: int, count: int) -> list[object]:
     return [pytest.param(part, marks=[pytest.mark.slow] if part >= quick else []) for part in range(count)]
 
 
-def record_plans(workload) -> list:
+def record_plans(workload, engine_class: type[Engine] = Engine) -> list:
     seen = []
     original = RollingDevice.launch
 
@@ -28,7 +29,7 @@ def record_plans(workload) -> list:
 
     RollingDevice.launch = launch
     try:
-        run_and_check(workload)
+        run_and_check(workload, engine_class)
     finally:
         RollingDevice.launch = original
     return seen

@@ -19,6 +19,7 @@ from weft.base.options import Options
 from weft.engine.events import FinishReason, Output, PromptScore, PromptScores, Report, VectorSum
 from weft.engine.load import ReplicaLoad
 from weft.engine.request import Request
+from weft.engine.tracing.events import Runs
 from weft.memory.misses import Miss, Reason
 from weft.start.engine_process import main
 
@@ -80,6 +81,14 @@ class InstantEngine:
 
     def take_transfers(self) -> None:
         pass
+
+    def watch(self, wanted: bool) -> None:
+        pass
+
+    def request_facts(self, name: str) -> list[Runs]:
+        return []
+
+    tracer = None
 
     def on_transfers(self, wake) -> None:
         pass

@@ -40,7 +40,7 @@ def batch_of(at: float, requests: int = 24, seconds: float = 40.0) -> Facts:
         began = at - 1000 * seconds * (requests - number) / requests
         events += request_of(f"chatcmpl-{number:032x}", began, at, number)
     steps = [step_of(number, at - 1000 * seconds + 20 * number) for number in range(int(50 * seconds))]
-    return {"at": at, "events": sorted(events, key=lambda each: each["at"]), "steps": steps, "lost": 0}
+    return {"at": at, "events": sorted(events, key=lambda each: each["at"]), "steps": steps, "lost": 0, "opening": True}
 
 
 def request_of(name: str, began: float, until: float, number: int) -> list[Facts]:

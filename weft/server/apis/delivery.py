@@ -32,6 +32,7 @@ async def deliver(
     """Send the events, or, without events, the whole answer once it is complete. Closes the generation."""
     record: Record = request.state.record
     record.generation = generation
+    generation.request_id = record.id
     if events is not None:
         silence = Silence(front.settings.keep_alive_seconds, event=keep_alive)
 

@@ -32,6 +32,7 @@ from weft.server.apis.vectors.bodies import (
 from weft.server.batches.routes import CreateBatch
 from weft.server.batches.store import StoredBatch, StoredFile
 from weft.server.http.errors import AnthropicErrorAnswer, ErrorAnswer, OllamaErrorAnswer, is_anthropic, is_ollama
+from weft.server.tracing.records import RequestRecord
 
 Object = dict[str, Any]
 Answers = Object | list[Object]
@@ -103,6 +104,8 @@ OPERATIONS: tuple[tuple[str, str, str, Any, Any], ...] = (
     ("/metrics", "get", "Counters and gauges for Prometheus", None, str),
     ("/cache", "get", "The largest shared prefixes in the cache", None, Object),
     ("/cache/outline", "get", "The branches of the cache, for a picture", None, Object),
+    ("/debug/events", "get", "A stream of what requests and steps do", None, Object),
+    ("/debug/requests/{name}", "get", "What became of a request", None, RequestRecord),
     ("/cache", "delete", "Drop cached prefixes of a tenant, below a key, or all, from all tiers", None, Object),
 )
 STREAMED: tuple[str, ...] = (
@@ -114,6 +117,7 @@ STREAMED: tuple[str, ...] = (
     "/generate",
 )
 STREAMED += ("/api/v0/completions", "/api/v0/chat/completions", "/completion", "/completions", "/infill")
+STREAMED += ("/debug/events",)
 
 
 @cache

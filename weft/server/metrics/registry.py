@@ -112,7 +112,7 @@ class Meter:
     `token(n)` takes n tokens that arrived together: they share the time since the last arrival evenly.
     """
 
-    __slots__ = ("_last", "_metrics", "_started", "first_token_seconds")
+    __slots__ = ("_last", "_metrics", "_started", "ended_seconds", "first_token_seconds")
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -120,6 +120,7 @@ class Meter:
         self._last = 0.0
         # Arrival of the first token, on the clock of `perf_counter`.
         self.first_token_seconds: float | None = None
+        self.ended_seconds: float | None = None
 
     def started(self) -> None:
         self._started = self._last = perf_counter()
@@ -145,7 +146,8 @@ class Meter:
         metrics = self._metrics
         metrics.open -= 1
         metrics.finished[reason if reason in FINISHES else OTHER] += 1
-        metrics.request.observe(perf_counter() - self._started)
+        self.ended_seconds = perf_counter()
+        metrics.request.observe(self.ended_seconds - self._started)
         metrics.queue.observe(queued_seconds)
         metrics.prompt.observe(prompt)
         metrics.cached.observe(cached)

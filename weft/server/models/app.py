@@ -41,6 +41,7 @@ from weft.server.models.dispatch import Dispatch
 from weft.server.models.engines import ModelEngines
 from weft.server.models.lists import ModelLists
 from weft.server.models.residency import ModelState
+from weft.server.tracing import routes as tracing
 
 # Need no model.
 COMMON: tuple[Callable[..., Any], ...] = (
@@ -53,7 +54,7 @@ COMMON: tuple[Callable[..., Any], ...] = (
     stored_responses.input_items,
 )
 # Show the engine that is there, and load none.
-SHOWN: tuple[Callable[..., Any], ...] = (control.model_info, about.props, about.slots)
+SHOWN: tuple[Callable[..., Any], ...] = (control.model_info, about.props, about.slots, tracing.events, tracing.show)
 # Sequences of batches at work at once.
 BATCH_WIDTH = 32
 

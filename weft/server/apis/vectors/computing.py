@@ -67,14 +67,15 @@ class Computation:
         self, left: Iterator[tuple[int, Sequence[tuple[Prompt, SamplingParams]]]], found: list[list[Report]]
     ) -> None:
         for place, part in left:
-            found[place] = await self._part(part)
+            found[place] = await self._part(place, part)
 
-    async def _part(self, part: Sequence[tuple[Prompt, SamplingParams]]) -> list[Report]:
+    async def _part(self, place: int, part: Sequence[tuple[Prompt, SamplingParams]]) -> list[Report]:
         body = self._body
         generation = await self._front.generate(
             [AskedPrompt(prompt, params, field=self._field) for prompt, params in part],
             self._tenant,
-            name=self._name,
+            name=f"{self._name}.{place}",
+            aliases=(self._name,),
             cache_salt=body.cache_salt,
             priority=body.priority,
             retain=body.retain,

@@ -72,13 +72,12 @@ async function* events(response) {
 const SHORTEST_PAUSE = 1000;
 const LONGEST_PAUSE = 30_000;
 
-// Listen to a stream that has no end, until the signal: `begin` is called for every connection, `take` for every event,
-// `say` with a problem, or null when there is none. It connects again, after longer and longer pauses.
-export async function listen(path, signal, { begin, take, say }) {
+// Listen to a stream that has no end, until the signal: `take` is called for every event, `say` with a problem, or null
+// when there is none. It connects again, after longer and longer pauses.
+export async function listen(path, signal, { take, say }) {
   for (let pause = SHORTEST_PAUSE; !signal.aborted; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
     try {
       const response = await fetch(path, { headers: headers(), signal });
-      begin();
       for await (const event of events(response)) {
         pause = SHORTEST_PAUSE;
         say(null);

@@ -69,7 +69,7 @@ function watch(timeline, model, setProblem) {
       controller = null;
     } else if (!controller) {
       controller = new AbortController();
-      listen(about("/debug/events", model), controller.signal, { begin: () => timeline.begin(), take: (batch) => timeline.take(batch), say });
+      listen(about("/debug/events", model), controller.signal, { take: (batch) => timeline.take(batch), say });
       recall(timeline, model, controller.signal);
     }
   };
@@ -199,7 +199,7 @@ function History({ lane, model }) {
     ${lane.miss ? html`<p>The hit ended at token <b>${lane.miss.at}</b>: ${lane.miss.why}${lane.miss.lost ? ` ${lane.miss.lost} tokens were computed that could have been reused.` : ""}</p>` : null}
     <ol class="history">${storyOf(lane).map(([at, text]) => html`<li><span class="number">${at === null ? "" : `+${seconds(Math.max(0, at - lane.began))}`}</span>${text}</li>`)}</ol>
     <p class="small">
-      ${answer ? `Queued ${seconds(answer.queued_ms)}, first token after ${answer.first_token_ms === null ? "–" : seconds(answer.first_token_ms)}. ` : ""}
+      ${answer?.queued_ms != null ? `Queued ${seconds(answer.queued_ms)}, first token after ${answer.first_token_ms === null ? "–" : seconds(answer.first_token_ms)}. ` : ""}
       ${record?.request ? html`Request id <code>${visible(record.request)}</code>. ` : ""}${lane.tenant ? html`Tenant <code>${lane.tenant.slice(0, 12)}</code>.` : ""}
     </p>
   </div>`;

@@ -1,7 +1,7 @@
 // What the engine's events say about requests: for each a lane with pieces of time.
 //
-//     lane = { id, tenant, state, began, ended, pieces, marks, prompt, cached, loaded, miss, computed, tokens, drafts,
-//              accepted, preemptions, reason }
+//     lane = { id, source, tenant, state, began, ended, pieces, marks, prompt, cached, loaded, miss, computed, tokens,
+//              drafts, accepted, preemptions, reason }
 //     piece = { kind, from, to, why?, tokens?, drafts?, accepted? }    the last one has no `to` while it lasts
 
 const MOST_LANES = 400;
@@ -16,13 +16,7 @@ export class Timeline {
     this.steps = [];
     this.lost = 0;
     this.seesSteps = false;
-    this.fresh = true;
     this.ahead = null;
-  }
-
-  // A connection begins: its first batch has all that runs.
-  begin() {
-    this.fresh = true;
   }
 
   // The time on the server's clock.
@@ -34,10 +28,10 @@ export class Timeline {
     // A batch arrives late, never early.
     this.ahead = Math.max(this.ahead ?? -Infinity, batch.at - Date.now());
     this.lost += batch.lost ?? 0;
-    if (this.fresh) this.forget(batch);
-    this.fresh = false;
+    if (batch.opening) this.forget(batch);
     for (const event of batch.events ?? []) {
       const lane = this.lane(event);
+      lane.source = batch.source;
       lane.seen = event.at;
       TAKES[event.event]?.(lane, event);
       if (lane.pieces.length > MOST_PIECES) lane.pieces.splice(0, lane.pieces.length - MOST_PIECES);
@@ -50,11 +44,11 @@ export class Timeline {
     this.bound();
   }
 
-  // What ran before, and no longer does, ended while nobody listened.
+  // An opening batch has all that runs at its source: what ran there before, and no longer does, ended unseen.
   forget(batch) {
     const running = new Set((batch.events ?? []).map((event) => event.id));
     for (const lane of this.lanes.values()) {
-      if (lane.ended === null && !running.has(lane.id)) end(lane, lane.seen, "unseen");
+      if (lane.ended === null && lane.source === batch.source && !running.has(lane.id)) end(lane, lane.seen, "unseen");
     }
   }
 
@@ -62,7 +56,7 @@ export class Timeline {
     const known = this.lanes.get(id);
     if (known) return known;
     const lane = {
-      id, tenant: null, state: "waits", began: at, ended: null, seen: at, pieces: [], marks: [], chunks: [], prompt: 0, cached: 0,
+      id, source: undefined, tenant: null, state: "waits", began: at, ended: null, seen: at, pieces: [], marks: [], chunks: [], prompt: 0, cached: 0,
       loaded: {}, miss: null, computed: 0, tokens: 0, drafts: 0, accepted: 0, preemptions: 0, reason: null,
     };
     this.lanes.set(id, lane);
@@ -78,10 +72,12 @@ export class Timeline {
       const { miss, prompt, cached, loaded, computed, tokens, drafts, accepted, preemptions } = answer;
       Object.assign(lane, { tenant: record.tenant, miss, prompt, cached, loaded, computed, tokens, drafts, accepted, preemptions });
       const ran = began + (answer.queued_ms ?? 0);
+      const loads = ran - (answer.loading_ms ?? 0);
       const first = began + (answer.first_token_ms ?? answer.total_ms ?? 0);
       const last = began + (answer.total_ms ?? 0);
       lane.pieces = [
-        { kind: "waits", from: began, to: ran },
+        { kind: "waits", from: began, to: loads },
+        { kind: "loads", from: loads, to: ran },
         { kind: "computes", from: ran, to: first },
         { kind: "decodes", from: first, to: last, tokens, drafts, accepted },
       ].filter(({ from, to }) => to > from);
@@ -156,9 +152,11 @@ const TAKES = {
     lane.tokens = tokens;
     end(lane, at, reason);
   },
-  runs(lane, { at, event, id, ...facts }) {
+  runs(lane, { at, event, id, for: why, ...facts }) {
     const known = lane.pieces.at(-1);
-    Object.assign(lane, facts);
-    if (!known || known.to !== undefined) open(lane, { kind: facts.state, from: at, tokens: 0, drafts: 0, accepted: 0 });
+    // It may have ended unseen at another source before.
+    Object.assign(lane, facts, { ended: null, reason: null });
+    const kind = why === "load" ? "loads" : facts.state;
+    if (!known || known.to !== undefined) open(lane, { kind, from: at, why: why ?? undefined, tokens: 0, drafts: 0, accepted: 0 });
   },
 };

@@ -1,0 +1,1 @@
+"""What requests and steps do: the events, and the companion of an engine that notes them while a client watches."""
