@@ -29,6 +29,8 @@ from weft.server.settings import Limits
 T = TypeVar("T", bound=msgspec.Struct)
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+# Names of a shelf's files; the last part is that of a file that is being written (`write_parts`).
+LEFT = re.compile(rf"({FILE_ID.pattern}|{BATCH_ID.pattern})\.(json|data|journal)(\.[0-9a-f]+\.new)?")
 TENANT = re.compile(f"[0-9a-f]{{{2 * TENANT_BYTES}}}")
 DROPPED = "dropped-"
 PURPOSES = ("batch", "batch_output")
@@ -170,6 +172,25 @@ class Shelf:
         self.path(ended.id, "json").unlink(missing_ok=True)
         self.path(ended.id, "journal").unlink(missing_ok=True)
 
+    # after a kill -----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Remove what a killed server has left: half-written files, contents without facts, journals of ended batches.
+
+        No file may be written meanwhile.
+        """
+        is_open = {each.id for each in self.batches() if each.status in OPEN}
+        for path in self.folder.iterdir():
+            left = LEFT.fullmatch(path.name)
+            if left is None:
+                continue
+            name, kind, unfinished = left.groups()
+            has_owner = name in is_open if kind == "journal" else self.path(name, "json").exists()
+            if unfinished or not has_owner:
+                path.unlink()
+
+    # reading ----------------------------------------------------------------------------------------------------------
+
     def _one(self, name: str, form: re.Pattern[str], kind: type[T], word: str) -> T:
         if form.fullmatch(name):
             try:
@@ -219,6 +240,12 @@ class BatchStore:
 
     def shelf(self, tenant: Tenant) -> Shelf:
         return Shelf(self._folder / tenant_digest(tenant.salt).hex(), self._limits)
+
+    def sweep(self) -> None:
+        """Remove what a killed server has left, of all tenants, also of those whose key is gone."""
+        for folder in self._folder.iterdir():
+            if TENANT.fullmatch(folder.name):
+                Shelf(folder, self._limits).sweep()
 
     # drops ------------------------------------------------------------------------------------------------------------
 
