@@ -238,11 +238,12 @@ def check_that_others_are_not_starved(seed: int, share: float, kind: dict) -> No
     assert server.ask(last, salt=other).cached_tokens == 40
 
 
+@pytest.mark.parametrize("part", parts(2))
 @pytest.mark.parametrize("kind", KINDS)
-@thorough(EXAMPLES // 15)
+@thorough(EXAMPLES // 30)
 @given(seed=st.integers(0, 1 << 40), share=st.sampled_from([0.2, 0.25, 0.5]))
-def test_keys_that_retain_everything_leave_the_rest_of_memory_to_others(seed: int, share: float, kind: dict) -> None:
-    check_that_others_are_not_starved(seed, share, kind)
+def test_keys_that_retain_everything_leave_the_rest_of_memory_to_others(part, seed, share, kind) -> None:
+    check_that_others_are_not_starved(seed_of(part, seed), share, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,6 +65,7 @@ SOME = {
     "tests/kernels/test_gated_delta.py::test_packed_rows_of_any_length_equal_the_loop": 5,
     "tests/kernels/test_lazy_norm.py::test_a_product_of_it_is_that_of_the_norm": 4,
     "tests/kernels/test_ssd.py::test_packed_rows_of_any_length_equal_the_loop": 5,
+    "tests/memory/tiers/test_tiers.py::test_a_prefix_that_the_device_evicted_is_answered_from_host_memory": 3,
     "tests/models/test_family_forks.py::test_ten_turns_with_stripped_reasoning_compute_little_more_than_what_is_new": 2,
     "tests/models/test_parity_hybrid.py::test_odd_configurations_equal_the_public_implementation": 2,
     "tests/models/test_quantising.py::test_few_bits_are_what_rounding_with_a_search_for_the_range_gives": 5,
