@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from weft.base.file_locks import lock
 from weft.base.processor import ISA
 from weft.kernels.native import prebuilt
 from weft.kernels.native.flags import FLAGS
@@ -128,13 +129,11 @@ def alone(folder: Path, name: str = "lock", wait: bool = True) -> Iterator[bool]
     """
     with (folder / name).open("a") as file:
         try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(file.fileno(), wait)
         except BlockingIOError:
             yield False
             return
-        except (ImportError, OSError):
+        except OSError:
             pass
         yield True
 

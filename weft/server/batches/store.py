@@ -9,7 +9,6 @@ TENANT is the tenant's digest, as `GET /cache` shows it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from weft.base.errors import OptionError, RequestError
+from weft.base.file_locks import lock
 from weft.base.tenants import TENANT_BYTES, tenant_digest
 from weft.base.whole_files import overwrite, sync_folder, write_parts, write_whole
 from weft.server.access.auth import Tenant
@@ -227,11 +227,15 @@ class BatchStore:
         """Keep other servers from running the batches of this folder, which would answer lines twice."""
         file = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            # Of this process alone: one that it starts does not hold it on.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+            lock(file, of_process=True)
         except BlockingIOError:
+            os.close(file)
             raise OptionError(f"batch_folder {self._folder} is used by another server; pass another folder") from None
+        except OSError as error:
+            os.close(file)
+            raise OptionError(f"batch_folder {self._folder} cannot be locked: {error.strerror}; leave it out") from None
+        try:
+            yield
         finally:
             os.close(file)
 
