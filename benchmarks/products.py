@@ -29,6 +29,7 @@ from benchmarks.peers.instructions import RESTRICTIONS, flags, restricted
 from benchmarks.peers.table import machine
 from weft.kernels.cpu.linear import HAS_BFLOAT16, has_units_for, linear, prepare
 from weft.kernels.native import library
+from weft.kernels.native.compiling import instruction_set
 from weft.kernels.weight import Weight
 
 SHAPES = ((768, 4096), (2048, 768), (768, 768))
@@ -96,7 +97,7 @@ def measure_all(arguments: argparse.Namespace) -> int:
         return 1
     torch.set_num_threads(arguments.threads)
     units = "with" if HAS_BFLOAT16 else "without"
-    print(f"\ninstructions: {library.instruction_set()}, {units} 16-bit units", flush=True)
+    print(f"\ninstructions: {instruction_set()}, {units} 16-bit units", flush=True)
     ratios: Ratios = {str(rows): [] for rows in arguments.rows}
     for inputs, outputs in SHAPES:
         measure(inputs, outputs, arguments, ratios)

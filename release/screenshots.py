@@ -48,7 +48,8 @@ def server(url: str | None) -> Iterator[str]:
     if url is not None:
         yield url
         return
-    command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--threads", "1", "--memory", "96MiB", "--log-level", "warning"]
+    options = ["--port", "0", "--threads", "1", "--memory", "96MiB", "--log-level", "warning"]
+    command = [sys.executable, "-m", "weft", "serve", *options]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

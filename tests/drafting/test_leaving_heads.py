@@ -29,7 +29,7 @@ from tests.support.drafting.leaving_heads import (
     stream,
 )
 from tests.support.drafting.turning_down import Dear
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.rolling import rolling_spec
 from weft.drafting import head as draft_head
 from weft.drafting.head import DraftHead
@@ -73,10 +73,12 @@ def learns_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_head, "FOLLOWED_IF_HOPELESS", OFTEN)
 
 
-def test_answers_are_the_undrafted_ones_whichever_rows_leave_and_when() -> None:
-    @thorough(20)
+@pytest.mark.parametrize("part", parts(2))
+def test_answers_are_the_undrafted_ones_whichever_rows_leave_and_when(part: int) -> None:
+    @thorough(10)
     @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 6))
     def check(seed: int, count: int) -> None:
+        seed = seed_of(part, seed)
         check_leaving_at_any_time(seed, count)
         check_head_that_becomes_right(seed, count)
 

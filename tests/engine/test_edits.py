@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.rolling import VOCABULARY, RollingDevice, rolling_spec
 from tests.support.hashed.workloads import Workload, random_workload, run_and_check
 from weft.base.config import EngineConfig
@@ -20,7 +20,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import PrefixIdentity
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 6
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
 
 
 def edited_workload(seed: int, count: int = 8) -> Workload:
@@ -38,10 +38,11 @@ def edited_workload(seed: int, count: int = 8) -> Workload:
     return replace(workload, arrivals=arrivals)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(2, 10))
-def test_edited_prompts_are_answered_like_new_ones(seed: int, count: int) -> None:
-    run_and_check(edited_workload(seed, count))
+def test_edited_prompts_are_answered_like_new_ones(part: int, seed: int, count: int) -> None:
+    run_and_check(edited_workload(seed_of(part, seed), count))
 
 
 def test_a_planted_edit_that_keeps_a_cell_behind_the_cut_is_caught(monkeypatch) -> None:

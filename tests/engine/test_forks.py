@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.drafting.scripted import ScriptedDrafting, Unfollowed, drafted_workload
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.rolling import RollingDevice, RoundingDevice, oracle, rolling_spec
 from tests.support.hashed.workloads import Workload, check_answers, random_workload, run_workload
 from weft.base.config import EngineConfig
@@ -34,7 +34,7 @@ from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 6
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
 MOST_FORKS = 8
 
 
@@ -129,23 +129,28 @@ def check_drafted(seed: int, count: int = 6, **overrides: object) -> int:
     return check_forks(workload, Unfollowed if seed % 2 else RollingDevice, drafting=drafting)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 8))
-def test_forks_go_on_as_their_answers_did(seed: int, count: int) -> None:
+def test_forks_go_on_as_their_answers_did(part: int, seed: int, count: int) -> None:
+    seed = seed_of(part, seed)
     check_forks(sampled(random_workload(seed, count), seed))
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 8))
-def test_exact_forks_have_the_bits_of_the_answer_that_went_on(seed: int, count: int) -> None:
+def test_exact_forks_have_the_bits_of_the_answer_that_went_on(part: int, seed: int, count: int) -> None:
     """On a device that rounds differently for prompts and for decodes."""
+    seed = seed_of(part, seed)
     check_forks(sampled(random_workload(seed, count, exact=True), seed))
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES // 2)
 @given(seed=st.integers(0, 1 << 40))
-def test_forks_of_drafted_answers_never_see_a_refused_draft(seed: int) -> None:
-    check_drafted(seed)
+def test_forks_of_drafted_answers_never_see_a_refused_draft(part: int, seed: int) -> None:
+    check_drafted(seed_of(part, seed))
 
 
 class Alone:

@@ -63,17 +63,17 @@ def compare(seed: int, count: int = 6) -> int:
     return found.device.late_masks
 
 
-@pytest.mark.parametrize("part", parts(1, 4))
+@pytest.mark.parametrize("part", parts(4))
 def test_every_answer_is_the_one_at_depth_0(part: int) -> None:
     late = []
 
-    @thorough(30)
+    @thorough(15)
     @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 8))
     def check(seed: int, count: int) -> None:
         late.append(compare(seed * 4 + part, count))
 
     check()
-    assert sum(late) > 100
+    assert sum(late) > 50
 
 
 def decode(rows: int, constrained: int, kind: type[RollingDevice] = RollingDevice) -> tuple[list[Plan], Engine]:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.drops import drop
 from tests.support.hashed.rolling import oracle, rolling_spec
 from tests.support.hashed.saving import IDENTITY, SavingDevice, SavingRoundingDevice, ask, load, run, save, saved_model
@@ -36,7 +36,7 @@ from weft.memory.spec import MemorySpec
 from weft.memory.tiers.disk.format import BLOCK, ENTRY, checksum, decode
 from weft.memory.tiers.disk.prefix_file import TOKENS_AT, read_tokens_head
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 10
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 20
 MODELS = {
     "hybrid": {},
     "heavy states": {"heavy": True},
@@ -417,16 +417,18 @@ def check_traffic(folder: Path, seed: int, count: int, exact: bool = False, shar
     return sum("error" not in each for each in done.engine.answered.values())
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10))
-def test_answers_are_the_oracles_whatever_is_saved_loaded_and_dropped(tmp_path_factory, seed: int, count: int) -> None:
-    check_traffic(tmp_path_factory.mktemp("carried"), seed, count)
+def test_answers_are_the_oracles_whatever_is_saved_loaded_and_dropped(tmp_path_factory, part, seed, count) -> None:
+    check_traffic(tmp_path_factory.mktemp("carried"), seed_of(part, seed), count)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), share=st.sampled_from([0.0, 0.3, 1.0]))
-def test_exact_answers_are_the_oracles_whatever_is_verified(tmp_path_factory, seed: int, share: float) -> None:
-    check_traffic(tmp_path_factory.mktemp("carried"), seed, 8, exact=True, share=share)
+def test_exact_answers_are_the_oracles_whatever_is_verified(tmp_path_factory, part, seed, share) -> None:
+    check_traffic(tmp_path_factory.mktemp("carried"), seed_of(part, seed), 8, exact=True, share=share)
 
 
 # planted bugs ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.workloads import (
     Arrival,
@@ -34,9 +34,11 @@ from weft.memory.misses import Reason
 SEEDS = 60
 
 
-@thorough(60)
+@pytest.mark.parametrize("part", parts(2))
+@thorough(30)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10), exact=st.booleans())
-def test_every_vector_is_that_of_a_lone_cold_run(seed: int, count: int, exact: bool) -> None:
+def test_every_vector_is_that_of_a_lone_cold_run(part: int, seed: int, count: int, exact: bool) -> None:
+    seed = seed_of(part, seed)
     run_and_check(with_vectors(random_workload(seed, count, exact=exact), seed))
 
 

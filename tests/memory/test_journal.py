@@ -6,9 +6,10 @@ import os
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.mirrored import MirroredEngine, run_mirrored, truth
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.tiered import tiered_workload
@@ -19,26 +20,26 @@ from weft.memory.journal import CacheChanges, Journal, Tier
 from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "30"))
-
-
-def thorough(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "15"))
 
 
 def workload_of(seed: int) -> Workload:
     return tiered_workload(seed) if seed % 2 else random_workload(seed, cache=True)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40))
-def test_after_every_step_the_mirror_is_the_ledger_and_predicts_its_lookups(seed):
+def test_after_every_step_the_mirror_is_the_ledger_and_predicts_its_lookups(part, seed):
+    seed = seed_of(part, seed)
     run_mirrored(workload_of(seed), seed)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40))
-def test_a_mirror_that_lost_batches_notices_it_and_starts_over(seed):
+def test_a_mirror_that_lost_batches_notices_it_and_starts_over(part, seed):
+    seed = seed_of(part, seed)
     run_mirrored(workload_of(seed), seed, loss=0.2)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.engine.properties import thorough
+from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.drops import drop
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
 from tests.support.hashed.workloads import check_answers, random_workload, run_workload
@@ -32,7 +32,7 @@ from weft.memory.misses import Reason
 from weft.memory.retention import Retentions
 from weft.memory.valuation import Valuation
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 6
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
 KINDS = [{"recurrent": True}, {"recurrent": True, "heavy": True}, {"recurrent": False}, {"window": 7}]
 ONE, TWO = b"1" * 32, b"2" * 32
 
@@ -238,11 +238,12 @@ def check_that_others_are_not_starved(seed: int, share: float, kind: dict) -> No
     assert server.ask(last, salt=other).cached_tokens == 40
 
 
+@pytest.mark.parametrize("part", parts(2))
 @pytest.mark.parametrize("kind", KINDS)
 @thorough(EXAMPLES // 30)
 @given(seed=st.integers(0, 1 << 40), share=st.sampled_from([0.2, 0.25, 0.5]))
-def test_keys_that_retain_everything_leave_the_rest_of_memory_to_others(seed: int, share: float, kind: dict) -> None:
-    check_that_others_are_not_starved(seed, share, kind)
+def test_keys_that_retain_everything_leave_the_rest_of_memory_to_others(part, seed, share, kind) -> None:
+    check_that_others_are_not_starved(seed_of(part, seed), share, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,10 +325,11 @@ def check_workload(seed: int, count: int, **overrides: object) -> None:
     check_answers(random_workload(seed, count, **overrides), run)
 
 
+@pytest.mark.parametrize("part", parts(2))
 @thorough(EXAMPLES)
 @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10), share=st.sampled_from([0.1, 0.4, 1.0]))
-def test_answers_are_the_oracles_whatever_is_retained_released_and_dropped(seed: int, count: int, share: float) -> None:
-    check_workload(seed, count, retain_share=share)
+def test_answers_are_the_oracles_whatever_is_retained_released_and_dropped(part, seed, count, share) -> None:
+    check_workload(seed_of(part, seed), count, retain_share=share)
 
 
 def a_retention_outlives_its_tenants_drop(patch: pytest.MonkeyPatch) -> None:

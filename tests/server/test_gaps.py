@@ -97,26 +97,31 @@ HOSTILE = b'{"x":[' + b"[]," * 70 + b'"'
 MESSAGE = {"role": "user", "content": []}
 CALL = {"type": "function_call", "call_id": "c", "name": "f"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x"] * 200}}}
-BODIES = {
-    "string without an end, 24 KB": ("/v1/completions", HOSTILE + b'\\"' * 12_000),
-    "string without an end, 8 MB": ("/v1/completions", HOSTILE + b'\\"' * (SIZE // 2)),
-    "one text": ("/v1/completions", dumped({"prompt": "word " * (SIZE // 5)})),
-    "one word": ("/v1/chat/completions", dumped({"messages": [{"role": "user", "content": "a" * SIZE}]})),
-    "many messages": ("/v1/chat/completions", dumped({"messages": [MESSAGE] * (SIZE // 35)})),
-    "many tools": ("/v1/chat/completions", dumped({"messages": [MESSAGE], "tools": [TOOL] * (SIZE // 1100)})),
-    "token ids": ("/generate", dumped({"input_ids": [100] * (SIZE // 5)})),
-    "many answers": ("/v1/completions", dumped({"prompt": "a" * 500_000, "n": 32, "max_tokens": 1})),
-    "calls": ("/v1/responses", dumped({"input": [CALL] * 130_000, "max_output_tokens": 1})),
-    "brackets": ("/v1/completions", b'{"x":[' + b"[]," * (SIZE // 3) + b"[]]}"),
-    "names": ("/abort_request", dumped({"rid": ["a"] * (SIZE // 5)})),
-    "grammar": ("/v1/completions", dumped({"prompt": "x", "guided_grammar": "\n" * 65_000})),
-    "rules": (
-        "/v1/completions",
-        dumped({"prompt": "x", "guided_grammar": "root ::= r0\n" + "".join(f"r{n}::=r{n + 1}\n" for n in range(4500))}),
-    ),
-    "tokenize": ("/tokenize", dumped({"prompt": "a" * SIZE})),
-    "detokenize": ("/detokenize", dumped({"tokens": [100] * 1_000_000})),
-}
+
+
+def bodies() -> dict[str, tuple[str, bytes]]:
+    return {
+        "string without an end, 24 KB": ("/v1/completions", HOSTILE + b'\\"' * 12_000),
+        "string without an end, 8 MB": ("/v1/completions", HOSTILE + b'\\"' * (SIZE // 2)),
+        "one text": ("/v1/completions", dumped({"prompt": "word " * (SIZE // 5)})),
+        "one word": ("/v1/chat/completions", dumped({"messages": [{"role": "user", "content": "a" * SIZE}]})),
+        "many messages": ("/v1/chat/completions", dumped({"messages": [MESSAGE] * (SIZE // 35)})),
+        "many tools": ("/v1/chat/completions", dumped({"messages": [MESSAGE], "tools": [TOOL] * (SIZE // 1100)})),
+        "token ids": ("/generate", dumped({"input_ids": [100] * (SIZE // 5)})),
+        "many answers": ("/v1/completions", dumped({"prompt": "a" * 500_000, "n": 32, "max_tokens": 1})),
+        "calls": ("/v1/responses", dumped({"input": [CALL] * 130_000, "max_output_tokens": 1})),
+        "brackets": ("/v1/completions", b'{"x":[' + b"[]," * (SIZE // 3) + b"[]]}"),
+        "names": ("/abort_request", dumped({"rid": ["a"] * (SIZE // 5)})),
+        "grammar": ("/v1/completions", dumped({"prompt": "x", "guided_grammar": "\n" * 65_000})),
+        "rules": (
+            "/v1/completions",
+            dumped(
+                {"prompt": "x", "guided_grammar": "root ::= r0\n" + "".join(f"r{n}::=r{n + 1}\n" for n in range(4500))}
+            ),
+        ),
+        "tokenize": ("/tokenize", dumped({"prompt": "a" * SIZE})),
+        "detokenize": ("/detokenize", dumped({"tokens": [100] * 1_000_000})),
+    }
 
 
 @pytest.mark.slow
@@ -129,7 +134,7 @@ def test_no_body_stops_the_stream_of_another_client():
             time.sleep(5)
             allowed = MOST_SECONDS + stream.since()
         found = {}
-        for name, (path, body) in BODIES.items():
+        for name, (path, body) in bodies().items():
             began, reads = time.perf_counter(), stream.reads
             stream.since()
             status = answer(port, path, body)

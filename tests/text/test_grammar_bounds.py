@@ -126,11 +126,12 @@ def tokens_until_refused(guides: list[Guide], most: int = 10_000) -> int:
 
 @pytest.fixture
 def little_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks may take an eighth of the time that they have, so that a test soon reaches its end."""
-    monkeypatch.setattr(limits, "GRAMMAR_SECONDS", limits.GRAMMAR_SECONDS / 8)
-    monkeypatch.setattr(limits, "TENANT_SECONDS", limits.TENANT_SECONDS / 8)
+    """Masks may take an eighth of the time that they have, so that a test soon reaches its end. Sums are exact."""
+    for name, seconds in {"GRAMMAR_SECONDS": 1 / 4, "TENANT_SECONDS": 1.0, "TOKEN_SECONDS": 1 / 256}.items():
+        monkeypatch.setattr(limits, name, seconds)
 
 
+@pytest.mark.usefixtures("little_time")
 @pytest.mark.parametrize("answers", [1, 2, 31])
 def test_answers_whose_masks_take_too_long_end_with_an_error_however_many_share_the_request(answers):
     """`a: a a` has ever more ways to read what was written. Every look takes twice the time of a token here."""
@@ -157,6 +158,7 @@ def test_an_answer_of_another_tenant_has_time_of_its_own_and_so_has_one_after_al
     assert tokens_until_refused([grammars(AMBIGUOUS, salt=b"a" * 32)]) == used, "what ended long ago still counts"
 
 
+@pytest.mark.usefixtures("little_time")
 def test_an_answer_whose_masks_are_cheap_goes_on_after_others_spent_all_the_time():
     clock = ScriptedClock(2 * limits.TOKEN_SECONDS)
     grammars = Grammars(tiny_model.tokenizer(), 259, clock)

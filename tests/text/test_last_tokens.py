@@ -120,7 +120,7 @@ def texts(draw: st.DrawFn) -> str:
     text = ""
     for block in blocks:
         part = joint.join(block) + " over the hill "
-        text += part * draw(st.integers(1, 2 + 4 * LEAST_CHARACTERS // len(part)))
+        text += part * draw(st.integers(1, 2 + 3 * LEAST_CHARACTERS // len(part)))
     return text
 
 
@@ -128,11 +128,11 @@ def texts(draw: st.DrawFn) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
 @given(text=texts(), keep=st.sampled_from([1, 2, 10, 100, 1000, 5000]))
-@example(text="the quick brown fox " * 1000, keep=10)
-@example(text="the fox, two words WIDE " * 1000, keep=100)
-@example(text="河流很长。" * 4000, keep=50)
-@example(text="    return x\n" * 2000, keep=50)
-@example(text="extraordinarilyextraordinarily " * 2000, keep=50)
+@example(text="the quick brown fox " * 500, keep=10)
+@example(text="the fox, two words WIDE " * 500, keep=100)
+@example(text="河流很长。" * 2000, keep=50)
+@example(text="    return x\n" * 1000, keep=50)
+@example(text="extraordinarilyextraordinarily " * 500, keep=50)
 def test_the_last_tokens_are_those_of_the_whole_text(kind, special, text, keep):
     tokenizer = of_kind(kind)
     whole = tokenizer.encode(text, special)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -292,9 +292,12 @@ def in_any_company(operations: Operations, are_native: bool) -> Operations:
     return cast(Operations, Table({**vars(operations), **names, "decodes_at_once": at_once}))
 
 
-def begin_compiling(memories: Callable[[Operations], tuple[Memory, ...]]) -> None:
-    """Compile in the background the C++ kernels of a model on a CPU, while its weights are loaded."""
-    library.begin(groups_of(MemorySpec(memories(everywhere("cpu")))))
+def begin_compiling(memories: Callable[[Operations], tuple[Memory, ...]], others: Set[str]) -> None:
+    """Compile in the background the C++ kernels of a model on a CPU, while its weights are loaded.
+
+    `others`: groups of kernels that its mixers do not tell: "moe" and "stored".
+    """
+    library.begin(groups_of(MemorySpec(memories(everywhere("cpu")))) | others)
 
 
 def reason_on_cpu(group: str, missing: str | None) -> str:

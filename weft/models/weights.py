@@ -372,13 +372,25 @@ def to_quantise(reading: Reading, quantising: Quantising, tied: bool) -> Reading
     return replace(reading, wanted=quantising.format_of(reading.source.name, outputs, inputs, tied))
 
 
+def is_quantised(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether matrices of a checkpoint are probably quantised, before any is read."""
+    return is_gguf(folder) or bool(stated_in(config)) or beside(folder).exists()
+
+
+def stated_in(config: Mapping[str, Any]) -> Any:
+    return config.get("quantization_config") or config.get("compression_config")
+
+
+def beside(folder: Path) -> Path:
+    return (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
+
+
 def recipe_in(folder: Path, config: Mapping[str, Any]) -> Recipe:
     """Return which matrices of a checkpoint are quantised, by its configuration or the file beside it."""
     if is_gguf(folder):
         return Recipe()
-    beside = (folder if folder.is_dir() else folder.parent) / "hf_quant_config.json"
-    stated = config.get("quantization_config") or config.get("compression_config")
-    return recipe_of(stated, read_config(beside) if not stated and beside.exists() else None)
+    stated, other = stated_in(config), beside(folder)
+    return recipe_of(stated, read_config(other) if not stated and other.exists() else None)
 
 
 def formats_of_dummy(

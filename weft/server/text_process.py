@@ -7,8 +7,8 @@ it ends with the front. The front also ends it when a text takes too long or its
 from __future__ import annotations
 
 import logging
+import mmap
 import os
-import resource
 import select
 import signal
 import socket
@@ -45,6 +45,11 @@ from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 from weft.wire.channel import received
 from weft.wire.frames import read_frame
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("weft.text")
 
@@ -104,10 +109,10 @@ def leaving() -> bool:
 
 def resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
     except OSError:
-        # Without Linux's files, the most that it ever was; macOS counts bytes.
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # Without Linux's files, the most that it ever was; macOS counts bytes. On Windows it is not known.
+        return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def work(connection: socket.socket) -> None:
@@ -119,6 +124,8 @@ def work(connection: socket.socket) -> None:
     builder = builder_of(setup)
     most = setup.limits.text_memory_bytes
     try:
+        if resource is None:
+            raise OSError("there is no setrlimit")
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     except (OSError, ValueError) as error:
         # macOS has no such bound.

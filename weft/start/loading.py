@@ -40,7 +40,7 @@ from weft.models.model import CausalModel
 from weft.models.mtp import MtpHead
 from weft.models.notices import check_length, report_choices, report_parts
 from weft.models.pooling import vector_facts
-from weft.models.weights import build, has_head, load_model
+from weft.models.weights import build, has_head, is_quantised, load_model
 from weft.runner.cuda.compiling import compile_once
 from weft.runner.cuda.gpu_memory import GpuMemory, measure_memory, measure_work
 from weft.runner.cuda.recorded import warm_mixers
@@ -238,7 +238,7 @@ def load_model_of(
             options.weights,
             options.seed,
             spare_bytes(shard.ranks),
-            partial(compile_early, exact=exact),
+            partial(compile_early, options, folder),
             exact=exact,
             shard=shard,
             identify=stores,
@@ -349,12 +349,17 @@ def form_of(options: Options, device: str, chosen: Chosen, revisions: str) -> st
     return "; ".join(map(str, parts))
 
 
-def compile_early(model: CausalModel, device: str, dtype: torch.dtype, exact: bool = False) -> None:
+def compile_early(options: Options, folder: Path, model: CausalModel, device: str, dtype: torch.dtype) -> None:
     """Start to compile what a model needs while its weights are loaded."""
     if device == "cpu":
-        begin_compiling(model.memories)
+        config = text_part(checkpoint_config(folder))
+        needed = {
+            "moe": any(isinstance(module, ExpertLayer) for module in model.modules()),
+            "stored": options.quantize != "off" or is_quantised(folder, config),
+        }
+        begin_compiling(model.memories, {group for group, is_needed in needed.items() if is_needed})
         return
-    chosen = choose(device, dtype, model.memories, exact=exact)
+    chosen = choose(device, dtype, model.memories, exact=options.exact is True)
     if chosen.are_recorded:
         warm_mixers(model, chosen.operations)
 

@@ -13,9 +13,9 @@ import pytest
 from tests.support.fences import ROOT
 from weft.base import processor
 from weft.kernels.cpu import linear
-from weft.kernels.native import library
+from weft.kernels.native import compiling, library
 
-NATIVE = sorted(library.FOLDER.glob("*.cpp"))
+NATIVE = sorted(compiling.FOLDER.glob("*.cpp"))
 IS_ARM = platform.machine() in ("aarch64", "arm64")
 # Restricted sets that this CPU can run, by the feature that each needs.
 RUNNABLE = [
@@ -38,7 +38,7 @@ OTHER = (
 
 def test_an_unknown_instruction_set_is_refused_with_those_that_are_known(monkeypatch):
     monkeypatch.setenv(processor.ISA, "mmx")
-    with pytest.raises(library.Unavailable, match=r"WEFT_ISA must be one of native, .*neon, got 'mmx'"):
+    with pytest.raises(compiling.Unavailable, match=r"WEFT_ISA must be one of native, .*neon, got 'mmx'"):
         library.load()
 
 
@@ -46,13 +46,13 @@ def test_a_restricted_set_has_a_library_of_its_own(monkeypatch):
     if not library.available():
         pytest.skip("no C++ compiler here")
     monkeypatch.delenv(processor.ISA, raising=False)
-    compiler = library.find_compiler()
-    found = {library.fingerprint(compiler, NATIVE)}
-    for isa in library.ISAS:
+    compiler = compiling.find_compiler()
+    found = {compiling.fingerprint(compiler, NATIVE)}
+    for isa in compiling.ISAS:
         monkeypatch.setenv(processor.ISA, isa)
-        found.add(library.fingerprint(compiler, NATIVE))
-        assert library.flags()[-1].endswith(f"={library.ISAS[isa]}")
-    assert len(found) == len(library.ISAS), "native is the default"
+        found.add(compiling.fingerprint(compiler, NATIVE))
+        assert compiling.flags()[-1].endswith(f"={compiling.ISAS[isa]}")
+    assert len(found) == len(compiling.ISAS), "native is the default"
 
 
 def test_a_restricted_set_has_no_16_bit_units(monkeypatch):
@@ -129,7 +129,7 @@ def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_pa
     for architecture in runs:
         program = tmp_path / f"check-{architecture}"
         own = ROOT / "tests" / "support" / "kernels" / "native_check.cpp"
-        sources = [str(own), *(str(library.FOLDER / f"{name}.cpp") for name in ("linear", "stored"))]
+        sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in ("linear", "stored"))]
         flags = [flag for flag in library.FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"

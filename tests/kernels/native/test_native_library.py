@@ -7,6 +7,7 @@ import os
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +16,24 @@ from tests.support.kernels.operations import gated_delta_memory, ssd_memory
 from tests.support.models import tiny_model
 from tests.support.servers.held_steps import SECONDS
 from weft import LLM, SamplingParams
+from weft.base.options import Options
 from weft.kernels.choosing import DECODES
-from weft.kernels.native import library, prebuilt
+from weft.kernels.formats.stored import Stored
+from weft.kernels.native import calls, compiling, library, prebuilt
 from weft.kernels.native.limits import declines, groups_of
+from weft.kernels.native.stored import pack
 from weft.kernels.recurrent import short_conv_memory
 from weft.memory.spec import AttentionMemory, MemorySpec
+from weft.models.config import checkpoint_config
+from weft.models.finding import find_checkpoint
+from weft.models.weights import build
+from weft.start.loading import compile_early
 
 
 def forget() -> None:
     for function in (library.library, library.attempt_for):
         function.cache_clear()
-    library.Wanted.groups = library.OPTIONAL
+    library.Wanted.groups = None
 
 
 @pytest.fixture
@@ -46,12 +54,10 @@ def fresh(restarted, monkeypatch, tmp_path):
 
 @pytest.fixture
 def one_source(monkeypatch, tmp_path):
-    """Compile a source that takes no time; those of the kernels are compiled before the first test."""
-    source, compile_library = tmp_path / "one.cpp", library.compile_library
-    source.write_text("int one() { return 1; }")
-    monkeypatch.setattr(
-        library, "compile_library", lambda compiler, _, target: compile_library(compiler, [source], target)
-    )
+    """Have one source, which takes no time; those of the kernels are compiled before the first test."""
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "one.cpp").write_text('extern "C" int one() { return 1; }')
+    monkeypatch.setattr(compiling, "FOLDER", tmp_path / "sources")
 
 
 needs_compiler = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")
@@ -60,11 +66,17 @@ needs_compiler = pytest.mark.skipif(not library.available(), reason="no C++ comp
 @needs_compiler
 def test_a_second_start_finds_what_the_first_compiled(fresh, one_source, monkeypatch):
     assert isinstance(library.load(), ctypes.CDLL)
-    kept = list(fresh.iterdir())
-    assert len(kept) == 1, "objects and scratch folders are gone"
+    assert len(libraries(fresh)) == 1, "compiled sources and scratch files are gone"
     assert fresh.stat().st_mode & 0o077 == 0
-    monkeypatch.setattr(library, "compile_library", None)
+    monkeypatch.setattr(compiling, "call", None)
     assert isinstance(library.load(), ctypes.CDLL)
+
+
+def libraries(folder):
+    """Return the kept libraries; nothing else may be there but locks."""
+    found = set(folder.iterdir()) - {folder / "lock", folder / "background"}
+    assert all(path.suffix == ".so" for path in found), found
+    return sorted(found)
 
 
 def overwrite(path, content):
@@ -94,20 +106,20 @@ def emptied(content):
 def kept(fresh, one_source):
     """A library in the cache folder."""
     library.load()
-    (path,) = fresh.iterdir()
+    (path,) = libraries(fresh)
     return path
 
 
-def replace_compiler(monkeypatch, content, before=lambda: None):
-    """Compiling yields this file from now on; the list grows with each time."""
+def watch_compiler(monkeypatch):
+    """Return a list that grows with each source that is compiled."""
     compiled = []
+    call = compiling.call
 
-    def write(compiler, sources, target):
-        before()
-        compiled.append(target)
-        target.write_bytes(content)
+    def watched(command):
+        compiled.extend(Path(each).stem for each in command if each.endswith(".cpp"))
+        call(command)
 
-    monkeypatch.setattr(library, "compile_library", write)
+    monkeypatch.setattr(compiling, "call", watched)
     return compiled
 
 
@@ -115,13 +127,13 @@ def replace_compiler(monkeypatch, content, before=lambda: None):
 @pytest.mark.parametrize("damage", [cut, rubbish, flipped, emptied])
 def test_a_library_that_is_not_whole_is_compiled_again(kept, monkeypatch, caplog, damage):
     content = kept.read_bytes()
-    compiled = replace_compiler(monkeypatch, content)
+    compiled = watch_compiler(monkeypatch)
     overwrite(kept, damage(content))
     with caplog.at_level("WARNING", "weft"):
         assert isinstance(library.load(), ctypes.CDLL)
     assert len(compiled) == 1
     assert f"{kept} is damaged" in caplog.text
-    assert list(kept.parent.iterdir()) == [kept]
+    assert libraries(kept.parent) == [kept]
     assert kept.read_bytes() == content
     library.load()
     assert len(compiled) == 1, "the new one is found"
@@ -130,120 +142,207 @@ def test_a_library_that_is_not_whole_is_compiled_again(kept, monkeypatch, caplog
 @needs_compiler
 def test_a_library_that_another_machine_compiled_is_replaced(kept, monkeypatch, caplog):
     """It is whole and cannot be loaded here, as from a home folder that machines share."""
-    content = kept.read_bytes()
     overwrite(kept, b"for another kind of machine")
     foreign = kept.rename(kept.with_stem(f"{kept.stem.rpartition('-')[0]}-{prebuilt.checksum(kept)}"))
-    replace_compiler(monkeypatch, content)
     with caplog.at_level("WARNING", "weft"):
         assert isinstance(library.load(), ctypes.CDLL)
     assert f"cannot load {foreign}" in caplog.text
-    assert list(kept.parent.iterdir()) == [kept]
+    assert libraries(kept.parent) == [kept]
 
 
 @needs_compiler
 def test_starts_at_the_same_time_leave_one_whole_library(kept, monkeypatch):
     content = kept.read_bytes()
     overwrite(kept, cut(content))
-    # None goes on before all have found the damaged one.
-    compiled = replace_compiler(monkeypatch, content, before=threading.Barrier(4).wait)
+    compiled = watch_compiler(monkeypatch)
     with ThreadPoolExecutor(4) as pool:
         assert all(isinstance(each, ctypes.CDLL) for each in pool.map(lambda _: library.load(), range(4)))
-    assert len(compiled) == 4
-    assert list(kept.parent.iterdir()) == [kept]
+    assert len(compiled) == 1
+    assert libraries(kept.parent) == [kept]
     assert kept.read_bytes() == content
 
 
 @needs_compiler
 def test_other_flags_and_sources_are_another_library(monkeypatch, tmp_path):
-    compiler, source = library.find_compiler(), tmp_path / "one.cpp"
+    compiler, source = compiling.find_compiler(), tmp_path / "one.cpp"
     source.write_text("int one() { return 1; }")
-    found = {library.fingerprint(compiler, [source])}
+    found = {compiling.fingerprint(compiler, [source])}
     source.write_text("int one() { return 2; }")
-    found.add(library.fingerprint(compiler, [source]))
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-g"))
-    found.add(library.fingerprint(compiler, [source]))
-    monkeypatch.setattr(library, "processor", lambda: "another")
-    found.add(library.fingerprint(compiler, [source]))
+    found.add(compiling.fingerprint(compiler, [source]))
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-g"))
+    found.add(compiling.fingerprint(compiler, [source]))
+    monkeypatch.setattr(compiling, "processor", lambda: "another")
+    found.add(compiling.fingerprint(compiler, [source]))
     assert len(found) == 4
 
 
-def count_sources(monkeypatch) -> list[list[str]]:
-    """Return the names of the sources of each library that is compiled from now on; none takes any time."""
-    compiled: list[list[str]] = []
-    compile_library = library.compile_library
+@pytest.fixture
+def quick_sources(fresh, monkeypatch, tmp_path):
+    """Have a source of one function for each of the kernels', and none that takes any time."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for source in compiling.FOLDER.glob("*.cpp"):
+        more = " " * source.stat().st_size
+        (folder / source.name).write_text(f'extern "C" int weft_{source.stem}() {{ return 1; }}{more}')
+    monkeypatch.setattr(compiling, "FOLDER", folder)
+    return {source.stem for source in folder.iterdir()}
 
-    def compile_one(compiler, sources, target):
-        compiled.append([source.stem for source in sources])
-        source = target.with_name("one.cpp")
-        source.write_text("int one() { return 1; }")
-        compile_library(compiler, [source], target)
 
-    monkeypatch.setattr(library, "compile_library", compile_one)
-    return compiled
+@pytest.fixture
+def background(monkeypatch):
+    """Return the builds that would be completed in the background, in a list."""
+    found: list[compiling.KernelBuild] = []
+    monkeypatch.setattr(library, "complete_later", found.append)
+    return found
 
 
 @needs_compiler
-def test_only_what_a_model_uses_is_compiled_and_more_when_another_needs_it(fresh, monkeypatch):
-    compiled = count_sources(monkeypatch)
+def test_only_what_a_model_uses_is_compiled_and_more_when_another_needs_it(quick_sources, background, monkeypatch):
+    compiled = watch_compiler(monkeypatch)
     attention, mixed = (AttentionMemory(1, 8, "float32"),), (short_conv_memory(4, 3, "float32"),)
     library.use(groups_of(MemorySpec(attention)))
     first = library.library()
-    assert library.OPTIONAL & set(compiled[0]) == {"attention"}
-    assert {"linear", "norm", "replay"} <= set(compiled[0])
-    # The longest job must not be the last one to start.
-    sizes = [(library.FOLDER / f"{name}.cpp").stat().st_size for name in compiled[0]]
-    assert sizes == sorted(sizes, reverse=True)
+    assert library.OPTIONAL & set(compiled) == {"attention"}
+    assert {"linear", "norm", "replay"} <= set(compiled)
     # A model that needs nothing else finds the same library.
     library.use(groups_of(MemorySpec(attention)))
     assert library.library() is first
+    before = len(compiled)
     library.use(groups_of(MemorySpec(attention + mixed)))
     assert library.library() is not first
-    assert set(compiled[1]) >= library.OPTIONAL
+    assert sorted(compiled) == sorted(quick_sources), "none twice"
+    assert len(compiled) > before
     # A start that finds the library of all sources compiles none of its own.
     forget()
     library.use({"ssd"})
     assert isinstance(library.attempt(), ctypes.CDLL)
-    assert len(compiled) == 2
+    assert len(compiled) == len(quick_sources)
 
 
 @needs_compiler
-def test_kernels_compile_while_weights_load_and_once(fresh, monkeypatch):
-    compiled, may_end = count_sources(monkeypatch), threading.Event()
-    compile_library = library.compile_library
+def test_what_a_model_has_no_kernels_for_is_compiled_in_the_background(quick_sources, background, monkeypatch, fresh):
+    compiled = watch_compiler(monkeypatch)
+    library.use({"attention"})
+    loaded = library.library()
+    assert not hasattr(loaded, "weft_ssd")
+    assert not libraries_and_objects(fresh)[0]
+    [build] = background
+    build.complete()
+    assert sorted(compiled) == sorted(quick_sources), "none twice"
+    assert len(libraries(fresh)) == 1
+    forget()
+    assert library.library().weft_ssd() == 1
+    assert background == [build], "nothing is left to do"
 
-    def compile_later(*arguments):
+
+def libraries_and_objects(folder):
+    return list(folder.glob("*.so")), list(folder.glob("objects-*/*.o"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("left", [0, 1, 5])
+def test_a_start_that_ended_early_leaves_its_work_to_the_next(quick_sources, background, monkeypatch, fresh, left):
+    """Whatever was compiled by then, and whatever half a file the compiler left."""
+    library.use({"attention"})
+    assert isinstance(library.attempt(), ctypes.CDLL)
+    objects = libraries_and_objects(fresh)[1]
+    for path in objects[left:]:
+        path.rename(path.with_suffix(".999"))
+    compiled = watch_compiler(monkeypatch)
+    forget()
+    library.use({"ssd"})
+    assert library.library().weft_ssd() == 1
+    for each in background:
+        each.complete()
+    assert len(libraries(fresh)) == 1
+    assert len(compiled) == len(quick_sources) - min(left, len(objects))
+
+
+@needs_compiler
+def test_a_function_of_another_model_extends_the_library(quick_sources, background):
+    calls.function_of.cache_clear()
+    library.use({"attention"})
+    assert library.available()
+    assert calls.kernel("weft_moe_routing")(b"") is None  # a kernel has no result
+    assert library.library().weft_stored() == 1
+    calls.function_of.cache_clear()
+
+
+@needs_compiler
+def test_panels_of_stored_formats_extend_a_library_without_their_kernels(quick_sources, background):
+    """A matmul would call functions that are not there, and end the process."""
+    library.use({"attention"})
+    assert library.available()
+    assert not hasattr(library.library(), "weft_stored")
+    pack(Stored.of(torch.zeros(32, 32)), are_rounded=False)
+    assert library.library().weft_stored() == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize(("name", "needed"), [("lfm2-1.2b", set()), ("lfm2-8b-a1b", {"moe"})])
+@pytest.mark.parametrize("quantize", ["off", "int8"])
+def test_experts_and_formats_are_compiled_while_weights_load(fresh, one_source, name, needed, quantize):
+    folder, options = find_checkpoint(name, with_weights=False), Options(quantize=quantize)
+    compile_early(options, folder, build(checkpoint_config(folder), torch.float32, "meta"), "cpu", torch.float32)
+    assert library.Wanted.groups & {"moe", "stored"} == needed | ({"stored"} if quantize != "off" else set())
+    assert isinstance(library.attempt(), ctypes.CDLL)
+
+
+@needs_compiler
+def test_one_process_compiles_for_later_starts_and_none_waits_for_it(quick_sources, background, monkeypatch, fresh):
+    library.use({"attention"})
+    assert library.available()
+    compiled = watch_compiler(monkeypatch)
+    with compiling.alone(fresh, "background"):
+        background[0].complete()
+        assert not compiled
+        # Another start needs other kernels at once.
+        forget()
+        library.use({"ssd"})
+        assert library.library().weft_ssd() == 1
+    assert compiled == ["ssd"]
+
+
+@needs_compiler
+def test_the_longest_sources_are_compiled_first(monkeypatch):
+    sizes = [source.stat().st_size for source in compiling.KernelBuild("g++", Path()).sources]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@needs_compiler
+def test_kernels_compile_while_weights_load_and_once(fresh, one_source, monkeypatch):
+    compiled, may_end = watch_compiler(monkeypatch), threading.Event()
+    call = compiling.call
+
+    def call_later(command):
         assert may_end.wait(SECONDS)
-        compile_library(*arguments)
+        call(command)
 
-    monkeypatch.setattr(library, "compile_library", compile_later)
+    monkeypatch.setattr(compiling, "call", call_later)
     library.begin({"attention"})
     may_end.set()
     assert isinstance(library.attempt(), ctypes.CDLL)
     assert len(compiled) == 1
 
 
-def test_progress_is_logged_file_by_file(monkeypatch, tmp_path, caplog):
-    called: list[str] = []
-    monkeypatch.setattr(library, "_call", lambda command: called.append(command[-3]))
-    monkeypatch.setattr(library.os, "cpu_count", lambda: 1)
-    sources = [tmp_path / name for name in ("a.cpp", "b.cpp")]
+def test_progress_is_logged_file_by_file(fresh, quick_sources, background, caplog):
     with caplog.at_level("DEBUG", "weft"):
-        library.compile_library("g++", sources, tmp_path / "x.so")
-    assert called[:2] == [str(source) for source in sources]
-    assert "compiling kernels: 2 of 2" in caplog.text
+        library.load()
+    count = len(quick_sources)
+    assert f"compiling kernels: {count} of {count}" in caplog.text
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(fresh):
     fresh.mkdir(parents=True)
     fresh.chmod(0o777)
-    assert library.cache_folder() is None
+    assert compiling.cache_folder() is None
     fresh.chmod(0o700)
-    assert library.cache_folder() == fresh
+    assert compiling.cache_folder() == fresh
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
-    assert library.cache_folder() is None
+    assert compiling.cache_folder() is None
 
 
 @pytest.mark.parametrize("broken", ["no compiler", "rubbish", "compile error", "not loadable"])
@@ -255,9 +354,9 @@ def test_without_a_library_one_warning_says_why_and_torch_computes(fresh, monkey
         (tmp_path / "compiler").chmod(0o700)
         monkeypatch.setenv("CXX", str(tmp_path / "compiler"))
     elif broken == "compile error":
-        monkeypatch.setattr(library, "FLAGS", ("-no-such-flag",))
+        monkeypatch.setattr(compiling, "FLAGS", ("-no-such-flag",))
     else:
-        monkeypatch.setattr(library, "compile_library", lambda compiler, sources, target: target.write_text("no"))
+        monkeypatch.setattr(compiling, "call", lambda command: Path(command[-1]).write_text("no"))
     with pytest.warns(UserWarning, match="no native kernels, so single streams are slower"):
         assert not library.available()
     assert not library.available(), "told once"
@@ -338,7 +437,7 @@ def test_kernels_allocate_nothing_themselves():
     )
     found = {
         (source.name, line.strip())
-        for source in library.FOLDER.glob("*.[ch]*")
+        for source in compiling.FOLDER.glob("*.[ch]*")
         for line in source.read_text().splitlines()
         if allocation.search(line.split("//")[0])
     }

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.support.drafting.scripted import ScriptedDrafting
-from tests.support.kernels.operations import linear
 from tests.support.models import tiny_model
 from tests.support.models.engines import FAMILIES, TINY, Ask, dummy_model, greedy, make_engine, model_of, serve, tokens
 from weft import LLM, SamplingParams
@@ -18,7 +17,7 @@ from weft.base.config import EngineConfig
 from weft.engine.loop import Engine
 from weft.kernels.choosing import choose
 from weft.kernels.cpu import linear as linears
-from weft.kernels.cpu.linear import EXPECTED_ROWS, HAS_BFLOAT16
+from weft.kernels.cpu.linear import HAS_BFLOAT16
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import calls, library, replay
 from weft.kernels.native.calls import RecordedMemory, record
@@ -109,9 +108,9 @@ def test_whoever_computes_by_torch_is_noticed():
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU has no 16-bit units")
 def test_packed_weights_are_noticed_too():
-    blocks = torch.ops.mkldnn._reorder_linear_weight((torch.randn(24, 16) / 4).bfloat16(), EXPECTED_ROWS)
+    blocks = linears.prepare(Weight.of((torch.randn(24, 16) / 4).bfloat16()), twice=False)
     with record(RecordedMemory(1 << 20)) as recording:
-        linear(torch.randn(40, 16).bfloat16(), blocks)
+        linears.linear(torch.randn(40, 16).bfloat16(), blocks)
     assert not recording.pure
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from weft.base import processor
-from weft.kernels.native import library, prebuilt
+from weft.kernels.native import compiling, library, prebuilt
 from weft.kernels.native.prebuilt import AVX2, AVX512, VARIANTS, fitting
 
 XEON, OLD_XEON, ALDER_LAKE, EPYC = (
@@ -43,7 +43,7 @@ def test_a_processor_gets_the_best_variant_that_it_can_run(machine, instructions
 def test_a_restricted_instruction_set_gets_that_variant_or_none():
     assert [each.name for each in fitting("x86_64", XEON, "avx2")] == ["avx2"]
     assert [each.name for each in fitting("x86_64", XEON, "sse2")] == []
-    assert {each.isa for each in VARIANTS} - {None} <= set(library.ISAS)
+    assert {each.isa for each in VARIANTS} - {None} <= set(compiling.ISAS)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def shipped(monkeypatch, tmp_path) -> Path:
 def forget() -> None:
     for function in (library.library, library.attempt_for):
         function.cache_clear()
-    library.Wanted.groups = library.OPTIONAL
+    library.Wanted.groups = None
 
 
 def test_a_shipped_library_needs_no_compiler_and_is_named(shipped, monkeypatch):
@@ -90,10 +90,9 @@ def test_otherwise_the_machine_compiles_its_own(shipped, monkeypatch, tmp_path, 
         path.write_bytes(path.read_bytes() + b"x")
     else:
         monkeypatch.setenv(library.SWITCH, library.COMPILE)
-    compile_library = library.compile_library
-    source = tmp_path / "one.cpp"
-    monkeypatch.setattr(
-        library, "compile_library", lambda compiler, _, target: compile_library(compiler, [source], target)
-    )
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (tmp_path / "one.cpp").rename(sources / "one.cpp")
+    monkeypatch.setattr(compiling, "FOLDER", sources)
     assert isinstance(library.attempt(), ctypes.CDLL)
     assert library.origin().startswith("compiled by ")

@@ -8,9 +8,10 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.engine.properties import parts, thorough
 from tests.support.hashed.rolling import VOCABULARY
 from tests.support.hashed.tiered import TieredDevice, run_tiered, tiered_workload
 from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
@@ -25,15 +26,11 @@ from weft.engine.request import Request
 from weft.memory.misses import Reason
 from weft.runner.runner import Runner
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "75"))
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "38"))
 PARTS = 6
 
 
-def thorough(examples: int) -> settings:
-    return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
-
-
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
+@pytest.mark.parametrize("part", parts(PARTS))
 def test_every_answer_is_the_oracles_with_host_memory(part: int) -> None:
     @thorough(EXAMPLES)
     @given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10))

@@ -15,8 +15,15 @@ def thorough(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
 
 
-def parts(quick: int, count: int) -> list[object]:
-    return [pytest.param(part, marks=[pytest.mark.slow] if part >= quick else []) for part in range(count)]
+def parts(count: int) -> list[object]:
+    """Return the parts of a property, each with seeds of its own: one runs by default, one more in CI."""
+    marks = [(), pytest.mark.thorough]
+    return [pytest.param(part, marks=marks[part] if part < 2 else pytest.mark.slow) for part in range(count)]
+
+
+def seed_of(part: int, seed: int) -> int:
+    """Return a seed below 2**40 as one of a part's own, and as even or odd as it was."""
+    return (part << 40) + seed
 
 
 def record_plans(workload, engine_class: type[Engine] = Engine) -> list:

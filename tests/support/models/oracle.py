@@ -330,12 +330,12 @@ def make_pair(tiny: TinyModel, folder: Path, change: Callable[[Oracle], None] | 
 
 def assert_parity(pair: Pair, lengths: Sequence[int] = LENGTHS) -> None:
     """Logits at many lengths, one prompt at a time; then greedy answers, alone and in company."""
+    runner = DirectRunner(pair.model)
     for length in lengths:
         prompt = random_tokens(length, seed=length)
-        runner = DirectRunner(pair.model)
         [logits] = runner.step([(runner.open(prompt), length)])
         assert pair.difference(prompt, logits) < TOLERANCE, f"prompt of {length} tokens"
-    [alone] = DirectRunner(pair.model).generate([random_tokens(120, seed=7)], GREEDY_TOKENS)
+    [alone] = runner.generate([random_tokens(120, seed=7)], GREEDY_TOKENS)
     pair.assert_greedy(alone, 120)
     assert_company_parity(pair, lengths)
 

@@ -24,9 +24,12 @@ SECRET = "a secret of at least thirty-two characters"
 ENGINE = ["--memory", "16MiB", "--max-length", "512", "--max-sequences", "4", "--threads", "1", "--exact", "--paranoid"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+def reserved_port() -> socket.socket:
+    """Return a socket whose port a server may bind again and again: to no other program does the system give it."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -47,7 +50,8 @@ class FleetProcess:
         self.name = name
         self.drain = ["--drain-seconds", str(drain_seconds)]
         self.log = folder / f"{name}.log"
-        self.port = free_port()
+        self.reserved = reserved_port()
+        self.port = int(self.reserved.getsockname()[1])
         # Whether it is ready, and how often it was ended, so that a client knows whether it ended under it.
         self.serves = False
         self.ends = 0
@@ -184,3 +188,4 @@ class Fleet:
         for each in (*self.routers, *self.replicas):
             if each.runs:
                 await each.end(signal.SIGKILL)
+            each.reserved.close()

@@ -18,7 +18,7 @@ from weft.memory.tiers.disk.format import BLOCK, ENTRY, checksum, decode
 from weft.memory.tiers.disk.tier import DiskCopies
 
 # What does not come within this time never does.
-NEVER_SECONDS = 20.0
+NEVER_SECONDS = 300.0
 
 
 class GatedBlocks(FlakyBlocks):

@@ -27,7 +27,7 @@ from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport, TransferDoor
 
 SECRET = b"s" * 32
-SECONDS = 60.0
+SECONDS = 300.0
 SETTINGS = {"max_sequences": 8, "max_length": 640, "paranoid": True}
 
 

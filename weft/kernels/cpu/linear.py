@@ -24,6 +24,7 @@ from weft.kernels.formats.stored import DENSE, Stored
 from weft.kernels.native import library as native
 from weft.kernels.native import linear as kernels
 from weft.kernels.native.calls import prefers_calls, room
+from weft.kernels.native.compiling import instruction_set
 from weft.kernels.native.layouts import (
     BLOCKS,
     BLOCKS_AND_PANELS,
@@ -69,7 +70,7 @@ def described() -> str:
     """Describe how matmuls are computed here, for the log and `weft doctor`."""
     instructions = " ".join(processor.features()) or platform.machine()
     if not processor.is_unrestricted():
-        instructions += f", restricted to {native.instruction_set()}"
+        instructions += f", restricted to {instruction_set()}"
     units = "oneDNN for many rows of bfloat16" if HAS_BFLOAT16 else "no 16-bit units: bfloat16 is widened in cache"
     return f"C++ for {instructions}; {units}"
 

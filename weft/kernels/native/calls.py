@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.kernels.interface import Batch
-from weft.kernels.native.library import library
+from weft.kernels.native.library import OPTIONAL, library, use
 
 # Rows up to which a recorded step of our matmuls is faster than one with 16-bit units that is not recorded: their
 # matmuls alone take 0.75 of the time for 16 rows and 0.35 for 64 (docs/lab/benchmarks.md).
@@ -98,11 +98,20 @@ class Recording:
 _here = threading.local()
 
 
-@cache
 def kernel(name: str) -> Any:
     """Return a function of the library by its C name, which takes a structure."""
     loaded = library()
     assert loaded is not None, "ask `available` first"
+    return function_of(loaded, name)
+
+
+@cache
+def function_of(loaded: ctypes.CDLL, name: str) -> Any:
+    if not hasattr(loaded, name):
+        use(OPTIONAL)
+        more = library()
+        assert more is not None, f"there was a library, and one with {name} cannot be made"
+        loaded = more
     found = getattr(loaded, name)
     found.argtypes, found.restype = [ctypes.c_char_p], None
     return found

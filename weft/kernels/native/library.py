@@ -2,57 +2,41 @@
 
 Without either there is no library: the PyTorch operations run instead, and one warning says so. `WEFT_NATIVE=0`
 requests that, and `WEFT_NATIVE=compile` a library for just this CPU where a wheel carries one for many. `WEFT_ISA`
-restricts the instruction set. Compiled libraries are kept in the user's cache folder. A file's name has a fingerprint
-of the sources, the compiler and the CPU, and a checksum of its content: a damaged one is compiled again.
+restricts the instruction set.
 
-A compiled library has the sources that the first model of a process needs, unless there is one of all sources already.
-It is compiled while weights are loaded (`begin`).
+A library that is compiled at a start (`begin`, while weights are loaded) has the sources that the first model of the
+process needs, unless there is one of all sources already. Its code is the same in both, to the bit: they are linked
+from the same files (`compiling.py`).
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
-import platform
-import shutil
-import subprocess
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
-from weft.base.processor import ISA
 from weft.kernels.native import prebuilt
-from weft.kernels.native.flags import FLAGS
+from weft.kernels.native.compiling import KernelBuild, Unavailable, alone, cache_folder, find_compiler, instruction_set
 
 log = logging.getLogger("weft")
 
-FOLDER = Path(__file__).parent
 SWITCH = "WEFT_NATIVE"
 COMPILE = "compile"
-# The compiler's name of each instruction set.
-ISAS = {"native": "native", "sse2": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
-COMPILERS = ("g++", "clang++", "c++")
-# The longest file takes 13 s alone. On a crowded machine 180 s were not enough, and its absence is felt at every step.
-COMPILE_SECONDS = 900
-# Groups of operations with a source of their own, which only some models need.
-OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "ssd"})
+# Groups of operations with sources of their own, which only some models need.
+OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "moe", "ssd", "stored"})
+# Sources of a group that are not named like it.
+GROUP_OF = {"moe_routing": "moe"}
 # Names of `float` and `Brain` in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-
-
-class Unavailable(Exception):
-    """Reason why there is no library."""
 
 
 @cache
@@ -89,21 +73,21 @@ def why_not(dtype: torch.dtype) -> str | None:
 
 
 class Wanted:
-    """Groups of operations that the models of this process have; all, until one has said what it needs."""
+    """Groups of operations that the models of this process have. None: all, because no model has named its own."""
 
-    groups = OPTIONAL
+    groups: frozenset[str] | None = None
     lock = threading.Lock()
 
 
 def use(groups: Iterable[str]) -> None:
-    """Restrict the library to the sources of these groups, if none is loaded; otherwise extend it if it lacks some."""
+    """Restrict the library to the sources of these groups, and those named before; if it is loaded, extend it."""
     with Wanted.lock:
         wanted = OPTIONAL.intersection(groups)
         if not attempt_for.cache_info().currsize:
-            Wanted.groups = wanted
-        elif not wanted <= Wanted.groups:
+            Wanted.groups = wanted.union(Wanted.groups or ())
+        elif Wanted.groups is not None and not wanted <= Wanted.groups:
             # Recorded steps keep functions of the first library, which stays loaded.
-            Wanted.groups = OPTIONAL
+            Wanted.groups = None
             library.cache_clear()
 
 
@@ -116,7 +100,7 @@ def begin(groups: Iterable[str]) -> None:
 def attempt() -> ctypes.CDLL | str:
     """Return the library, or the reason why there is none. The first caller compiles, and others wait for it."""
     with Wanted.lock:
-        return attempt_for(Wanted.groups)
+        return attempt_for(OPTIONAL if Wanted.groups is None else Wanted.groups)
 
 
 @cache
@@ -142,30 +126,49 @@ def origin() -> str:
 
 
 def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
-    """Load a prebuilt library, a kept one of all sources, or one of these groups' sources, or compile that."""
+    """Load a prebuilt library, a kept one of all sources, or one of these groups' sources, which is compiled."""
     shipped = None if os.environ.get(SWITCH) == COMPILE else prebuilt.find(instruction_set())
     loaded = None if shipped is None else _open_kept(shipped[1])
     if loaded is not None:
         return loaded
-    compiler, kept = find_compiler(), cache_folder()
-    found: list[Path] = []
-    # Largest first: the longest job must not be the last one to start.
-    every = sorted(FOLDER.glob("*.cpp"), key=lambda source: (-source.stat().st_size, source.name))
-    sources = [source for source in every if source.stem in groups or source.stem not in OPTIONAL]
-    for choice in (every, sources):
-        stem = f"kernels-{fingerprint(compiler, choice)}"
-        found = [] if kept is None else sorted(kept.glob(f"{stem}-*.so"))
-        for path in found:
+    compiler, folder = find_compiler(), cache_folder()
+    if folder is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            build = KernelBuild(compiler, Path(scratch))
+            return _open(build.link(needed(build, groups)))
+    build = KernelBuild(compiler, folder)
+    with alone(folder):
+        for path in build.kept:
             loaded = _open_kept(path)
             if loaded is not None:
                 return loaded
-    with tempfile.TemporaryDirectory(dir=kept) as scratch:
-        built = Path(scratch) / f"{stem}.so"
-        compile_library(compiler, sources, built)
-        loaded = _open(built)
-        if kept is not None:
-            _keep(built, kept / f"{stem}-{prebuilt.checksum(built)}.so", instead_of=found)
+        sources = needed(build, groups)
+        if sources == build.sources:
+            return _open(build.keep())
+        linked = build.link(sources)
+        loaded = _open(linked)
+        linked.unlink()
+    complete_later(build)
     return loaded
+
+
+def needed(build: KernelBuild, groups: frozenset[str]) -> list[Path]:
+    unused = OPTIONAL - groups
+    return [source for source in build.sources if GROUP_OF.get(source.stem, source.stem) not in unused]
+
+
+def complete_later(build: KernelBuild) -> None:
+    """Compile in the background what other models need."""
+
+    def complete() -> None:
+        try:
+            build.complete()
+        except (Unavailable, OSError) as reason:
+            # Another process that has kept a library has removed the compiled sources.
+            if not build.kept:
+                log.warning("compiling the kernels of other models: %s", reason)
+
+    threading.Thread(target=complete, name="weft-kernels", daemon=True).start()
 
 
 def _open_kept(path: Path) -> ctypes.CDLL | None:
@@ -180,105 +183,11 @@ def _open_kept(path: Path) -> ctypes.CDLL | None:
         return None
 
 
-def _keep(built: Path, target: Path, instead_of: list[Path]) -> None:
-    """Move a library to the cache folder atomically. Concurrent processes replace it with an equal one."""
-    with built.open("rb") as file:
-        os.fsync(file.fileno())
-    built.replace(target)
-    for useless in instead_of:
-        if useless != target:
-            useless.unlink(missing_ok=True)
-
-
 def _open(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise Unavailable(f"cannot load {path}: {error}") from error
-
-
-def find_compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise Unavailable(f"no C++ compiler found (looked for {wanted or ', '.join(COMPILERS)})")
-
-
-def compile_library(compiler: str, sources: list[Path], target: Path) -> None:
-    """Compile the sources side by side, with a line in the log for each, or a bar where the log is not shown."""
-    log.info("compiling %d files of C++ kernels for this processor; later starts reuse them", len(sources))
-    objects = [target.with_name(source.stem + ".o") for source in sources]
-    begun, is_logged = time.monotonic(), log.isEnabledFor(logging.DEBUG)
-
-    def compile_one(source: Path, result: Path) -> None:
-        _call([compiler, *flags(), "-c", str(source), "-o", str(result)])
-
-    # `None`: no bar unless standard error is a terminal.
-    bar = tqdm(total=len(sources), desc="compiling kernels", unit="file", disable=True if is_logged else None)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, bar:
-        jobs = [pool.submit(compile_one, *pair) for pair in zip(sources, objects)]
-        for number, job in enumerate(as_completed(jobs), 1):
-            job.result()
-            bar.update()
-            log.debug("compiling kernels: %d of %d, %.0f s", number, len(jobs), time.monotonic() - begun)
-    _call([compiler, "-shared", "-pthread", *map(str, objects), "-o", str(target)])
-
-
-def instruction_set() -> str:
-    """Return the instruction set that kernels may use: all of this CPU, or the one named by the environment."""
-    name = os.environ.get(ISA) or "native"
-    if name not in ISAS:
-        raise Unavailable(f"{ISA} must be one of {', '.join(ISAS)}, got {name!r}")
-    return name
-
-
-def flags() -> tuple[str, ...]:
-    wanted = ISAS[instruction_set()]
-    # On ARM, clang takes the name `native` only here.
-    on_arm = platform.machine() in ("aarch64", "arm64")
-    return (*FLAGS, f"-mcpu={wanted}" if wanted == "native" and on_arm else f"-march={wanted}")
-
-
-def _call(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{' '.join(command)}: {error}") from error
-    if done.returncode:
-        raise Unavailable(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-
-
-def fingerprint(compiler: str, sources: list[Path]) -> str:
-    """Return a hash of everything that the library depends on: source, flags, compiler and CPU."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    parts = [version, " ".join(flags()).encode(), processor().encode()]
-    parts += [path.read_bytes() for path in [*sources, *sorted(FOLDER.glob("*.h"))]]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
-
-
-def processor() -> str:
-    """Return what `-march=native` depends on."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("model name", "flags", "Features", "CPU part")
-    return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
-
-
-def cache_folder() -> Path | None:
-    """Return the user's cache folder; None if other users could write to it, or it is not available."""
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "weft" / "native"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        state = folder.stat()
-    except (OSError, RuntimeError):
-        return None
-    mine = not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & 0o022)
-    return folder if mine and os.access(folder, os.W_OK) else None
 
 
 def address(tensor: Tensor | None) -> int:

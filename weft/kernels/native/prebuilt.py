@@ -34,7 +34,8 @@ class Variant:
     isa: str | None = None
 
 
-# The most capable first. Tiles of bfloat16 (AMX) are multiplied by oneDNN, so no kernel here has a variant for them.
+# The most capable first. Tiles (AMX) of bfloat16 are multiplied by oneDNN, and those of integers bring a tenth, so no
+# kernel here has a variant for them.
 VARIANTS = (
     Variant("avx512_vnni", "x86_64", ("-march=x86-64-v4", "-mavx512vnni"), (*AVX512, "avx512_vnni")),
     Variant("avx512", "x86_64", ("-march=x86-64-v4",), AVX512, "avx512"),

@@ -52,14 +52,19 @@ struct StoredPanels {
     const char* panel(long number) const { return bytes + number * panel_bytes; }
 };
 
+// Weak, because the kernels of models without stored formats are linked without stored.cpp, and call none of these.
+#define WEFT_STORED __attribute__((weak))
+
 // Rounds a row to blocks. Numbers that are not finite make its block's scale one that is not.
-void round_row(const float* x, long inputs, RowBlock* to);
-void round_row(const Brain* x, long inputs, RowBlock* to);
+WEFT_STORED void round_row(const float* x, long inputs, RowBlock* to);
+WEFT_STORED void round_row(const Brain* x, long inputs, RowBlock* to);
 
 // Products of some rows with a panel; sums are [rows, PANEL].
-void multiply_integers(const StoredPanels& weights, long panel, const RowBlock* x, long rows, long blocks, float* sums);
+WEFT_STORED void multiply_integers(const StoredPanels& weights, long panel, const RowBlock* x, long rows, long blocks,
+                                   float* sums);
 
 // The same with inputs in float32, in blocks of rows.
-void multiply_widened(const StoredPanels& weights, long panel, const Rows& x, long from, long to, float* sums);
+WEFT_STORED void multiply_widened(const StoredPanels& weights, long panel, const Rows& x, long from, long to,
+                                  float* sums);
 
 }  // namespace weft

@@ -26,6 +26,7 @@ from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import Format, Stored
 from weft.kernels.native.layouts import StoredPanels
+from weft.kernels.native.library import use
 
 # Outputs of a panel and of a strip; inputs of a block.
 PANEL, STRIP, BLOCK = 32, 16, 32
@@ -199,6 +200,8 @@ def name_of(format: Format) -> str | None:
 
 def pack(stored: Stored, are_rounded: bool) -> Stored | None:
     """Return a matrix, or all experts', in panels; None if there is no kernel for it."""
+    # Without its source, kernels that other models share would call functions that are not there.
+    use({"stored"})
     if isinstance(stored.format, Fp8):
         return _pack_fp8(stored, stored.format)
     if isinstance(stored.format, (Grouped, Nvfp4)):

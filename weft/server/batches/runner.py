@@ -48,11 +48,12 @@ class BatchRunner:
     async def running(self) -> AsyncIterator[None]:
         """Resume what a server before this one has left, and run batches until the end."""
         with self.store.claimed():
-            try:
-                # A server before this one may have ended in the middle of a drop.
-                await asyncio.to_thread(self.store.overwrite_dropped)
-            except OSError as error:
-                log.error("cannot overwrite dropped files of batches: %s", error)
+            # A server before this one may have been killed in the middle of a drop, or of writing.
+            for work, what in ((self.store.overwrite_dropped, "overwrite dropped"), (self.store.sweep, "remove left")):
+                try:
+                    await asyncio.to_thread(work)
+                except OSError as error:
+                    log.error("cannot %s files of batches: %s", what, error)
             for tenant in self._keys.all_tenants:
                 self.wake(tenant)
             try:

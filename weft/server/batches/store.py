@@ -9,7 +9,6 @@ TENANT is the tenant's digest, as `GET /cache` shows it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from weft.base.errors import OptionError, RequestError
+from weft.base.file_locks import lock
 from weft.base.tenants import TENANT_BYTES, tenant_digest
 from weft.base.whole_files import overwrite, sync_folder, write_parts, write_whole
 from weft.server.access.auth import Tenant
@@ -29,6 +29,8 @@ from weft.server.settings import Limits
 T = TypeVar("T", bound=msgspec.Struct)
 FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
+# Names of a shelf's files; the last part is that of a file that is being written (`write_parts`).
+LEFT = re.compile(rf"({FILE_ID.pattern}|{BATCH_ID.pattern})\.(json|data|journal)(\.[0-9a-f]+\.new)?")
 TENANT = re.compile(f"[0-9a-f]{{{2 * TENANT_BYTES}}}")
 DROPPED = "dropped-"
 PURPOSES = ("batch", "batch_output")
@@ -170,6 +172,25 @@ class Shelf:
         self.path(ended.id, "json").unlink(missing_ok=True)
         self.path(ended.id, "journal").unlink(missing_ok=True)
 
+    # after a kill -----------------------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Remove what a killed server has left: half-written files, contents without facts, journals of ended batches.
+
+        No file may be written meanwhile.
+        """
+        is_open = {each.id for each in self.batches() if each.status in OPEN}
+        for path in self.folder.iterdir():
+            left = LEFT.fullmatch(path.name)
+            if left is None:
+                continue
+            name, kind, unfinished = left.groups()
+            has_owner = name in is_open if kind == "journal" else self.path(name, "json").exists()
+            if unfinished or not has_owner:
+                path.unlink()
+
+    # reading ----------------------------------------------------------------------------------------------------------
+
     def _one(self, name: str, form: re.Pattern[str], kind: type[T], word: str) -> T:
         if form.fullmatch(name):
             try:
@@ -206,11 +227,15 @@ class BatchStore:
         """Keep other servers from running the batches of this folder, which would answer lines twice."""
         file = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            # Of this process alone: one that it starts does not hold it on.
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
+            lock(file, of_process=True)
         except BlockingIOError:
+            os.close(file)
             raise OptionError(f"batch_folder {self._folder} is used by another server; pass another folder") from None
+        except OSError as error:
+            os.close(file)
+            raise OptionError(f"batch_folder {self._folder} cannot be locked: {error.strerror}; leave it out") from None
+        try:
+            yield
         finally:
             os.close(file)
 
@@ -219,6 +244,12 @@ class BatchStore:
 
     def shelf(self, tenant: Tenant) -> Shelf:
         return Shelf(self._folder / tenant_digest(tenant.salt).hex(), self._limits)
+
+    def sweep(self) -> None:
+        """Remove what a killed server has left, of all tenants, also of those whose key is gone."""
+        for folder in self._folder.iterdir():
+            if TENANT.fullmatch(folder.name):
+                Shelf(folder, self._limits).sweep()
 
     # drops ------------------------------------------------------------------------------------------------------------
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from weft.server.settings import Limits
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger("weft")
 
@@ -172,7 +176,9 @@ def bounded_connections(limits: Limits) -> Connections:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of file descriptors to the hard limit."""
+    """Raise the soft limit of file descriptors to the hard limit, where there are such limits."""
+    if resource is None:
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -181,6 +187,8 @@ def raise_descriptor_limit() -> None:
 
 def descriptors_for_connections() -> int:
     """Return how many descriptors clients may use: those neither in use nor reserved, but at least one."""
+    if resource is None:
+        return MOST_DESCRIPTORS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
     return max(1, soft - len(os.listdir("/dev/fd")) - RESERVED_DESCRIPTORS)

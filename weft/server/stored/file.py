@@ -9,7 +9,6 @@ middle of a write, cannot be taken for a record: whatever is none is overwritten
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import os
 import secrets
@@ -19,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from weft.base.errors import OptionError
+from weft.base.file_locks import lock
 from weft.server.stored.gaps import Gaps
 
 BLOCK = 4096
@@ -51,7 +51,7 @@ class RecordFile:
             os.close(self._file)
             raise OptionError(f"{path} must be a regular file of the server's own user")
         os.fchmod(self._file, 0o600)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(self._file)
         if not state.st_size:
             key = secrets.token_bytes(KEY_BYTES)
             os.pwrite(self._file, (MAGIC + key).ljust(BLOCK, b"\0"), 0)

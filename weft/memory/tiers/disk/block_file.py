@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 import threading
@@ -13,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from weft.base.errors import InvalidOption
+from weft.base.file_locks import lock
 from weft.memory.tiers.disk.format import BLOCK
 
 
@@ -159,9 +159,11 @@ def _claim(file: int, path: Path) -> None:
     """Check that the opened file is the operator's own, and lock it."""
     _check_owned(os.fstat(file), path)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        lock(file)
+    except BlockingIOError as error:
         raise InvalidOption("disk", f"{path} is in use by another process; stop it, or pass another path") from error
+    except OSError as error:
+        raise InvalidOption("disk", f"{path} cannot be locked: {error.strerror}; leave the option out") from error
 
 
 def _is_aligned(memory: memoryview) -> bool:
