@@ -1,4 +1,7 @@
-"""A long beginning that prompts share is computed once: the same answers with and without the cache."""
+"""A long beginning that prompts share is computed once: the same answers with and without the cache.
+
+`exact=True` makes that hold in every number format. Without it, bfloat16 may decide a near tie differently.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ PROMPTS = ["Hello, my name is", "The president of the United States is", "The ca
 def main(model: str | None = None) -> tuple[list[RequestOutput], list[RequestOutput]]:
     sampling_params = SamplingParams(temperature=0.0, max_tokens=16)
     prompts = [PREFIX + prompt for prompt in PROMPTS]
-    with LLM(model=model, max_model_len=1024, enable_prefix_caching=False) as llm:
+    with LLM(model=model, max_model_len=1024, exact=True, enable_prefix_caching=False) as llm:
         without = llm.generate(prompts, sampling_params, use_tqdm=False)
-    with LLM(model=model, max_model_len=1024, enable_prefix_caching=True) as llm:
+    with LLM(model=model, max_model_len=1024, exact=True, enable_prefix_caching=True) as llm:
         # The first prompt fills the cache, and the others find it there.
         llm.generate(prompts[0], sampling_params, use_tqdm=False)
         cached = llm.generate(prompts, sampling_params, use_tqdm=False)
