@@ -12,11 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.kernels.cuda.formats.blocks import BLOCK_STEP, block_kind, block_tile
 from weft.kernels.cuda.formats.fp8 import fp8_form, fp8_tile
 from weft.kernels.cuda.formats.groups import grouped_tile, step_of
 from weft.kernels.cuda.formats.mxfp4 import mxfp4_tile
 from weft.kernels.cuda.formats.nvfp4 import nvfp4_tile
 from weft.kernels.cuda.launch.launching import Arguments, named
+from weft.kernels.formats.blocks import BlockFormat
 from weft.kernels.formats.fp8 import Fp8
 from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import BLOCK, Mxfp4
@@ -32,7 +34,7 @@ class TileForm(NamedTuple):
     """What a kernel must know of a format when it is compiled."""
 
     format: str
-    block_rows: int = 1
+    block_rows: int = 1  # of GGUF's blocks: bytes
     block_columns: int = 1
     step: int = STEP  # inputs of a tile
 
@@ -56,6 +58,8 @@ def form_of(stored: Stored) -> TileForm | None:
         found = TileForm(f"int{stored.format.bits}", 1, stored.format.group, step)
     elif isinstance(stored.format, Nvfp4):
         found = TileForm("nvfp4", step=SHORT_BLOCK)
+    elif isinstance(stored.format, BlockFormat):
+        found = TileForm(block_kind(stored.format), stored.format.bytes, stored.format.numbers, BLOCK_STEP)
     return found if found is not None and found.step >= LEAST_STEP else None
 
 
@@ -88,9 +92,11 @@ def load_tile(
         tile, scale = grouped_tile(codes, scales, more, expert, output, column, outputs, inputs, 8, BLOCK_COLUMNS)
     elif FORMAT == "nvfp4":
         tile, scale = nvfp4_tile(codes, scales, more, expert, output, column, outputs, inputs)
-    else:
-        tl.static_assert(FORMAT == "dense")
+    elif FORMAT == "dense":
         place = (expert * outputs + output).to(tl.int64)[:, None] * inputs + column[None, :]
         tile = tl.load(codes + place, mask=real, other=0.0)
         scale = tl.full(output.shape, 1.0, tl.float32)
+    else:
+        # The bytes and the numbers of a block.
+        tile, scale = block_tile(codes, expert, output, column, outputs, inputs, FORMAT, BLOCK_ROWS, BLOCK_COLUMNS)
     return tile, scale

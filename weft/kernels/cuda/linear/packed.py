@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, summed
+from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, most_rows, pointers, summed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.gpus import H200
 from weft.kernels.cuda.launch.launching import jit, named
@@ -134,6 +134,7 @@ def multiply_packed(
     assert form is not None
     results, exact = outputs // parts, fold or x.dtype != torch.bfloat16
     by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs))
+    by = by._replace(rows=min(by.rows, most_rows(part)))
     steps = -(-inputs // TILE_INPUTS)
     share = -(-steps // by.shares)
     shares = -(-steps // share)
@@ -150,12 +151,11 @@ def multiply_packed(
             multiply_packed(some, part, bias, activation, parts, fold=fold, by=by, out=own)
         return y
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if partial else None
-    codes, *scales = part.tensors
     packed_kernel[(tiles, shares)](
+        named(x=x, x_stride=x.stride(0), rows=rows), pointers(part),
         named(
-            x=x, x_stride=x.stride(0), rows=rows, codes=codes, scales=scales[0] if scales else codes, bias=bias,
-            y=y, y_stride=0 if y is None else y.stride(0), found=found, come=counters(x.device, on_branch()),
-            outputs=outputs, inputs=inputs, share=share,
+            bias=bias, y=y, y_stride=0 if y is None else y.stride(0), found=found,
+            come=counters(x.device, on_branch()), outputs=outputs, inputs=inputs, share=share,
         ),
         SHARES=shares, ROWS=by.rows, OUTPUTS=by.outputs, ROWS_FIRST=by.rows_first, FOLD=exact, **form,
         EVEN=inputs % TILE_INPUTS == 0, NAME=activation or "", PARTS=parts, ADJACENT=ADJACENT,
@@ -168,10 +168,10 @@ def multiply_packed(
 
 @jit(do_not_specialize=["rows"])
 def packed_kernel(
-    x, x_stride, rows, codes, scales, bias, y, y_stride, found, come, outputs, inputs, share,
+    x, x_stride, rows, codes, scales, more, bias, y, y_stride, found, come, outputs, inputs, share,
     SHARES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, FOLD: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, EVEN: tl.constexpr, NAME: tl.constexpr, PARTS: tl.constexpr,
-    ADJACENT: tl.constexpr, EARLY: tl.constexpr,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, EVEN: tl.constexpr,
+    NAME: tl.constexpr, PARTS: tl.constexpr, ADJACENT: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     results, part = outputs // PARTS, tl.program_id(1)
     row_tile, block = place(tl.program_id(0), tl.cdiv(rows, ROWS), tl.cdiv(results, OUTPUTS // PARTS), ADJACENT)
@@ -181,9 +181,9 @@ def packed_kernel(
     first = part * share
     wait(EARLY)
     total = summed(
-        x + row.to(tl.int64) * x_stride, is_row, codes, scales, output, inputs,
+        x + row.to(tl.int64) * x_stride, is_row, codes, scales, more, output, inputs,
         first, tl.minimum(first + share, tl.cdiv(inputs, STEP)),
-        FORMAT, BLOCK_ROWS, FOLD, ROWS, OUTPUTS, ROWS_FIRST, EVEN,
+        FORMAT, PAIRS, BLOCK_ROWS, RUNS, FOLD, ROWS, OUTPUTS, ROWS_FIRST, EVEN,
     )  # fmt: skip
     real = is_output[:, None] & is_row[None, :]
     if bias is not None:

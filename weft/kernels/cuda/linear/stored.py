@@ -54,13 +54,15 @@ def multiply_part(
         return
     if isinstance(part.format, OtherInputs):
         x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
-    if is_packed(part) or (part.dense is not None and part.dense.dtype == x.dtype and part.dense.is_contiguous()):
-        if by_library(len(x), part.outputs) and not exact:
-            multiply_decoded(x, part, bias, y)
-        else:
-            multiply_packed(x, part, bias, fold=exact, out=y)
+    dense = part.dense
+    is_ready = is_packed(part) or (dense is not None and dense.dtype == x.dtype and dense.is_contiguous())
+    form = None if is_ready else form_of(part)
+    if (is_ready or (form is not None and dense is None)) and by_library(len(x), part.outputs) and not exact:
+        multiply_decoded(x, part, bias, y)
         return
-    form = form_of(part)
+    if is_ready:
+        multiply_packed(x, part, bias, fold=exact, out=y)
+        return
     if form is None and exact:
         y.copy_(tiled(x, part.decode().to(x.dtype), bias))
         return

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, form_of, of_expert, summed
+from weft.kernels.cuda.formats.codes import STEP, form_of, most_rows, of_expert, pointers, summed
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
@@ -59,8 +59,8 @@ def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> 
     experts = layer.first.experts
     if not exact and are_alone(tokens, k, experts):
         return ALONE
-    tiles = EXACT if exact else TILES
-    return tiles[next((size for size in tiles if tokens <= most_tokens(size, k, experts)), 128)]
+    tiles, most = EXACT if exact else TILES, min(most_rows(each) for each in (layer.first, layer.second))
+    return tiles[min(most, next((size for size in tiles if tokens <= most_tokens(size, k, experts)), 128))]
 
 
 def are_alone(tokens: int, k: int, experts: int) -> bool:
@@ -109,18 +109,17 @@ def multiply_experts(
         by, slots = "alone", pairs
     elif lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
-    codes, scales = matrices.tensors
     packed_experts_kernel[(-(-out.shape[1] // (tiles.outputs // parts)), slots)](
-        named(x=x, chosen=chosen), listed(lists),
+        named(x=x, chosen=chosen), listed(lists), pointers(matrices),
         named(
-            codes=codes, scales=scales, bias=bias, out=out, outputs=matrices.outputs, inputs=matrices.inputs,
+            bias=bias, out=out, outputs=matrices.outputs, inputs=matrices.inputs,
             alpha=0.0 if activation is None else activation.alpha,
             limit=0.0 if activation is None else activation.limit,
         ),
         BY=by, COUNT=count, COUNT_BLOCK=power_of_two(count), ROW_PAIRS=pairs_per_row,
         NAME="" if activation is None else activation.name, PARTS=parts, ROUNDED=exact,
         FOLD=fold, **form, EVEN=matrices.inputs % TILE_INPUTS == 0,
-        PAIRS=tiles.pairs, OUTPUTS=tiles.outputs, ROWS_FIRST=tiles.rows_first,
+        ROWS=tiles.pairs, OUTPUTS=tiles.outputs, ROWS_FIRST=tiles.rows_first,
         num_warps=tiles.warps, num_stages=tiles.stages, **early(x),
     )  # fmt: skip
     return out
@@ -140,11 +139,11 @@ NOT_LISTED = named(listed=None, sizes=None, places=None, tile_ends=None, tokens=
 
 @jit(do_not_specialize=["tokens"])
 def packed_experts_kernel(
-    x, chosen, listed, sizes, places, tile_ends, tokens, codes, scales, bias, out, outputs, inputs, alpha, limit,
+    x, chosen, listed, sizes, places, tile_ends, tokens, codes, scales, more, bias, out, outputs, inputs, alpha, limit,
     BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr, ROW_PAIRS: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr, FOLD: tl.constexpr,
-    FORMAT: tl.constexpr, BLOCK_ROWS: tl.constexpr, EVEN: tl.constexpr,
-    PAIRS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, EARLY: tl.constexpr,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     slot = tl.program_id(1)
@@ -162,23 +161,23 @@ def packed_experts_kernel(
         expert = tl.sum((ends <= slot).to(tl.int32), 0)
         if expert >= COUNT:
             return
-        start = (slot - tl.max(tl.where(ends <= slot, ends, 0), 0)) * PAIRS
+        start = (slot - tl.max(tl.where(ends <= slot, ends, 0), 0)) * ROWS
     if BY != "alone":
         size = tl.load(sizes + expert)
         ours = listed + expert.to(tl.int64) * tokens
     if BY == "tile":
-        size = tl.minimum(size, start + PAIRS)
+        size = tl.minimum(size, start + ROWS)
     results = outputs // PARTS
     output, is_output = lines_of(tl.program_id(0), results, OUTPUTS, PARTS)
     result = tl.program_id(0) * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
-    codes, scales = of_expert(codes, scales, expert, outputs, inputs, FORMAT, BLOCK_ROWS)
-    for begin in range(start, size, PAIRS):
-        index = begin + tl.arange(0, PAIRS)
+    codes, scales, more = of_expert(codes, scales, more, expert, outputs, inputs, FORMAT, PAIRS, BLOCK_ROWS, RUNS)
+    for begin in range(start, size, ROWS):
+        index = begin + tl.arange(0, ROWS)
         is_pair = index < size
         pair = slot + index * 0 if BY == "alone" else tl.load(ours + index, mask=is_pair, other=0)
         total = summed(
-            x + (pair // ROW_PAIRS).to(tl.int64) * inputs, is_pair, codes, scales, output, inputs,
-            0, tl.cdiv(inputs, STEP), FORMAT, BLOCK_ROWS, FOLD, PAIRS, OUTPUTS, ROWS_FIRST, EVEN,
+            x + (pair // ROW_PAIRS).to(tl.int64) * inputs, is_pair, codes, scales, more, output, inputs,
+            0, tl.cdiv(inputs, STEP), FORMAT, PAIRS, BLOCK_ROWS, RUNS, FOLD, ROWS, OUTPUTS, ROWS_FIRST, EVEN,
         )  # fmt: skip
         if ROUNDED:
             total = total.to(out.dtype.element_ty).to(tl.float32)
@@ -186,7 +185,7 @@ def packed_experts_kernel(
             biases = bias + expert.to(tl.int64) * outputs + output
             total += tl.load(biases, mask=is_output, other=0.0).to(tl.float32)[:, None]
         if NAME != "":
-            total = between_parts(total, alpha, limit, NAME, PARTS, OUTPUTS, PAIRS)
+            total = between_parts(total, alpha, limit, NAME, PARTS, OUTPUTS, ROWS)
         target = out + pair.to(tl.int64)[None, :] * results + result[:, None]
         real = is_pair[None, :] & (result < results)[:, None]
         tl.store(target, total.to(out.dtype.element_ty), mask=real)
