@@ -121,7 +121,7 @@ class CodeTiles(Layout):
         exponents = own.int() - EXPONENT_SHIFTS[kind]
         if kind == "mxfp4":
             return Stored(Mxfp4(), (paired(codes), exponents.to(torch.uint8)), outputs, inputs)
-        powers = torch.ldexp(torch.ones(()), exponents - EXPONENT_BIAS)
+        powers = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents - EXPONENT_BIAS)
         return Stored(Fp8(1, BLOCK), (codes.view(E4M3), powers), outputs, inputs)
 
     def cut_rows(self, stored: Stored, start: int, end: int) -> Stored | None:
@@ -252,14 +252,14 @@ def by_line(scales: Tensor) -> Tensor:
 
 def words_of_bytes(matrix: UInt8[Tensor, "*experts outputs blocks"], runs: int) -> Tensor:
     """Return bytes of the blocks of lines as words of four, by step: of `runs` words, each has every other block."""
-    tiles = in_tiles(matrix, 4 * runs).unflatten(-1, (4, runs)).transpose(-1, -2).contiguous()
-    return tiles.view(torch.int32).squeeze(-1).transpose(-1, -2).contiguous()
+    tiles = in_tiles(matrix, 4 * runs).unflatten(-1, (4, runs)).transpose(-1, -2).flatten(-2)
+    return tiles.clone(memory_format=torch.contiguous_format).view(torch.int32).transpose(-1, -2).contiguous()
 
 
 def bytes_of(words: Int[Tensor, "*tiles runs 16"]) -> UInt8[Tensor, "*experts outputs blocks"]:
     """Undo `words_of_bytes`."""
-    found = by_line(words).contiguous().unsqueeze(-1).view(torch.uint8)
-    return found.unflatten(-2, (-1, words.shape[-2])).transpose(-1, -2).flatten(-3)
+    found = by_line(words).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    return found.unflatten(-1, (-1, words.shape[-2], 4)).transpose(-1, -2).flatten(-3)
 
 
 # Codes ----------------------------------------------------------------------------------------------------------------
