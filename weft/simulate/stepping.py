@@ -19,6 +19,7 @@ from weft.engine.assembly import StepBuilder
 from weft.engine.events import FinishReason, Report
 from weft.engine.planner import Planner
 from weft.engine.sequence import Sequence
+from weft.engine.tracing.events import Wait
 from weft.memory.keys import Key
 from weft.memory.lease import Grant, Lease
 from weft.memory.ledger import Ledger
@@ -77,6 +78,7 @@ class Simulated:
         "seat",
         "session",
         "waited_since",
+        "waits_for",
     )
 
     def __init__(self, number: int, ask: SimulatedRequest, session: SimulatedSession, now: float) -> None:
@@ -102,6 +104,7 @@ class Simulated:
         self.reason: FinishReason | None = None
         self.report = Report()
         self.waited_since = 0
+        self.waits_for = Wait.TURN
         self.fresh_starts = 0
 
     @property
@@ -111,6 +114,9 @@ class Simulated:
     @property
     def reuse_limit(self) -> int:
         return len(self.known) - 1
+
+    def note_load(self) -> None:
+        self.waits_for = Wait.LOAD
 
     def note_start(self, miss: Miss) -> Miss:
         self.miss = miss
