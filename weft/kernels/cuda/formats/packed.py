@@ -253,13 +253,15 @@ def by_line(scales: Tensor) -> Tensor:
 def words_of_bytes(matrix: UInt8[Tensor, "*experts outputs blocks"], runs: int) -> Tensor:
     """Return bytes of the blocks of lines as words of four, by step: of `runs` words, each has every other block."""
     tiles = in_tiles(matrix, 4 * runs).unflatten(-1, (4, runs)).transpose(-1, -2).flatten(-2)
-    return tiles.clone(memory_format=torch.contiguous_format).view(torch.int32).transpose(-1, -2).contiguous()
+    words: Tensor = tiles.clone(memory_format=torch.contiguous_format).view(torch.int32)
+    return words.transpose(-1, -2).contiguous()
 
 
 def bytes_of(words: Int[Tensor, "*tiles runs 16"]) -> UInt8[Tensor, "*experts outputs blocks"]:
     """Undo `words_of_bytes`."""
-    found = by_line(words).clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    return found.unflatten(-1, (-1, words.shape[-2], 4)).transpose(-1, -2).flatten(-3)
+    of_line = by_line(words).clone(memory_format=torch.contiguous_format).view(torch.uint8)
+    found: Tensor = of_line.unflatten(-1, (-1, words.shape[-2], 4)).transpose(-1, -2).flatten(-3)
+    return found
 
 
 # Codes ----------------------------------------------------------------------------------------------------------------
