@@ -34,13 +34,19 @@ from weft.kernels.cuda.formats.packed import pack
 from weft.kernels.cuda.launch.ahead import compiling_ahead
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import Division, cut, multiply_packed
+from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import experts, prepare_experts
 from weft.kernels.cuda.moe.packed import PairTiles, pair_results, tiles_of
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, clamped, gated
-from weft.kernels.formats.fp8 import CODES, Fp8
-from weft.kernels.formats.mxfp4 import Mxfp4
+from weft.kernels.formats.block_types import BLOCK_TYPES
+from weft.kernels.formats.blocks import BlockFormat
+from weft.kernels.formats.fp8 import CODES, LARGEST, Fp8
+from weft.kernels.formats.groups import Grouped
+from weft.kernels.formats.mxfp4 import BLOCK, Mxfp4
+from weft.kernels.formats.nvfp4 import Nvfp4
 from weft.kernels.formats.stored import Format, Stored, as_dense
+from weft.kernels.weight import Weight
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 ROWS = (1, 8, 32, 128, 512)
@@ -64,7 +70,7 @@ class Layer:
     format: Format
 
 
-BLOCKS = Fp8(128, 128)
+BLOCKS, INT4 = Fp8(128, 128), Grouped(4, 128)
 LINEARS = {
     "fp8": (
         Layer("Nemotron in", 22656, 4480, BLOCKS), Layer("Nemotron out", 4480, 10240, BLOCKS),
@@ -73,14 +79,26 @@ LINEARS = {
     ),
     "channels": (Layer("Nemotron up", 15680, 4480, Fp8(1, 4480)),),
     "mxfp4": (Layer("gpt-oss o", 2880, 4096, Mxfp4()),),
+    "four-bits": tuple(
+        Layer(f"{name} {shape}", *sizes, form)
+        for shape, sizes in (("Nemotron in", (22656, 4480)), ("Nemotron down", (4480, 15680)))
+        for name, form in (("int4", INT4), ("AWQ", Grouped(4, 128, True)), ("int4 of 32", Grouped(4, 32)),
+                           ("NVFP4", Nvfp4()), ("MXFP4", Mxfp4()))
+    ),
+    "eight-bits": tuple(
+        Layer(f"{name} Nemotron down", 4480, 15680, form)
+        for name, form in (("int8", Grouped(8, 15680)), ("MXFP8", Fp8(1, BLOCK)), ("FP8", BLOCKS))
+    ),
+    "gguf": tuple(Layer(f"{kind} Nemotron out", 4480, 10240, BLOCK_TYPES[kind]) for kind in ("Q4_K", "Q6_K", "Q8_0")),
 }  # fmt: skip
 # Experts: number, chosen ones, hidden, inner.
 EXPERTS = {
     "experts-mxfp4": ("gpt-oss-20b", 32, 4, 2880, 2880, Mxfp4()),
     "experts-fp8": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, BLOCKS),
+    "experts-int4": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, INT4),
 }
 # Groups, and their shares of the time; those that are measured unless others are asked for.
-SHARES = {"fp8": 2.0, "experts-mxfp4": 1.0, "experts-fp8": 1.0, "channels": 1.0, "mxfp4": 1.0}
+SHARES = dict.fromkeys([*LINEARS, *EXPERTS], 1.0) | {"fp8": 2.0, "four-bits": 3.0, "eight-bits": 1.5}
 USUAL = ("fp8", "experts-mxfp4", "experts-fp8")
 
 
@@ -115,12 +133,26 @@ def random_matrix(form: Format, outputs: int, inputs: int, *experts: int) -> Sto
         codes = torch.randint(0, 256, (*experts, outputs, inputs // 2), dtype=torch.uint8, device=DEVICE)
         scales = torch.randint(118, 122, (*experts, outputs, inputs // 32), dtype=torch.uint8, device=DEVICE)
         return Stored(form, (codes, scales), outputs, inputs)
-    assert isinstance(form, Fp8)
+    if not isinstance(form, Fp8) or form.block_columns == BLOCK:
+        return of_numbers(form, outputs, inputs, *experts)
     codes = torch.randint(0, 127, (*experts, outputs, inputs), dtype=torch.uint8, device=DEVICE)
     codes |= torch.randint(0, 2, codes.shape, dtype=torch.uint8, device=DEVICE) << 7
     shape = (*experts, -(-outputs // form.block_rows), -(-inputs // form.block_columns))
     scales = torch.rand(shape, device=DEVICE).add_(0.5).mul_(inputs**-0.5 / 100)
     return Stored(form, (codes.view(CODES), scales), outputs, inputs)
+
+
+def of_numbers(form: Format, outputs: int, inputs: int, *experts: int) -> Stored:
+    """Return a matrix of encoded random numbers, 256 of whose outputs repeat."""
+    plain = torch.randn(*experts, 256, inputs) * inputs**-0.5
+    if isinstance(form, Fp8):
+        # MXFP8: scales are powers of two.
+        blocks = plain.unflatten(-1, (-1, form.block_columns))
+        scales = (blocks.abs().amax(-1) / LARGEST).log2().ceil().exp2()
+        found = Stored(form, ((blocks / scales.unsqueeze(-1)).to(CODES).flatten(-2), scales), 256, inputs)
+    else:
+        found = form.encode(plain)
+    return found.format.rows(found, torch.arange(outputs) % 256).to(DEVICE)
 
 
 def error_of(found: Tensor, wanted: Tensor) -> float:
@@ -135,16 +167,24 @@ def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: flo
     with compiling_ahead():
         for layer, rows in product(layers, rows_of):
             x = torch.zeros(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-            for by, fold in {**dict.fromkeys(cuts(rows)), (own_cut(layer, rows), False): None}:
-                multiply_packed(x, weights[layer][0], by=by, fold=fold)
-            multiply_decoded(x, weights[layer][0], None, torch.empty(rows, layer.outputs, dtype=DTYPE, device=DEVICE))
+            for way in ways_of(layer, x).values():
+                way(weights[layer][0])
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     for layer in layers:
         measure_linear(layer, weights.pop(layer)[0], rows_of, deadline)
 
 
-def own_cut(layer: Layer, rows: int) -> Division:
-    return cut(rows, layer.outputs, layer.inputs)
+def ways_of(layer: Layer, x: Tensor) -> dict[str, Callable[[Stored], Tensor]]:
+    """Return ways to multiply; the first is the one in use, up to where the library is faster."""
+    ways: dict[str, Callable[[Stored], Tensor]] = {}
+    if isinstance(layer.format, BlockFormat):
+        ways["simple"] = partial(by_simple_kernel, x)
+    else:
+        own = cut(len(x), layer.outputs, layer.inputs)
+        for by, fold in {(own, False): None, **dict.fromkeys(cuts(len(x)))}:
+            ways[f"{tuple(by)}{' fold' if fold else ''}"] = partial(by_cut, x, by, fold)
+    ways["library"] = partial(by_library, x)
+    return ways
 
 
 def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: float) -> None:
@@ -158,17 +198,19 @@ def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: fl
         x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
         wanted = F.linear(x.float(), first.decode())
         bf16 = timed([partial(F.linear, x, each) for each in plain])
-        ways: dict[str, Callable[[Stored], Tensor]] = {}
-        for by, fold in {(own_cut(layer, rows), False): None, **dict.fromkeys(cuts(rows))}:
-            ways[f"{tuple(by)}{' fold' if fold else ''}"] = partial(by_cut, x, by, fold)
-        ways["library"] = partial(by_library, x)
-        found = compare(ways, matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f))
+        found = compare(
+            ways_of(layer, x), matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f)
+        )
         floor = first.bytes / copy_bandwidth()
         show(f"{layer.name} {layer.outputs}x{layer.inputs} {rows:>3} rows", floor, bf16, found)
 
 
 def by_cut(x: Tensor, by: Division, fold: bool, matrix: Stored) -> Tensor:
     return multiply_packed(x, matrix, by=by, fold=fold)
+
+
+def by_simple_kernel(x: Tensor, matrix: Stored) -> Tensor:
+    return multiply_stored(x, Weight((matrix,)))
 
 
 def by_library(x: Tensor, matrix: Stored) -> Tensor:
