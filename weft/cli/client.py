@@ -118,7 +118,7 @@ class Chunks:
 class Client:
     """Connection to one server, for one event loop. `url` is its root, with or without /v1; `unix:PATH` is a socket."""
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_seconds: float = 3600.0) -> None:
+    def __init__(self, url: str, api_key: str | None = None, timeout_seconds: float | None = 3600.0) -> None:
         self._unix = url.removeprefix("unix:") if url.startswith("unix:") else None
         parts = urlsplit("http://localhost" if self._unix else url if "://" in url else f"http://{url}")
         if self._unix == "" or parts.scheme not in ("http", "https") or not parts.hostname:
@@ -139,9 +139,9 @@ class Client:
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         return await self._json("POST", path, body)
 
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield the events of a streamed response up to [DONE]; raise on an error event."""
-        async with self._exchange("POST", path, body) as response:
+    async def stream(self, path: str, body: dict[str, Any] | None) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a streamed response up to [DONE]; raise on an error event. Without a body, GET it."""
+        async with self._exchange("GET" if body is None else "POST", path, body) as response:
             if response.status != 200:
                 raise _failure(response.status, await response.body())
             async for data in events(response):
@@ -181,7 +181,7 @@ class Client:
                     self._idle.append(connection)
                     connection = None
         except TimeoutError:
-            raise ServerError(f"{self.url} did not answer within {self._timeout:g} s") from None
+            raise ServerError(f"{self.url} did not answer within {self._timeout or 0:g} s") from None
         except (OSError, EOFError, asyncio.IncompleteReadError, ValueError, msgspec.DecodeError) as error:
             raise ServerError(f"{self.url} closed the connection: {error!r}") from None
         finally:

@@ -121,6 +121,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "weft cache tier --verify",
         "weft cache tier --drop all",
     ),
+    "trace": (
+        "weft trace --out trace.json",
+        "weft trace http://10.0.0.1:8000 --seconds 30",
+    ),
     "models": ("weft models", "weft models --json", "weft models model-Q4_K_M.gguf"),
     "pull": ("weft pull lfm2:1.2b", "weft pull owner/name:Q4_K_M"),
     "completion": (

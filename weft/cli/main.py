@@ -23,6 +23,7 @@ from weft.cli.chat.options import ChatOptions
 from weft.cli.groups import EXAMPLES, GROUPS, is_common
 from weft.cli.options import CommandParser, add_options, complaint, own_names, read_options, usage
 from weft.cli.sources import FILE_HELP, FILE_OPTION, GivenOptions, collect, settable
+from weft.cli.trace import command as trace
 
 log = logging.getLogger("weft")
 
@@ -58,6 +59,7 @@ COMMANDS = {
     "pull": Command(pull.ABOUT, pull.PullOptions, pull.run),
     "convert": Command(convert.ABOUT, convert.ConvertOptions, convert.run),
     "cache": Command(cache.ABOUT, cache.CacheOptions, cache.run),
+    "trace": Command(trace.ABOUT, trace.TraceOptions, trace.run, takes_file=True),
 }
 
 
