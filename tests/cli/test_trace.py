@@ -21,7 +21,7 @@ from tests.support.hashed.workloads import random_workload, run_and_check
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.servers.http_server import serving
 from weft.cli.main import main
-from weft.cli.trace.spans import STEPS, WAITS_FOR, Spans
+from weft.cli.trace.spans import STEPS, WAITS_FOR, TraceSpans
 from weft.engine.tracing.events import Wait
 from weft.server.settings import ServerSettings
 from weft.server.tracing.hub import as_json
@@ -38,7 +38,7 @@ def lanes_of(spans: list[dict[str, Any]]) -> dict[tuple[int, int], list[dict[str
 
 
 def assert_nested(lane: list[dict[str, Any]]) -> None:
-    """Spans of a lane contain each other or do not overlap, as viewers need them."""
+    """TraceSpans of a lane contain each other or do not overlap, as viewers need them."""
     open_ends: list[float] = []
     for span in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
         assert span["dur"] >= 0
@@ -57,7 +57,7 @@ def test_spans_are_nested_and_add_up_to_what_the_engine_reports(monkeypatch: pyt
     assert isinstance(engine, WatchedEngine)
     if engine.steps <= engine.first_step:
         return
-    seen, spans = judge(engine), Spans()
+    seen, spans = judge(engine), TraceSpans()
     # A client hears of a source from its opening on.
     heard = dropwhile(lambda batch: not batch.opening, engine.batches)
     messages = [json.loads(msgspec.json.encode(as_json(batch, True, 0))) for batch in heard]
@@ -85,7 +85,7 @@ def test_every_wait_has_words() -> None:
 
 
 def test_what_a_client_lost_and_who_was_forgotten_shows() -> None:
-    spans, event = Spans(), {"id": "a", "tenant": "", "at": 5.0}
+    spans, event = TraceSpans(), {"id": "a", "tenant": "", "at": 5.0}
     first = {"at": 5.0, "events": [{**event, "event": "waits", "for": "turn", "prompt": 3}], "lost": 0}
     list(spans.take({**first, "opening": True}))
     found = list(spans.take({"at": 9.0, "events": [], "lost": 7, "opening": True}))

@@ -23,7 +23,7 @@ WAITS_FOR = {
 }
 
 
-class OpenRequest:
+class TracedRequest:
     """A request that has not ended. `since` is the time up to which its lane has spans."""
 
     __slots__ = ("began", "facts", "id", "lane", "since", "wait")
@@ -37,13 +37,13 @@ class OpenRequest:
         self.facts: dict[str, Any] = {}
 
 
-class Source:
+class TracedSource:
     """One engine. `process` is its number in the trace."""
 
     def __init__(self, process: int, name: str) -> None:
         self.process = process
         self.name = name
-        self.requests: dict[str, OpenRequest] = {}
+        self.requests: dict[str, TracedRequest] = {}
         self._lanes: set[int] = set()
         self._named: set[int] = set()
         self._step_end = 0.0
@@ -76,7 +76,7 @@ class Source:
         request = self.requests.get(name)
         if request is None:
             began = at - event.get("ms", 0)
-            request = self.requests[name] = OpenRequest(name, self._free_lane(), began)
+            request = self.requests[name] = TracedRequest(name, self._free_lane(), began)
             if request.lane not in self._named:
                 self._named.add(request.lane)
                 yield self._label("thread_name", request.lane, f"requests {request.lane}")
@@ -102,7 +102,7 @@ class Source:
             request.facts |= {"tenant": event["tenant"], **facts}
             request.facts.pop("for", None)
 
-    def _waited(self, request: OpenRequest, at: float) -> Iterator[Span]:
+    def _waited(self, request: TracedRequest, at: float) -> Iterator[Span]:
         if request.wait is not None:
             yield self._span(request, at, WAITS_FOR.get(request.wait, f"waits for {request.wait}"), {})
         request.wait, request.since = None, max(request.since, at)
@@ -117,7 +117,7 @@ class Source:
 
     def _step(self, step: dict[str, Any]) -> Iterator[Span]:
         facts = {key: value for key, value in step.items() if key not in ("at", "ms")}
-        # Times and durations come from two clocks. Spans that overlap would be shown wrongly.
+        # Times and durations come from two clocks. TraceSpans that overlap would be shown wrongly.
         begin = max(step["at"] - step["ms"], self._step_end)
         self._step_end = max(step["at"], begin)
         found = {"ph": "X", "pid": self.process, "tid": STEPS, "ts": 1000 * begin}
@@ -125,7 +125,7 @@ class Source:
         rows = {"decoded": step["tokens"] - step["prompt_tokens"], "prompts": step["prompt_tokens"]}
         yield {"ph": "C", "pid": self.process, "ts": found["ts"], "name": "tokens of a step", "args": rows}
 
-    def _span(self, request: OpenRequest, at: float, name: str, facts: dict[str, Any]) -> Span:
+    def _span(self, request: TracedRequest, at: float, name: str, facts: dict[str, Any]) -> Span:
         begin, request.since = request.since, max(request.since, at)
         found = {"ph": "X", "pid": self.process, "tid": request.lane, "ts": 1000 * begin}
         return {**found, "dur": 1000 * (request.since - begin), "name": name, "args": facts}
@@ -144,11 +144,11 @@ class Source:
         return lane
 
 
-class Spans:
-    """Spans of all sources."""
+class TraceSpans:
+    """TraceSpans of all sources."""
 
     def __init__(self) -> None:
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[str, TracedSource] = {}
         self._at = 0.0
         # For the line that sums it up.
         self.events = self.steps = self.lost = 0
@@ -160,7 +160,7 @@ class Spans:
         self.steps += len(message.get("steps", ()))
         self.lost += message["lost"]
         if name not in self._sources:
-            self._sources[name] = Source(len(self._sources) + 1, name)
+            self._sources[name] = TracedSource(len(self._sources) + 1, name)
             yield from self._sources[name].begin()
         yield from self._sources[name].take(message)
 

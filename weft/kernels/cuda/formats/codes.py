@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from torch import Tensor
 from triton import knobs
 
 from weft.kernels.cuda.formats.packed import (
@@ -26,7 +25,6 @@ from weft.kernels.cuda.formats.packed import (
     CodeTiles,
 )
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
-from weft.kernels.cuda.launch.launching import Arguments, named
 from weft.kernels.formats.stored import DENSE, Stored
 
 # Triton's interpreter runs no assembly, and is wrong in bfloat16: it decodes in float32.
@@ -105,14 +103,6 @@ def form_of(stored: Stored) -> dict[str, str | int] | None:
     if not isinstance(form, CodeTiles):
         return None
     return {"FORMAT": form.kind, "PAIRS": form.pairs, "BLOCK_ROWS": form.block_rows, "RUNS": form.runs}
-
-
-def pointers(stored: Stored) -> Arguments:
-    """Return the tensors of a matrix as arguments of a kernel."""
-    codes, *others = stored.tensors
-    scales: Tensor | None = others[0] if others else None
-    more: Tensor | None = others[1] if len(others) > 1 else None
-    return named(codes=codes, scales=scales, more=more)
 
 
 def most_rows(stored: Stored) -> int:

@@ -17,7 +17,6 @@ from weft.kernels.cuda.formats.codes import (
     factor_of,
     form_of,
     numbers_of,
-    pointers,
     scale_at,
     scales_of,
     words_of,
@@ -25,7 +24,7 @@ from weft.kernels.cuda.formats.codes import (
 )
 from weft.kernels.cuda.formats.packed import LINES
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
-from weft.kernels.cuda.formats.tiles import load_tile
+from weft.kernels.cuda.formats.tiles import load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.formats.stored import Stored
@@ -70,7 +69,7 @@ def decode_into(part: Stored, first: int, found: Float[Tensor, "outputs inputs"]
         return
     assert form is not None
     decode_tiles_kernel[(-(-len(found) // OUTPUTS), -(-part.inputs // form.step))](
-        tiles.pointers(part), own, named(outputs=part.outputs, inputs=part.inputs),
+        pointers(part), own, named(outputs=part.outputs, inputs=part.inputs),
         OUTPUTS=OUTPUTS, **form.constants, num_warps=4, **early(found),
     )  # fmt: skip
 

@@ -15,8 +15,9 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, most_rows, pointers, summed
+from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, most_rows, summed
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
+from weft.kernels.cuda.formats.tiles import pointers
 from weft.kernels.cuda.launch.gpus import H200
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, on_branch, wait

@@ -13,9 +13,10 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, form_of, most_rows, of_expert, pointers, summed
+from weft.kernels.cuda.formats.codes import STEP, form_of, most_rows, of_expert, summed
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
+from weft.kernels.cuda.formats.tiles import pointers
 from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.packed import between_parts, lines_of
