@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 from _pytest.doctest import DoctestModule
+from hypothesis.internal.conjecture import providers
 
 # The same examples in every run, however long they take: a failure is one of the change, not of luck.
 hypothesis.settings.register_profile(
@@ -21,6 +22,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("same")
+# Hypothesis also draws constants of the modules that a process has imported so far, which is luck.
+providers._get_local_constants = lambda constants=providers._local_constants: constants
 
 # Test processes run side by side: one thread each, or they would fight for the cores and take ten times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
