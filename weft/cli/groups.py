@@ -26,7 +26,7 @@ FRONT: Groups = {
     "usage_file",
     "limits": "max_open_requests max_body max_answers batch_folder limit",
     "answers": "served_model_name alias tool_parser reasoning_parser sse_keep_alive",
-    "log": "log_level log_format log_requests",
+    "log": "log_level log_format log_requests otlp_traces_endpoint",
 }
 SERVE: Groups = {
     "models": "models models_memory keep_alive",

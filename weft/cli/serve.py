@@ -115,6 +115,9 @@ class FrontOptions:
         15.0, "seconds without output after which a stream sends a comment; 0: never", metavar="SECONDS"
     )
     vllm_metrics: bool = option(False, "also export metrics under vLLM's names, for dashboards that exist")
+    otlp_traces_endpoint: str | None = option(
+        None, "collector of OpenTelemetry (OTLP over HTTP) that gets a span for each request", metavar="URL"
+    )
     responses_memory: str | int = option(
         "off", "memory for responses that the server stores, such as 256MiB; with --disk also in a file beside it"
     )
@@ -421,6 +424,7 @@ def settings_of(options: FrontOptions) -> ServerSettings:
         drain_seconds=options.drain_seconds,
         log_requests=options.log_requests,
         vllm_metrics=options.vllm_metrics,
+        otlp_traces_endpoint=options.otlp_traces_endpoint,
         keep_alive_seconds=options.sse_keep_alive,
         limits=limits_of(options),
         responses_bytes=responses_bytes(options),

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from weft.answers.followed import FollowedAnswer
 from weft.base.logs import log_fields
 from weft.engine.events import FinishReason
 from weft.server.access.auth import Tenant
@@ -24,6 +25,7 @@ from weft.server.access.rates import Used
 from weft.server.http.errors import GONE, is_anthropic
 from weft.server.http.sse import DIRECT, DISCONNECT, ERROR
 from weft.server.metrics.registry import OTHER, Metrics
+from weft.server.tracing.spans import RequestSpans
 
 log = logging.getLogger("weft.access")
 
@@ -35,7 +37,16 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class Computed(Protocol):
-    """What the engine computed for a request: a `Generation`, or several."""
+    """What the engine computed for a request: a `Generation`, or several. The first of the `names` is the answer's."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def sequences(self) -> Sequence[FollowedAnswer]: ...
 
     def used(self) -> Used: ...
 
@@ -123,12 +134,14 @@ class AccessLog:
         metrics: Metrics,
         logs: bool,
         clock: Callable[[], float] = perf_counter,
+        spans: RequestSpans | None = None,
     ) -> None:
         self._app = app
         self._route = RouteNames(routes)
         self._metrics = metrics
         self._logs = logs
         self._clock = clock
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -158,7 +171,7 @@ class AccessLog:
         finally:
             if record.status is None and REFUSED in state:
                 self._count(record, state[REFUSED])
-            self._log(record)
+            self._log(record, scope)
 
     def refused(self, scope: Scope, status: int, seconds: float) -> list[tuple[bytes, bytes]]:
         """Count and log a connection's own answer after this time; return the headers that it must carry.
@@ -169,16 +182,18 @@ class AccessLog:
         if record is None:
             record = Record(scope, self._clock() - seconds)
             self._count(record, status)
-            self._log(record)
+            self._log(record, scope)
         return record.headers()
 
     def _count(self, record: Record, status: int) -> None:
         record.status = status
         self._metrics.answered(record.method, self._route(record.path), status)
 
-    def _log(self, record: Record) -> None:
+    def _log(self, record: Record, scope: Scope) -> None:
         if self._logs:
             log_fields(log, "request", record.fields(self._route(record.path), self._clock()))
+        if self._spans is not None:
+            self._spans.note(record, self._route(record.path), scope["headers"])
 
 
 class RouteNames:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from time import perf_counter
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -62,6 +63,7 @@ from weft.server.settings import ServerSettings
 from weft.server.stored.answers import StoredAnswers
 from weft.server.texts.pool import TextPool
 from weft.server.tracing import routes as tracing
+from weft.server.tracing.spans import send_to
 from weft.text.template import ChatTemplate
 from weft.text.tokenizer import Tokenizer
 
@@ -177,14 +179,16 @@ def create_app(
 
 
 def protected(routes: list[Route], settings: ServerSettings, keys: Keys, counted: Metrics) -> AccessLog:
-    """Return the routes behind keys and bounds, with a line of the log and a count for every response."""
+    """Return the routes behind keys and bounds, with a line of the log, a count and a span for every response."""
     handlers = dict.fromkeys((WeftError, HTTPException, Exception), _failed)
     inner = Starlette(routes=routes, exception_handlers=handlers)
     app: ASGIApp = Guard(inner, settings, keys)
     if settings.cors_origins:
         # Outside the guard: a browser asks for permission before it sends its key.
         app = with_cors(app, settings.cors_origins)
-    return AccessLog(app, routes, counted, settings.log_requests)
+    endpoint = settings.otlp_traces_endpoint
+    spans = None if endpoint is None else send_to(endpoint, perf_counter)
+    return AccessLog(app, routes, counted, settings.log_requests, perf_counter, spans)
 
 
 def common_routes(side: ServerSide, keys: Keys, settings: ServerSettings) -> list[Route]:

@@ -340,7 +340,8 @@ class Front:
                 note_retained(self.retained, generation)
                 self.requests.note(generation)
 
-        generation = Generation((name, *aliases), tenant, self.backend, self.metrics, closed, form)
+        names, model = (name, *aliases), self.model_name
+        generation = Generation(names, tenant, self.backend, self.metrics, closed, form, model)
         self.generations.add(generation)
         return generation
 

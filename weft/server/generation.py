@@ -69,7 +69,9 @@ class Generation:
         metrics: Metrics,
         closed: Callable[[Generation], None] = lambda generation: None,
         form: Form | None = None,
+        model: str = "",
     ) -> None:
+        self.model = model
         self.names = tuple(dict.fromkeys(names))
         # On the clocks of Unix time and of `perf_counter`.
         self.started_at, self.started = time(), perf_counter()

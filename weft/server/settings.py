@@ -129,6 +129,7 @@ class ServerSettings:
     page: bool = True  # serve the page at /
     log_requests: bool = True
     vllm_metrics: bool = False  # also export metrics under vLLM's names
+    otlp_traces_endpoint: str | None = None  # URL of a collector that gets a span for each request
     keep_alive_seconds: float = 15.0  # without output before a stream sends a comment; 0: never
     cors_origins: tuple[str, ...] = ()
     trusted_hosts: tuple[str, ...] = ()

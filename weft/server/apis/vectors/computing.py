@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from starlette.requests import Request
 
+from weft.answers.followed import FollowedAnswer
 from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Report
 from weft.server.access.rates import Used
@@ -29,7 +30,13 @@ class Computation:
         self._body = body
         self._field = field
         self._name = new_name("vec-")
+        self.names = (self._name,)
+        self.model = front.model_name
         self._generations: list[Generation] = []
+
+    @property
+    def sequences(self) -> list[FollowedAnswer]:
+        return [sequence for each in self._generations for sequence in each.sequences]
 
     def used(self) -> Used:
         found = [each.used() for each in self._generations]
