@@ -25,7 +25,6 @@ from weft.server.access.rates import Used
 from weft.server.http.errors import GONE, is_anthropic
 from weft.server.http.sse import DIRECT, DISCONNECT, ERROR
 from weft.server.metrics.registry import OTHER, Metrics
-from weft.server.tracing.spans import RequestSpans
 
 log = logging.getLogger("weft.access")
 
@@ -124,6 +123,12 @@ class Record:
 NO_GENERATION = dict.fromkeys(("tokens_in", "tokens_cached", "tokens_out", "queue_ms", "first_token_ms"))
 
 
+class EndedRequests(Protocol):
+    """Takes every request once its response is complete."""
+
+    def note(self, record: Record, route: str, headers: Sequence[tuple[bytes, bytes]]) -> None: ...
+
+
 class AccessLog:
     """Wraps the whole application, so that no response leaves without an id and a count."""
 
@@ -134,7 +139,7 @@ class AccessLog:
         metrics: Metrics,
         logs: bool,
         clock: Callable[[], float] = perf_counter,
-        spans: RequestSpans | None = None,
+        spans: EndedRequests | None = None,
     ) -> None:
         self._app = app
         self._route = RouteNames(routes)
