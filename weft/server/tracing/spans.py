@@ -37,14 +37,13 @@ NEEDED = "needs the libraries of OpenTelemetry; run: pip install 'weft-serve[ote
 
 
 class RequestSpans:
-    """`clock` is the one of the records of requests, `wall` Unix time. Both in seconds."""
+    """`clock` is the clock of the requests' records, and `wall` is Unix time, both in seconds."""
 
     def __init__(
         self, provider: TracerProvider, clock: Callable[[], float], wall: Callable[[], float] = time.time
     ) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider = provider
         self._tracer = provider.get_tracer("weft", __version__)
         self._context = TraceContextTextMapPropagator()
         self._clock = clock
@@ -72,9 +71,6 @@ class RequestSpans:
             first = ended - (now - computed.first_token_seconds)
             span.add_event("gen_ai.first_token", timestamp=nanoseconds(first))
         span.end(nanoseconds(ended))
-
-    def flush(self) -> None:
-        self._provider.force_flush()
 
 
 def send_to(endpoint: str, clock: Callable[[], float]) -> RequestSpans:
