@@ -264,6 +264,7 @@ def test_an_option_may_be_repeated_where_it_holds_several():
         ("--quantization fp8", {"quantize": "fp8"}),
         ("-q mxfp4", {"quantize": "off"}),
         ("--quantization=modelopt_fp8 --kv-cache-dtype auto --moe-runner-backend triton", {}),
+        ("--kv-cache-dtype fp8_e4m3", {"kv_dtype": "fp8"}),
         ("--served-model-name a --host ::1 --port 30000", {"served_model_name": "a", "host": "::1", "port": 30000}),
     ],
 )
@@ -278,7 +279,7 @@ def test_flags_of_other_engines_mean_what_they_mean_there(arguments, options):
         ("--ep=8", "--ep 8: use --tensor-parallel with --expert-parallel"),
         ("--trust-remote-code", "--trust-remote-code: Weft never runs code from a model's folder"),
         ("-q bitsandbytes", "-q bitsandbytes: --quantize fp8, int8, int4 or mxfp4 quantises"),
-        ("--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e4m3: the KV cache has the model's data type"),
+        ("--kv-cache-dtype fp8_e5m2", "--kv-cache-dtype fp8_e5m2: must be one of fp8_e4m3, auto, fp8"),
         ("--calculate-kv-scales", "--calculate-kv-scales: the KV cache has no scales"),
         ("--quantization-param-path a.json", "the KV cache has no scales"),
         ("--torchao-config int4wo-128", "--torchao-config int4wo-128: use --quantize"),

@@ -35,6 +35,7 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
+KV_DTYPES = ("auto", "fp8")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -69,6 +70,12 @@ class Options:
         QUANTISED,
     )
     quantize_head: bool = option(False, "with --quantize, the output head too")
+    kv_dtype: str = option(
+        "auto",
+        "data type of cached keys and values; fp8: eight bits, with a power of two for each token and head "
+        "(docs/formats.md); auto: that of the model",
+        KV_DTYPES,
+    )
     int8_activations: bool = option(
         True,
         "on CPUs, multiply weights of up to 8 bits, but not FP8, with activations rounded to 8-bit integers, a scale "

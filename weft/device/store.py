@@ -14,21 +14,27 @@ import numpy as np
 import torch
 
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.spec import ALIGNMENT, AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
+from weft.memory.spec import ALIGNMENT, FP8, ITEM_BYTES, AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.float8_e4m3fn,
+    "uint8": torch.uint8,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionView:
     """Keys and values of one layer, by page: [pages, cell, kv_heads, head_dim].
 
-    Values of a latent page are a view of its keys: their first features.
+    Values of a latent page are a view of its keys: their first features. Keys and values in FP8 have exponents
+    [pages, cell, kv_heads].
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     window: int | None
+    key_exponents: torch.Tensor | None = None
+    value_exponents: torch.Tensor | None = None
     # Values that kernels derive from a view once, each under its own key.
     derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -116,9 +122,12 @@ class Store:
             if memory.latent is not None:
                 keys = take(kind, shape, memory.dtype, memory.bytes_per_token * self.spec.cell)
                 return AttentionView(keys, keys[..., : memory.latent], memory.window)
-            half = memory.bytes_per_token * self.spec.cell // 2
-            keys, values = (take(kind, shape, memory.dtype, half) for _ in range(2))
-            return AttentionView(keys, values, memory.window)
+            size = prod(shape) * ITEM_BYTES[memory.dtype]
+            keys, values = (take(kind, shape, memory.dtype, size) for _ in range(2))
+            if memory.dtype != FP8:
+                return AttentionView(keys, values, memory.window)
+            of_keys, of_values = (take(kind, shape[:-1], "uint8", prod(shape[:-1])) for _ in range(2))
+            return AttentionView(keys, values, memory.window, of_keys, of_values)
 
         def carve_recurrent(memory: RecurrentMemory) -> RecurrentView:
             def take_tail(part: Part) -> torch.Tensor:

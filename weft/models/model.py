@@ -124,6 +124,9 @@ class Mixer(Layer):
     def warm(self, operations: Operations) -> None:
         """Prepare, before the first step, anything that would make a step wait."""
 
+    def keep_pages_in(self, dtype: str) -> None:
+        """Keep keys and values in a dtype other than the model's. Layers without any do nothing."""
+
     def prefix_members(self, operations: Operations) -> int | None:
         """Return how many decodes read a shared prefix together; None if the layer reads no whole prefix."""
         return None
@@ -194,6 +197,11 @@ class CausalModel(Layer):
         for index, mixer in enumerate(found):
             mixer.index = index
         return found
+
+    def keep_pages_in(self, dtype: str) -> None:
+        """Let all layers keep keys and values in this dtype; raise if one cannot. "auto": in that of the model."""
+        for mixer in self.mixers() if dtype != "auto" else []:
+            mixer.keep_pages_in(dtype)
 
     def memories(self, operations: Operations) -> tuple[Memory, ...]:
         """Return the memory of all mixers, in the layout that these operations read."""

@@ -65,13 +65,16 @@ def load_drafter(
 ) -> CausalModel | None:
     """Return the model that decodes the drafts of an engine with these options, if one does."""
     if draft_of(options) == "model":
-        return load_draft(options, tokenizer, target, device, progress)
+        draft = load_draft(options, tokenizer, target, device, progress)
+        draft.keep_pages_in(options.kv_dtype)
+        return draft
     if draft_of(options) != "mtp":
         return None
     place = builtin.place_of(options.model)
     parts = (options.weights, options.seed, chosen.operations, device, quantising_of(options))
     head = load_head(place, target, model_dtype(target), *parts)
     head.limit = options.draft_vocabulary
+    head.keep_pages_in(options.kv_dtype)
     return head
 
 

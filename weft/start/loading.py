@@ -247,6 +247,7 @@ def load_model_of(
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
+    model.keep_pages_in(options.kv_dtype)
     chosen = choose(device, dtype, model.memories, exact=exact, rounds=options.int8_activations)
     room_for = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress, chosen)
 
@@ -256,9 +257,8 @@ def load_model_of(
     drafts = GIVING_WAY[options.draft] if given.draft == "auto" else (options.draft,)
     wanted = options
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
-    reasons |= given_up(wanted, options)
     engine_config, sizes = resolve(options, facts)
-    reasons |= sizes
+    reasons |= given_up(wanted, options) | sizes
     report_choices(device, chosen, reasons)
     engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:

@@ -369,6 +369,7 @@ from weft.kernels.cuda.launch.arguments import UPLOADED
 
 def build(kernel, types, constants, warps=4, stages=2):
     names = kernel.arg_names
+    constants = {**constants, **{name: None for name in names if name.endswith("_exponents")}}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     # Without this loads stay narrow and are not spread over stages.
     wide = [index for index, name in enumerate(names) if name.endswith(("_ptr", "_pages", "stride"))]

@@ -24,6 +24,7 @@ from weft.kernels.cpu.paged_reads import PaddedRead, Read, RowRead, SharedRead, 
 from weft.kernels.cpu.rotary import rotate
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
+from weft.kernels.pages import put, take
 
 # Values and, if needed, the logarithm of the sum that they were divided by, [tokens, heads].
 Mixed = tuple[Float[Tensor, "tokens heads head_dim"], Float[Tensor, "tokens heads"] | None]
@@ -69,11 +70,7 @@ def attention(
     """Attend with queries and keys that are already normed and rotated."""
     assert batch.host is not None
     paging = indices(batch).paging(view.window)
-    if paging.lone is not None:
-        view.keys[paging.lone], view.values[paging.lone] = k, v
-    else:
-        view.keys[paging.write_page, paging.write_offset] = k
-        view.values[paging.write_page, paging.write_offset] = v
+    put(view, (paging.write_page, paging.write_offset) if paging.lone is None else paging.lone, k, v)
     reads = batch.derived.get(("attention", view.window))
     if reads is None:
         reads = plan_reads(batch.host.rows, paging, view.window, view.keys.shape[1])
@@ -113,8 +110,8 @@ def _mix_row(
     kv_heads = view.keys.shape[2]
     group = heads // kv_heads
     keys, values = (
-        wide(pages.index_select(0, read.pages).flatten(0, 1)[read.low : read.high]).transpose(0, 1).unsqueeze(1)
-        for pages in (view.keys, view.values)
+        part.flatten(0, 1)[read.low : read.high].transpose(0, 1).unsqueeze(1)
+        for part in take(view, read.pages, q.dtype)
     )
     if count == 1:
         # With a single query, the heads take the place of queries.
@@ -133,12 +130,12 @@ def _mix_padded(
     """Attend for rows of one query each, in one padded pass."""
     rows, kv_heads = q.shape[0], view.keys.shape[2]
 
-    def gather(pages: Tensor) -> Tensor:
-        tokens = pages.index_select(0, read.pages).flatten(0, 1).index_fill_(0, read.unseen, 0)
-        by_row: Tensor = wide(tokens).unflatten(0, (rows, -1))
+    def of_rows(pages: Tensor) -> Tensor:
+        tokens = pages.flatten(0, 1).index_fill_(0, read.unseen, 0)
+        by_row: Tensor = tokens.unflatten(0, (rows, -1))
         return by_row.transpose(1, 2)
 
-    queries, keys, values = q.unflatten(1, (kv_heads, -1)), gather(view.keys), gather(view.values)
+    queries, (keys, values) = q.unflatten(1, (kv_heads, -1)), map(of_rows, take(view, read.pages, q.dtype))
     mixed, total = _softmax_mix(queries, keys, values, read.mask, False, scale, softcap, with_total)
     return mixed.flatten(1, 2), None if total is None else total.flatten(1)
 
@@ -148,10 +145,7 @@ def _mix_shared(q: Tensor, view: AttentionView, read: SharedRead, scale: float, 
     kv_heads = view.keys.shape[2]
     mine = q[read.tokens]
     rows, _, head_dim = mine.shape
-    keys, values = (
-        wide(pages.index_select(0, read.pages).flatten(0, 1)).transpose(0, 1).unsqueeze(0)
-        for pages in (view.keys, view.values)
-    )
+    keys, values = (part.flatten(0, 1).transpose(0, 1).unsqueeze(0) for part in take(view, read.pages, q.dtype))
     queries = mine.unflatten(1, (kv_heads, -1)).transpose(0, 1).reshape(1, kv_heads, -1, head_dim)
     common, common_total = _softmax_mix(queries, keys, values, None, False, scale, softcap, True)
     assert common_total is not None

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.device.store import AttentionView
+from weft.kernels.cuda.attention.pages import coded, exponent_for
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -112,7 +113,8 @@ def normed(value, inverse, scale, turning, dtype: tl.constexpr):
 @jit(**STEP)
 def rotate_kernel(
     projected, projected_stride, weight, cosine, sine, queries, heads, kv_heads, cell, eps,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr,
     SIDE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -122,14 +124,9 @@ def rotate_kernel(
     first_head = tl.program_id(1) * SIDE
     turning = first_head < heads + kv_heads
     head = tl.arange(0, SIDE)[:, None]
-    line = tl.load(write_page + token).to(tl.int64) * page_stride
-    line += (tl.load(positions + token).to(tl.int32) % cell) * kv_heads * HEAD_DIM
-    if first_head < heads:
-        to = queries + (token * heads + first_head) * HEAD_DIM
-    elif turning:
-        to = key_pages + line + (first_head - heads) * HEAD_DIM
-    else:
-        to = value_pages + line + (first_head - heads - kv_heads) * HEAD_DIM
+    page = tl.load(write_page + token).to(tl.int64)
+    in_page = (tl.load(positions + token).to(tl.int32) % cell) * kv_heads
+    line = page * page_stride + in_page * HEAD_DIM
     source = projected + token * projected_stride + first_head * HEAD_DIM
     pair = tl.arange(0, HALF_BLOCK)[None, :]
     other = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
@@ -160,7 +157,43 @@ def rotate_kernel(
     if HALF:
         turned = tl.where(turning, first * along - second * across, first)
         second = tl.where(turning, second * along + first * across, second)
-        tl.store(to + place, turned.to(dtype), mask=in_pair)
-        tl.store(to + place + HALF, second.to(dtype), mask=in_pair)
+        first = turned
+    first, second, rest = first.to(dtype), second.to(dtype), rest.to(dtype)
+    own_head = first_head - heads - tl.where(turning, 0, kv_heads)
+    if key_exponents is not None:
+        if first_head < heads:
+            to = queries + (token * heads + first_head) * HEAD_DIM
+            _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
+        else:
+            # The exponents of these heads come from all of their numbers.
+            pages, exponents = key_pages, key_exponents
+            if not turning:
+                pages, exponents = value_pages, value_exponents
+            largest = tl.maximum(tl.max(tl.abs(first.to(tl.float32)), 1), tl.max(tl.abs(second.to(tl.float32)), 1))
+            largest = tl.maximum(largest, tl.max(tl.abs(rest.to(tl.float32)), 1))
+            found = exponent_for(largest)
+            spot = exponents + page * exponent_stride + in_page + own_head + tl.arange(0, SIDE)
+            tl.store(spot, found.to(tl.uint8))
+            first, second = coded(first.to(tl.float32), found[:, None]), coded(second.to(tl.float32), found[:, None])
+            rest = coded(rest.to(tl.float32), found[:, None])
+            to = pages + line + own_head * HEAD_DIM
+            _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
+    else:
+        if first_head < heads:
+            to = queries + (token * heads + first_head) * HEAD_DIM
+        elif turning:
+            to = key_pages + line + own_head * HEAD_DIM
+        else:
+            to = value_pages + line + own_head * HEAD_DIM
+        _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
+
+
+@triton.jit
+def _store_heads(
+    to, place, rest_place, first, second, rest, in_pair, in_rest, HALF: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    if HALF:
+        tl.store(to + place, first, mask=in_pair)
+        tl.store(to + place + HALF, second, mask=in_pair)
     if 2 * HALF < HEAD_DIM:
-        tl.store(to + rest_place, rest.to(dtype), mask=in_rest)
+        tl.store(to + rest_place, rest, mask=in_rest)

@@ -16,6 +16,7 @@ from weft.device.store import AttentionView
 from weft.kernels.attention import AttentionForm, AttentionInputs
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
+from weft.kernels.pages import put, take
 from weft.kernels.plain.activation import gated_product
 from weft.kernels.plain.norm import rms_norm
 from weft.kernels.plain.rotary import rotate
@@ -64,8 +65,8 @@ def attention(
     for number, row in enumerate(rows_of_step(batch)):
         pages = pages_of(batch, number, view.window)
         for position in range(row.start, row.end):
-            page, place = pages[position // batch.cell], position % batch.cell
-            view.keys[page, place], view.values[page, place] = k[row.packed(position)], v[row.packed(position)]
+            place, token = (pages[position // batch.cell], position % batch.cell), row.packed(position)
+            put(view, place, k[token], v[token])
         y[row.tokens] = attend_row(q[row.tokens], row, pages, view, scale, softcap, sinks)
     return y
 
@@ -91,11 +92,10 @@ def attend_row(
     cell, share = view.keys.shape[1], q.shape[1] // view.keys.shape[2]
     low = 0 if view.window is None else max(0, row.start - view.window + 1)
     cells = range(low // cell, (row.end - 1) // cell + 1)
+    listed = torch.tensor([pages[number] for number in cells], device=q.device)
     keys, values = (
-        torch.cat([part[pages[number]] for number in cells])[low % cell :][: row.end - low]
-        .repeat_interleave(share, 1)
-        .float()
-        for part in (view.keys, view.values)
+        part.flatten(0, 1)[low % cell :][: row.end - low].repeat_interleave(share, 1)
+        for part in take(view, listed, torch.float32)
     )
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
     if softcap is not None:

@@ -100,10 +100,14 @@ class Attention(ProjectedMixer):
         elif shape.norm_eps is not None:
             self.qk_norm = QueryKeyNorm(heads, kv_heads, head_dim, shape.norm_zero_centred)
         self.sinks = nn.Parameter(torch.empty(heads), requires_grad=False) if shape.sinks else None
+        self.page_dtype = DTYPE_NAMES[shape.dtype]
 
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
-        return AttentionMemory(shape.kv_heads, shape.head_dim, DTYPE_NAMES[shape.dtype], shape.window)
+        return AttentionMemory(shape.kv_heads, shape.head_dim, self.page_dtype, shape.window)
+
+    def keep_pages_in(self, dtype: str) -> None:
+        self.page_dtype = dtype
 
     def mix(
         self,

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from weft.base.errors import ModelError
 from weft.device.store import AttentionView, View
 from weft.kernels.attention import LatentInputs, LatentWeights
 from weft.kernels.interface import Batch, Operations
@@ -74,6 +75,9 @@ class LatentAttention(ProjectedMixer):
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
         return AttentionMemory(1, shape.stored, DTYPE_NAMES[shape.dtype], latent=shape.latent)
+
+    def keep_pages_in(self, dtype: str) -> None:
+        raise ModelError(f"kv_dtype: latents of this model's attention cannot be kept in {dtype}; leave it out")
 
     def mix(
         self,

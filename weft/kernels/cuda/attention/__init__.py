@@ -112,7 +112,8 @@ def read_pages(
     elif batch.pieces:
         shape = shape_of(q, view, scale, softcap)
         seen = batch.farthest if view.window is None else min(batch.farthest, view.window + batch.longest)
-        if batch.longest * seen >= FLASHINFER_WORK and flashinfer.is_warm(shape, q.device):
+        is_read_by_others = view.key_exponents is None and batch.longest * seen >= FLASHINFER_WORK
+        if is_read_by_others and flashinfer.is_warm(shape, q.device):
             flashinfer.attend_prefill(q, out, batch, listed, view, shape, sinks, batch.derived)
         else:
             attend_pieces(q, out, batch, view, scale, softcap, sinks)
@@ -171,6 +172,7 @@ def write_pages(
     """Write new keys and values to their pages: the token at position p goes to index p % cell of its page."""
     tokens, kv_heads, head_dim = k.shape
     cell = view.keys.shape[1]
+    assert view.key_exponents is None, "layers write pages when they rotate"
     _write_token[(tokens,)](
         named(
             k_ptr=k, k_token_stride=k.stride(0), k_head_stride=k.stride(1),
@@ -185,7 +187,8 @@ def write_pages(
 @jit(**STEP)
 def _write_token(
     k_ptr, k_token_stride, k_head_stride, v_ptr, v_token_stride, v_head_stride,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     CELL: tl.constexpr, HEAD_DIM: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip

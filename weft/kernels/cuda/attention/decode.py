@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.device.store import AttentionView
+from weft.kernels.cuda.attention.pages import powers_at
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.launch.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
@@ -252,17 +253,32 @@ def _beginning(
     return peak, total, mixed
 
 
+@triton.jit
+def _fill(
+    out_ptr, first, known, token, out_token_stride, head,
+    TOKENS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Fill the outputs of a row's tokens after the first TOKENS with zeros. Line i is of token `token[i]`."""
+    feature = tl.arange(0, BLOCK_DIM)
+    for later in range(TOKENS, known, TOKENS):
+        place = (tl.cast(first, tl.int64) + later + token)[:, None] * out_token_stride + head[:, None] * HEAD_DIM
+        real = (later + token < known)[:, None] & (token < TOKENS)[:, None] & (feature < HEAD_DIM)[None, :]
+        nothing = tl.zeros([head.shape[0], BLOCK_DIM], out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place + feature[None, :], nothing, mask=real)
+
+
 @jit(**STEP)
 def _attend_share(
     q_ptr, q_token_stride, q_head_stride, scale,
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows, shares, least_cells,
     page_place, member_token, prefix_ptr, prefix_sums_ptr,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP.
 
@@ -273,17 +289,15 @@ def _attend_share(
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
     share_begin = share * size
     share_end = tl.minimum(share_begin + size, tl.load(page_bounds + rows))
-    first_row = _row_of(share_begin, page_bounds, rows)
-    last_row = _row_of(share_end - 1, page_bounds, rows)
+    first_row, last_row = _row_of(share_begin, page_bounds, rows), _row_of(share_end - 1, page_bounds, rows)
     wait(EARLY)
     if share_begin >= share_end:
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCKS: tl.constexpr = CELL // KEYS
     APART: tl.constexpr = GROUPED or CONTINUED
-    line = tl.arange(0, LINES)
+    line, feature, index = tl.arange(0, LINES), tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
-    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     is_feature = feature < HEAD_DIM
     in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
     row_begin = tl.load(page_bounds + first_row)
@@ -297,16 +311,12 @@ def _attend_share(
         following = _row_at(next_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART)
         if TOKENS > 1 and not GROUPED:
             # Padding has finite outputs. Only the share in which the row begins writes them.
-            for later in range(TOKENS, tl.where(share_begin <= row_begin, known, 0), TOKENS):
-                zero_at = (tl.cast(first, tl.int64) + later + token)[:, None] * out_token_stride
-                is_zero = (later + token < known)[:, None] & (token < TOKENS)[:, None] & is_feature[None, :]
-                zeros = tl.zeros([LINES, BLOCK_DIM], out_ptr.dtype.element_ty)
-                tl.store(out_ptr + zero_at + head[:, None] * HEAD_DIM + feature[None, :], zeros, mask=is_zero)
+            last = tl.where(share_begin <= row_begin, known, 0)
+            _fill(out_ptr, first, last, token, out_token_stride, head, TOKENS, HEAD_DIM, BLOCK_DIM)
         length = tl.minimum(known, TOKENS)
         position, last = start + token, start if GROUPED else start + length - 1
         low = tl.maximum(first_position, start - WINDOW + 1) if WINDOW else first_position
-        is_line = token < length
-        is_query = is_line[:, None] & is_feature[None, :]
+        is_line, is_query = token < length, (token < length)[:, None] & is_feature[None, :]
         packed = _packed(first + token, is_line, member_token, GROUPED)
         query_at = packed[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
         q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
@@ -328,6 +338,7 @@ def _attend_share(
             next_page, page = page, tl.load(page_list + after)
         for block in tl.range(first_block, last_block + 1):
             block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+            powers = next_page.to(tl.int64) * exponent_stride + (block % BLOCKS * KEYS + index) * KV_HEADS + kv_head
             next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
             there = key_position <= last
@@ -335,8 +346,10 @@ def _attend_share(
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
             loaded = there[:, None] & is_feature[None, :]
-            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0)
+            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
             scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+            if key_exponents is not None:
+                scores *= powers_at(key_exponents, powers, there)[None, :]
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
             seen = there[None, :]
@@ -351,7 +364,9 @@ def _attend_share(
             weights = tl.exp2(scores - reference[:, None])
             fading = tl.exp2(peak - reference)
             total = total * fading + tl.sum(weights, 1)
-            values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
+            if value_exponents is not None:
+                weights *= powers_at(value_exponents, powers, there)[None, :]
+            values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
             mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
             peak = new_peak
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from weft.device.store import AttentionView
 from weft.kernels.cuda.attention.decode import AT_ONCE, LAUNCHES, LOG2_E, PLAIN_LAUNCH, multiprocessors_of
+from weft.kernels.cuda.attention.pages import powers_at
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, rows_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -161,7 +162,8 @@ def _shares_of_run(run, size):
 def _attend_shares(
     q_ptr, q_token_stride, q_head_stride, scale, run,
     out_ptr, out_token_stride, parts_ptr, sinks_ptr, rows,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr,
@@ -188,7 +190,8 @@ def _attend_shares(
         _mix_run(
             q, row, rows, share, count, first_cell, size, run, position, scale, kv_head,
             out_ptr, out_token_stride, parts_ptr, sinks_ptr,
-            key_pages, value_pages, page_stride, cell_pages, first_page,
+            key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+            cell_pages, first_page,
             HEADS, KV_HEADS, BLOCK_HEADS, HEAD_DIM, BLOCK_DIM, CELL, KEYS, WINDOW, MOST, SOFTCAP, HAS_SINKS, PRECISION,
         )  # fmt: skip
         number += tl.num_programs(1)
@@ -221,7 +224,8 @@ def _place(
 @triton.jit
 def _mix_run(
     q, row, rows, share, count, first_cell, size, run, position, scale, kv_head,
-    out_ptr, out_token_stride, parts_ptr, sinks_ptr, key_pages, value_pages, page_stride, cell_pages, first_page,
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride, cell_pages, first_page,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr, CELL: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr, MOST: tl.constexpr,
     SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr,
@@ -247,6 +251,7 @@ def _mix_run(
     next_page = first_page
     for block in tl.range(first_block, last_block + 1):
         block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+        powers = next_page.to(tl.int64) * exponent_stride + (block % BLOCKS * KEYS + index) * KV_HEADS + kv_head
         next_page = tl.load(cell_pages + tl.minimum(block + 1, last_block) // BLOCKS)
         key_position = block * KEYS + index
         seen = key_position <= position
@@ -254,8 +259,10 @@ def _mix_run(
             seen &= key_position >= low
         # Memory that is not seen may hold NaN, so it is not even loaded.
         loaded = seen[:, None] & (feature < HEAD_DIM)[None, :]
-        keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0)
+        keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+        if key_exponents is not None:
+            scores *= powers_at(key_exponents, powers, seen)[None, :]
         if SOFTCAP > 0:
             scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
         scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
@@ -264,7 +271,9 @@ def _mix_run(
         weights = tl.exp2(scores - new_peak[:, None])
         fading = tl.exp2(peak - new_peak)
         total = total * fading + tl.sum(weights, 1)
-        values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0)
+        if value_exponents is not None:
+            weights *= powers_at(value_exponents, powers, seen)[None, :]
+        values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
         mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
         peak = new_peak
         if block == share_end:

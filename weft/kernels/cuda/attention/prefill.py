@@ -19,6 +19,7 @@ from torch import Tensor
 
 from weft.device.store import AttentionView
 from weft.kernels.cuda.attention.decode import multiprocessors_of
+from weft.kernels.cuda.attention.pages import powers_at
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, pieces_of, records_drafts, rows_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.interface import Batch
@@ -123,12 +124,15 @@ def counters(device: torch.device) -> Tensor:
 
 @triton.jit
 def _mix_cell(
-    q, peak, total, mixed, keys_ptr, values_ptr, loaded, visible, scale,
+    q, peak, total, mixed, keys_ptr, values_ptr, key_exponents, value_exponents, exponents_at,
+    loaded, there, visible, scale,
     SOFTCAP: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Advance the running softmax of a block of queries by one cell. All of them see a WHOLE cell."""
-    keys = tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)
+    keys = (tl.load(keys_ptr) if loaded is None else tl.load(keys_ptr, mask=loaded, other=0.0)).to(q.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION)
+    if key_exponents is not None:
+        scores *= powers_at(key_exponents, exponents_at, there)[None, :]
     factor = scale * LOG2_E
     if SOFTCAP > 0:
         scores = SOFTCAP * (2 * tl.sigmoid(2 * scale / SOFTCAP * scores) - 1)
@@ -140,9 +144,22 @@ def _mix_cell(
     reference = new_peak if WHOLE else tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores * factor - reference[:, None])
     fading = tl.exp2(peak - reference)
-    values = tl.load(values_ptr) if loaded is None else tl.load(values_ptr, mask=loaded, other=0.0)
+    total = total * fading + tl.sum(weights, 1)
+    if value_exponents is not None:
+        weights *= powers_at(value_exponents, exponents_at, there)[None, :]
+    values = (tl.load(values_ptr) if loaded is None else tl.load(values_ptr, mask=loaded, other=0.0)).to(q.dtype)
     mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
-    return new_peak, total * fading + tl.sum(weights, 1), mixed
+    return new_peak, total, mixed
+
+
+@triton.jit
+def _fill(out_ptr, first, last, out_token_stride, head, is_head, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Fill the outputs of some heads of tokens with zeros."""
+    feature = tl.arange(0, BLOCK_DIM)
+    for token in range(first, last):
+        place = tl.cast(token, tl.int64) * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+        nothing = tl.zeros([head.shape[0], BLOCK_DIM], out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, nothing, mask=is_head[:, None] & (feature < HEAD_DIM)[None, :])
 
 
 @triton.jit
@@ -169,7 +186,8 @@ def _merge_shares(parts_ptr, sums_ptr, shares, BLOCK: tl.constexpr, BLOCK_DIM: t
 @jit(**STEP)
 def _attend_block(
     q_ptr, q_token_stride, q_head_stride, scale, out_ptr, out_token_stride, parts_ptr, come_ptr, sinks_ptr,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, CELL: tl.constexpr,
@@ -195,21 +213,18 @@ def _attend_block(
     line = tl.arange(0, BLOCK)
     position = low + line // GROUP
     head = kv_head * GROUP + line % GROUP
-    feature = tl.arange(0, BLOCK_DIM)
+    feature, index = tl.arange(0, BLOCK_DIM), tl.arange(0, CELL)
     is_feature = feature < HEAD_DIM
     if PADDED:
-        piece_end = tl.minimum(row_end, (own_cell + 1) * CELL)
-        for left in range(high, tl.where(number % BLOCKS == BLOCKS - 1, piece_end, high)):
-            left_at = (first + left - start).to(tl.int64) * out_token_stride + head[:, None] * HEAD_DIM
-            nothing = tl.zeros([BLOCK, BLOCK_DIM], out_ptr.dtype.element_ty)
-            tl.store(out_ptr + left_at + feature[None, :], nothing, (line < GROUP)[:, None] & is_feature[None, :])
+        end = tl.where(number % BLOCKS == BLOCKS - 1, tl.minimum(row_end, (own_cell + 1) * CELL), high) + first - start
+        _fill(out_ptr, first + high - start, end, out_token_stride, head, line < GROUP, HEAD_DIM, BLOCK_DIM)
     is_query = (position < high)[:, None] & is_feature[None, :]
     token = (first + position - start).to(tl.int64)
     query_at = token[:, None] * q_token_stride + head[:, None] * q_head_stride + feature[None, :]
     q = tl.load(q_ptr + query_at, mask=is_query, other=0.0)
 
-    index = tl.arange(0, CELL)
-    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    in_exponents = index * KV_HEADS + kv_head
+    in_page = in_exponents[:, None] * HEAD_DIM + feature[None, :]
     whole = None if HEAD_DIM == BLOCK_DIM else is_feature[None, :]
     first_position = tl.load(page_first + row)
     cell_pages_ptr = page_list + tl.load(page_bounds + row) - first_position // CELL
@@ -237,21 +252,25 @@ def _attend_block(
         inner = tl.maximum(inner, begin)
         for cell in tl.range(begin, inner):
             page_at = page.to(tl.int64) * page_stride
+            exponents_at = page.to(tl.int64) * exponent_stride + in_exponents
             page = tl.load(cell_pages_ptr + cell + 1)
             key_position = cell * CELL + index
             peak, total, mixed = _mix_cell(
                 q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
-                (key_position >= lowest)[:, None] & is_feature[None, :],
-                key_position[None, :] > position[:, None] - WINDOW, scale, SOFTCAP, False, PRECISION,
+                key_exponents, value_exponents, exponents_at, (key_position >= lowest)[:, None] & is_feature[None, :],
+                key_position >= lowest, key_position[None, :] > position[:, None] - WINDOW,
+                scale, SOFTCAP, False, PRECISION,
             )  # fmt: skip
     for cell in tl.range(inner, end):
         page_at = page.to(tl.int64) * page_stride
+        exponents_at = page.to(tl.int64) * exponent_stride + in_exponents
         page = tl.load(cell_pages_ptr + cell + 1)
         peak, total, mixed = _mix_cell(
             q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
-            whole, None, scale, SOFTCAP, True, PRECISION,
+            key_exponents, value_exponents, exponents_at, whole, None, None, scale, SOFTCAP, True, PRECISION,
         )  # fmt: skip
     page_at = page.to(tl.int64) * page_stride
+    exponents_at = page.to(tl.int64) * exponent_stride + in_exponents
     key_position = own_cell * CELL + index
     there = (key_position >= lowest) & (key_position < high)
     if SHARES > 1:
@@ -261,7 +280,8 @@ def _attend_block(
         visible &= key_position[None, :] > position[:, None] - WINDOW
     peak, total, mixed = _mix_cell(
         q, peak, total, mixed, key_pages + page_at + in_page, value_pages + page_at + in_page,
-        there[:, None] & is_feature[None, :], visible, scale, SOFTCAP, False, PRECISION,
+        key_exponents, value_exponents, exponents_at, there[:, None] & is_feature[None, :], there, visible,
+        scale, SOFTCAP, False, PRECISION,
     )  # fmt: skip
 
     if SHARES > 1:

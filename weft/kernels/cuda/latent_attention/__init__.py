@@ -127,7 +127,8 @@ def choose_shares(programs: int, multiprocessors: int) -> int:
 @jit(**STEP)
 def _write_latent(
     latents, latents_stride, shared, shared_stride,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     CELL: tl.constexpr, LATENT: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
@@ -168,7 +169,8 @@ def _lines_of(
 @jit(**STEP)
 def _attend_block(
     q, q_token_stride, q_head_stride, scale, mixed, parts, shares,
-    key_pages, value_pages, page_stride, positions, write_page, page_first, page_bounds, page_list,
+    key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride,
+    positions, write_page, page_first, page_bounds, page_list,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, LATENT: tl.constexpr, BLOCK_LATENT: tl.constexpr, SHARED: tl.constexpr,

@@ -6,7 +6,7 @@ A kernel that takes a group lists all of its parameters, in this order:
     pieces    piece_row, piece_position, piece_slot, first_piece, decodes, pieces
     pages     positions, write_page, page_first, page_bounds, page_list
     memory    state, state_stride, then tail_NAME, tail_NAME_stride for each part of the mixer's tail
-    cache     key_pages, value_pages, page_stride
+    cache     key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride
 """
 
 from __future__ import annotations
@@ -122,6 +122,11 @@ def cache_of(view: AttentionView) -> Arguments:
     if found is None:
         assert view.keys.stride() == view.values.stride()
         found = view.derived["cache"] = named(
-            key_pages=view.keys, value_pages=view.values, page_stride=view.keys.stride(0)
+            key_pages=view.keys,
+            value_pages=view.values,
+            page_stride=view.keys.stride(0),
+            key_exponents=view.key_exponents,
+            value_exponents=view.value_exponents,
+            exponent_stride=0 if view.key_exponents is None else view.key_exponents.stride(0),
         )
     return found

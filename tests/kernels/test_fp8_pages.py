@@ -1,0 +1,171 @@
+"""Pages in FP8: what is written can be read back nearly, and attention over them is that over what they hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.kernels.cuda_attention import MIXES, Scene
+from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN, attention
+from weft.device.store import AttentionView, Store
+from weft.kernels import pages
+from weft.kernels.cpu import attention as on_cpu
+from weft.kernels.interface import Operations
+from weft.kernels.pages import BIAS, decoded, encoded
+from weft.memory.spec import AttentionMemory, MemorySpec
+
+OPERATIONS = {"cpu": CPU, "triton": GPU_ROWS}
+HEADS = [(6, 2, 16), (4, 4, 32), (5, 1, 24), (8, 4, 80)]
+
+
+def in_codes(view: AttentionView) -> AttentionView:
+    """Return pages that hold the same keys and values, with other layers between them."""
+
+    def apart(part: torch.Tensor) -> torch.Tensor:
+        store = torch.full((len(part), 3, *part.shape[1:]), 0xFF, dtype=torch.uint8, device=part.device)
+        store[:, 1] = part
+        return store[:, 1]
+
+    (keys, key_exponents), (values, value_exponents) = map(encoded, (view.keys, view.values))
+    codes = (apart(each).view(torch.float8_e4m3fn) for each in (keys, values))
+    return AttentionView(*codes, view.window, apart(key_exponents), apart(value_exponents))
+
+
+def held(view: AttentionView, dtype: torch.dtype) -> AttentionView:
+    """Return pages with the numbers that pages in FP8 hold."""
+    assert view.key_exponents is not None
+    assert view.value_exponents is not None
+    keys = decoded(view.keys.view(torch.uint8), view.key_exponents, dtype)
+    return AttentionView(keys, decoded(view.values.view(torch.uint8), view.value_exponents, dtype), view.window)
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_numbers_are_held_to_one_part_in_sixteen(size):
+    torch.manual_seed(size)
+    numbers = torch.randn(200, size) * torch.randn(200, 1).exp() ** 8
+    codes, exponents = encoded(numbers)
+    found, largest = decoded(codes, exponents, torch.float32), numbers.abs().amax(-1, keepdim=True)
+    # Below the least normal code, codes are as far apart as they are there.
+    limit = torch.maximum(numbers.abs() / 16, largest * 2.0**-17)
+    assert ((found - numbers).abs() <= limit).all()
+    assert torch.equal(found, found.bfloat16().float())
+    # The largest code lies in the upper half of the range.
+    assert (codes.view(torch.float8_e4m3fn).float().abs().amax(-1) > 200).all()
+    assert torch.equal(decoded(*encoded(found), torch.float32), found)
+
+
+def test_zeros_and_what_is_no_number():
+    codes, exponents = encoded(torch.tensor([[0.0, 0.0], [-0.0, torch.nan], [1e-45, 0.0], [3e38, -3e38]]))
+    found = decoded(codes, exponents, torch.float32)
+    assert torch.equal(found[0], torch.zeros(2))
+    assert found[1, 1].isnan()
+    assert found[2].isfinite().all()
+    assert (exponents > 0).all()
+    assert (exponents < 2 * BIAS).all()
+
+
+def test_a_page_takes_a_byte_for_each_number_and_one_for_each_head():
+    wide, narrow = (MemorySpec((AttentionMemory(4, 128, dtype),)) for dtype in ("bfloat16", "fp8"))
+    assert narrow.page_bytes / wide.page_bytes == 129 / 256
+    views = Store(MemorySpec((AttentionMemory(2, 16, "fp8"), AttentionMemory(3, 8, "fp8"))), 1 << 16).views
+    # No two parts of a page share a byte.
+    for number, view in enumerate(views):
+        for part, tensor in enumerate((view.keys, view.values, view.key_exponents, view.value_exponents)):
+            tensor[1].view(torch.uint8).fill_(10 * number + part + 1)
+    for number, view in enumerate(views):
+        for part, tensor in enumerate((view.keys, view.values, view.key_exponents, view.value_exponents)):
+            assert (tensor[1].view(torch.uint8) == 10 * number + part + 1).all()
+            assert (tensor[0].view(torch.uint8) == 0).all()
+
+
+def check(scene: Scene, by: Operations, softcap: float | None = None, sinks: bool = False) -> None:
+    """Attend over pages in FP8, and over what they then hold."""
+    stored = in_codes(scene.view())
+    sink = scene.sinks if sinks else None
+    given = (scene.q, scene.k, scene.v, scene.batch(by))
+    found = attention(*given, stored, scene.scale, softcap, sink)
+    # New keys are read as they were written.
+    (keys, _), (values, _) = encoded(scene.k), encoded(scene.v)
+    token = 0
+    for row, (start, end) in enumerate(scene.rows):
+        for position in range(start, end):
+            page = scene.plan.window_table if scene.window else scene.plan.page_table
+            first = int(scene.plan.window_first[row]) if scene.window else 0
+            place = int(page[row, position // scene.cell - first]), position % scene.cell
+            assert torch.equal(stored.keys.view(torch.uint8)[place], keys[token])
+            assert torch.equal(stored.values.view(torch.uint8)[place], values[token])
+            token += 1
+    wide, (own_keys, own_values) = held(stored, scene.dtype), (decoded(*encoded(x), scene.dtype) for x in given[1:3])
+    expected = attention(scene.q, own_keys, own_values, given[3], wide, scene.scale, softcap, sink)
+    assert torch.equal(found, expected)
+    reference = held(stored, torch.float32)
+    wanted = attention(
+        scene.q.float(), own_keys.float(), own_values.float(), scene.batch(PLAIN), reference, scene.scale, softcap,
+        None if sink is None else sink.float(),
+    )  # fmt: skip
+    torch.testing.assert_close(found.float(), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("by", OPERATIONS)
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 17])
+def test_attention_over_codes_is_that_over_what_they_hold(by, mix, window):
+    check(Scene(MIXES[mix], window, device="cpu"), OPERATIONS[by], 2.0 if window else None, sinks=True)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("by", OPERATIONS)
+@pytest.mark.parametrize("heads", HEADS)
+def test_heads_may_have_any_number_and_size(by, heads):
+    rows = [(40, 41), (3, 4), (0, 18), (30, 45)]
+    names = dict(zip(("heads", "kv_heads", "head_dim"), heads))
+    check(Scene(rows, device="cpu", **names), OPERATIONS[by])
+
+
+@pytest.mark.parametrize("by", ["cpu"])
+def test_other_dtypes(by):
+    for dtype in (torch.bfloat16, torch.float16):
+        scene = Scene(MIXES["decodes and prompts"], device="cpu", dtype=dtype)
+        stored = in_codes(scene.view())
+        found = attention(scene.q, scene.k, scene.v, scene.batch(OPERATIONS[by]), stored, scene.scale)
+        wide = held(stored, dtype)
+        k, v = (decoded(*encoded(x), dtype) for x in (scene.k, scene.v))
+        expected = attention(scene.q, k, v, scene.batch(OPERATIONS[by]), wide, scene.scale)
+        assert torch.equal(found, expected)
+
+
+# Planted bugs --------------------------------------------------------------------------------------------------------
+
+
+def read_new_keys_before_they_are_rounded(patch: pytest.MonkeyPatch) -> None:
+    """As where prompts attend to what was projected, and only later steps to pages."""
+    written: dict[int, tuple[torch.Tensor, ...]] = {}
+
+    def put(view: AttentionView, index: tuple[torch.Tensor | int, ...], k: torch.Tensor, v: torch.Tensor) -> None:
+        pages.put(view, index, k, v)
+        written[id(view)] = (*(torch.as_tensor(each).view(-1) for each in index), k, v)
+
+    def take(view: AttentionView, index: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        found = pages.take(view, index, dtype)
+        for page, place, *new in zip(*written[id(view)]):
+            for part, own in zip(found, new):
+                part[index == page, place] = own.to(dtype)
+        return found
+
+    patch.setattr(on_cpu, "put", put)
+    patch.setattr(on_cpu, "take", take)
+
+
+def take_the_power_of_the_largest_head(patch: pytest.MonkeyPatch) -> None:
+    def encoded_together(numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        codes, exponents = encoded(numbers)
+        return codes, exponents.amax(-1, keepdim=True).expand_as(exponents)
+
+    patch.setattr(pages, "encoded", encoded_together)
+
+
+@pytest.mark.parametrize("plant", [read_new_keys_before_they_are_rounded, take_the_power_of_the_largest_head])
+def test_a_planted_bug_is_caught(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(Scene(MIXES["prompts"], device="cpu"), CPU)
