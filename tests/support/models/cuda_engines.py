@@ -95,8 +95,8 @@ def tiny(family: str, dtype: str) -> LLM:
     return held(f"tiny {family} {dtype}", lambda: load_tiny(family, dtype))
 
 
-def load_tiny(family: str, dtype: str, **options: Any) -> LLM:
-    llm = load(config_of(TINY[family]), dtype, MEMORY_BYTES, **options)
+def load_tiny(family: str, dtype: str, memory: int = MEMORY_BYTES, **options: Any) -> LLM:
+    llm = load(config_of(TINY[family]), dtype, memory, **options)
     if dtype == "float32":
         copy_weights(model_of(family, operations=PLAIN), llm.engine._device.model)
     return llm
