@@ -4,6 +4,7 @@
     python -m benchmarks.formats matmuls --groups mxfp4 --rows 1 128
     python -m benchmarks.formats models nemotron-nano-9b-v2 qwen3.5-9b:quantize=fp8,quantize_head=true
     python -m benchmarks.formats matmuls models --limit 150 --models-limit 120
+    python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:kv_dtype=fp8 --step-rows 32 --context 32768 --memory 40GiB
 
 Every group of matmuls has a process, which first compiles its kernels in parallel. A kernel whose result is not that of
 the decoded matrix is reported and not timed. Times are those of recorded graphs over several layers, with the caches
@@ -357,23 +358,26 @@ def mixture(x: Tensor, routing: tuple[Tensor, Tensor], by: tuple[PairTiles, Pair
 # models --------------------------------------------------------------------------------------------------------------
 
 
-def measure_model(model: str, options: dict[str, Any], rows_of: list[int]) -> None:
-    """Print the time of decode steps of a model with random weights."""
+def measure_model(model: str, options: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the time of decode steps of a model with random weights, each row with a context of its own."""
     from benchmarks.gpu import start, warm_up, without_flashinfer
     from benchmarks.trees import time_per_token
 
-    begun = time.monotonic()
+    begun, rows_of, context = time.monotonic(), arguments.step_rows, arguments.context
     with without_flashinfer():
-        given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory="24GiB")
-        llm = start(model, given, draft="off", max_sequences=max(rows_of), max_length=1024, **options)
+        given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory=arguments.memory)
+        llm = start(model, given, draft="off", max_sequences=max(rows_of), max_length=context + 924, **options)
         loaded, held = time.monotonic() - begun, llm.engine._device.placed.model.held
         floor = held.decode_bytes / copy_bandwidth()
         sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.bytes.items())
         print(f"{model} {options}: {sizes}, floor of weights {floor * 1e3:.3f} ms, {loaded:.0f} s to start", flush=True)
         warm_up(llm, rows_of, (100,))
         for rows in rows_of:
-            seconds = time_per_token(llm, rows, 96, 0.0)
-            print(f"  {rows} rows: {seconds * 1e3:.3f} ms a step, {rows / seconds:.0f} tokens/s", flush=True)
+            seconds = time_per_token(llm, rows, 96, 0.0, context)
+            print(
+                f"  {rows} rows after {context} tokens: {seconds * 1e3:.3f} ms a step, {rows / seconds:.0f} tokens/s",
+                flush=True,
+            )
 
 
 # the program ---------------------------------------------------------------------------------------------------------
@@ -385,6 +389,8 @@ def main() -> int:
     parser.add_argument("--groups", nargs="+", default=list(USUAL), choices=list(SHARES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--step-rows", type=int, nargs="+", default=list(STEP_ROWS), help="rows of decode steps")
+    parser.add_argument("--context", type=int, default=100, help="tokens before those that a step decodes, in each row")
+    parser.add_argument("--memory", default="24GiB", help="memory of a model for pages and states")
     parser.add_argument("--limit", type=int, default=150, help="seconds for all matmuls")
     parser.add_argument("--models-limit", type=int, default=120, help="seconds for all models")
     parser.add_argument("--here", choices=("group", "model"), help=argparse.SUPPRESS)
@@ -393,7 +399,7 @@ def main() -> int:
         return measure_group(arguments.what[0], arguments)
     if arguments.here == "model":
         name, _, column = arguments.what[0].partition(":")
-        measure_model(name, options_of(column or "default"), arguments.step_rows)
+        measure_model(name, options_of(column or "default"), arguments)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     failed = 0
@@ -429,6 +435,7 @@ def separately(kind: str, name: str, seconds: float, arguments: argparse.Namespa
         return 1
     command = [sys.executable, "-m", "benchmarks.formats", name, "--here", kind, "--limit", str(int(seconds))]
     command += ["--rows", *map(str, arguments.rows), "--step-rows", *map(str, arguments.step_rows)]
+    command += ["--context", str(arguments.context), "--memory", arguments.memory]
     process = subprocess.Popen(command)
     try:
         code = process.wait(seconds)
