@@ -165,19 +165,12 @@ def rotate_kernel(
             to = queries + (token * heads + first_head) * HEAD_DIM
             _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
         else:
-            # The exponents of these heads come from all of their numbers.
             pages, exponents = key_pages, key_exponents
             if not turning:
                 pages, exponents = value_pages, value_exponents
-            largest = tl.maximum(tl.max(tl.abs(first.to(tl.float32)), 1), tl.max(tl.abs(second.to(tl.float32)), 1))
-            largest = tl.maximum(largest, tl.max(tl.abs(rest.to(tl.float32)), 1))
-            found = exponent_for(largest)
             spot = exponents + page * exponent_stride + in_page + own_head + tl.arange(0, SIDE)
-            tl.store(spot, found.to(tl.uint8))
-            first, second = coded(first.to(tl.float32), found[:, None]), coded(second.to(tl.float32), found[:, None])
-            rest = coded(rest.to(tl.float32), found[:, None])
-            to = pages + line + own_head * HEAD_DIM
-            _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
+            codes = pages + line + own_head * HEAD_DIM
+            _store_codes(codes, spot, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
     else:
         if first_head < heads:
             to = queries + (token * heads + first_head) * HEAD_DIM
@@ -186,6 +179,19 @@ def rotate_kernel(
         else:
             to = value_pages + line + own_head * HEAD_DIM
         _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
+
+
+@triton.jit
+def _store_codes(
+    to, spot, place, rest_place, first, second, rest, in_pair, in_rest, HALF: tl.constexpr, HEAD_DIM: tl.constexpr
+):
+    """Store heads as codes, and at `spot` their exponents, which come from all of their numbers."""
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
+    found = exponent_for(tl.maximum(largest, tl.max(tl.abs(rest), 1)))
+    tl.store(spot, found.to(tl.uint8))
+    first, second, rest = coded(first, found[:, None]), coded(second, found[:, None]), coded(rest, found[:, None])
+    _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
 
 
 @triton.jit

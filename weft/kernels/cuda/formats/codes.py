@@ -113,10 +113,10 @@ def most_rows(stored: Stored) -> int:
 
 @triton.jit
 def of_expert(
-    codes, scales, more, expert, outputs, inputs,
+    codes, scales, expert, outputs, inputs,
     FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Return where the matrix of an expert begins."""
+    """Return where the codes and scales of an expert begin."""
     number, steps, lines = expert.to(tl.int64), tl.cdiv(inputs, STEP), tl.cdiv(outputs, TILE) * TILE
     if FORMAT == "dense":
         codes += number * outputs * inputs
@@ -126,9 +126,14 @@ def of_expert(
             scales += number * tl.cdiv(outputs, BLOCK_ROWS) * steps
         else:
             scales += number * lines * (steps * RUNS if RUNS > 0 else 1)
-        if more is not None:
-            more += number * lines * (1 if FORMAT == "nvfp4" else steps * RUNS)
-    return codes, scales, more
+    return codes, scales
+
+
+@triton.jit
+def more_of_expert(more, expert, outputs, inputs, FORMAT: tl.constexpr, RUNS: tl.constexpr):
+    """Return where the zeros of an expert begin, or the factors of its lines."""
+    steps, lines = tl.cdiv(inputs, STEP), tl.cdiv(outputs, TILE) * TILE
+    return more + expert.to(tl.int64) * lines * (1 if FORMAT == "nvfp4" else steps * RUNS)
 
 
 @triton.jit

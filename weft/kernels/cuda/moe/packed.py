@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import STEP, form_of, most_rows, of_expert, summed
+from weft.kernels.cuda.formats.codes import STEP, form_of, more_of_expert, most_rows, of_expert, summed
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.formats.tiles import pointers
@@ -171,7 +171,9 @@ def packed_experts_kernel(
     results = outputs // PARTS
     output, is_output = lines_of(tl.program_id(0), results, OUTPUTS, PARTS)
     result = tl.program_id(0) * (OUTPUTS // PARTS) + tl.arange(0, OUTPUTS // PARTS)
-    codes, scales, more = of_expert(codes, scales, more, expert, outputs, inputs, FORMAT, PAIRS, BLOCK_ROWS, RUNS)
+    codes, scales = of_expert(codes, scales, expert, outputs, inputs, FORMAT, PAIRS, BLOCK_ROWS, RUNS)
+    if more is not None:
+        more = more_of_expert(more, expert, outputs, inputs, FORMAT, RUNS)
     for begin in range(start, size, ROWS):
         index = begin + tl.arange(0, ROWS)
         is_pair = index < size
