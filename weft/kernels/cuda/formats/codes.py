@@ -148,15 +148,36 @@ def summed(
     """
     total = tl.zeros((ROWS, OUTPUTS) if ROWS_FIRST else (OUTPUTS, ROWS), tl.float32)
     if FORMAT == "dense":
-        column = tl.arange(0, STEP)
-        places = codes + output.to(tl.int64) * inputs
-        for step in range(first, last):
-            is_input = (column + step * STEP < inputs)[None, :]
-            place = places[:, None] + (column + step * STEP)[None, :]
-            tile = tl.load(place) if EVEN else tl.load(place, mask=is_input, other=0.0)
-            value = rows_at(values, is_row, column + step * STEP, inputs, ROWS_FIRST, EVEN)
-            total = multiplied(value, tile, total, True, ROWS_FIRST)
-        return tl.trans(total) if ROWS_FIRST else total
+        total = summed_numbers(values, is_row, codes, output, inputs, first, last, total, ROWS_FIRST, EVEN)
+    else:
+        total = summed_codes(
+            values, is_row, codes, scales, more, output, inputs, first, last, total,
+            FORMAT, PAIRS, BLOCK_ROWS, RUNS, FOLD, OUTPUTS, ROWS_FIRST, EVEN,
+        )  # fmt: skip
+    return tl.trans(total) if ROWS_FIRST else total
+
+
+@triton.jit
+def summed_numbers(
+    values, is_row, numbers, output, inputs, first, last, total, ROWS_FIRST: tl.constexpr, EVEN: tl.constexpr
+):
+    column = tl.arange(0, STEP)
+    places = numbers + output.to(tl.int64) * inputs
+    for step in range(first, last):
+        is_input = (column + step * STEP < inputs)[None, :]
+        place = places[:, None] + (column + step * STEP)[None, :]
+        tile = tl.load(place) if EVEN else tl.load(place, mask=is_input, other=0.0)
+        value = rows_at(values, is_row, column + step * STEP, inputs, ROWS_FIRST, EVEN)
+        total = multiplied(value, tile, total, True, ROWS_FIRST)
+    return total
+
+
+@triton.jit
+def summed_codes(
+    values, is_row, codes, scales, more, output, inputs, first, last, total,
+    FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, FOLD: tl.constexpr,
+    OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
     WORDS: tl.constexpr = STEP // (2 * PAIRS)
     INTEGER: tl.constexpr = FORMAT == "int4" or FORMAT == "int8"
     # Scales multiply sums, not codes, and those of a step are read a step ahead: no copy unit prefetches what does not
@@ -189,13 +210,11 @@ def summed(
                 total += part * (scale[None, :] if ROWS_FIRST else scale[:, None])
             else:
                 total = part
-    if ROWS_FIRST:
-        total = tl.trans(total)
     if not FOLD:
         if not INTEGER:
             total = total * (EIGHT_BITS_UNIT if PAIRS == 2 else FOUR_BITS_UNIT)
         if FORMAT == "nvfp4" or RUNS == 0:
-            total = total * factor[:, None]
+            total = total * (factor[None, :] if ROWS_FIRST else factor[:, None])
     return total
 
 
