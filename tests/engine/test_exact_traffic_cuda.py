@@ -61,6 +61,14 @@ def test_every_digest_on_a_gpu_is_that_of_a_lone_cold_run(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize("family", for_each(("lfm2", "qwen3_5", "gemma3"), "tiny {} exact fp8"))
+def test_every_digest_over_pages_in_fp8_is_that_of_a_lone_cold_run(family: str) -> None:
+    def make_it() -> LLM:
+        return load_tiny(family, "bfloat16", exact=True, draft="suffix", kv_dtype="fp8")
+
+    compare(family, OnGpu(held(f"tiny {family} exact fp8", make_it)))
+
+
 @pytest.mark.parametrize("name", for_each(PUBLISHED))
 def test_every_digest_of_a_published_shape_is_that_of_a_lone_cold_run(name: str) -> None:
     llm = held(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.kernels.coded_pages import held, in_codes
 from tests.support.kernels.cuda_attention import MIXES, Scene
 from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN, attention
 from weft.device.store import AttentionView, Store
@@ -16,27 +17,6 @@ from weft.memory.spec import AttentionMemory, MemorySpec
 
 OPERATIONS = {"cpu": CPU, "triton": GPU_ROWS}
 HEADS = [(6, 2, 16), (4, 4, 32), (5, 1, 24), (8, 4, 80)]
-
-
-def in_codes(view: AttentionView) -> AttentionView:
-    """Return pages that hold the same keys and values, with other layers between them."""
-
-    def apart(part: torch.Tensor) -> torch.Tensor:
-        store = torch.full((len(part), 3, *part.shape[1:]), 0xFF, dtype=torch.uint8, device=part.device)
-        store[:, 1] = part
-        return store[:, 1]
-
-    (keys, key_exponents), (values, value_exponents) = map(encoded, (view.keys, view.values))
-    codes = (apart(each).view(torch.float8_e4m3fn) for each in (keys, values))
-    return AttentionView(*codes, view.window, apart(key_exponents), apart(value_exponents))
-
-
-def held(view: AttentionView, dtype: torch.dtype) -> AttentionView:
-    """Return pages with the numbers that pages in FP8 hold."""
-    assert view.key_exponents is not None
-    assert view.value_exponents is not None
-    keys = decoded(view.keys.view(torch.uint8), view.key_exponents, dtype)
-    return AttentionView(keys, decoded(view.values.view(torch.uint8), view.value_exponents, dtype), view.window)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])

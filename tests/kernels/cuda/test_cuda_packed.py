@@ -402,6 +402,10 @@ def launch_matmuls() -> None:
         decode(part, 0, 64, torch.zeros(1, dtype=torch.bfloat16))
         for rows in (1, 128):
             multiply_packed(torch.zeros(rows, part.inputs, dtype=torch.bfloat16), part, fold=True)
+    # A part of a weight may stay as it was.
+    plain = Weight.of(torch.zeros(64, 512, dtype=torch.bfloat16)).parts[0]
+    for rows in (1, 24, 128):
+        multiply_packed(torch.zeros(rows, 512, dtype=torch.bfloat16), plain)
 
 
 def launch_experts() -> None:

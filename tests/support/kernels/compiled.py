@@ -73,7 +73,9 @@ def compile_elsewhere(names: list[str]) -> list[str]:
 @cache
 def compiler() -> subprocess.Popen[str]:
     """Start a process that compiles what it is asked for, until this one has ended."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(ROOT)}
+    # A Triton other than the installed one may come first.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, "-m", "tests.support.kernels.compiled"]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -18,7 +18,7 @@ from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import by_library, multiply_packed
 from weft.kernels.cuda.linear.tiles import tiled
-from weft.kernels.formats.blocks import OtherInputs
+from weft.kernels.formats.blocks import BlockFormat, OtherInputs
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
@@ -57,7 +57,10 @@ def multiply_part(
     dense = part.dense
     is_ready = is_packed(part) or (dense is not None and dense.dtype == x.dtype and dense.is_contiguous())
     form = None if is_ready else form_of(part)
-    if (is_ready or (form is not None and dense is None)) and by_library(len(x), part.outputs) and not exact:
+    can_decode = is_ready or (form is not None and dense is None)
+    # The simple kernel decodes once for every few rows, which takes longer than the whole matrix.
+    is_slow = isinstance(part.format, BlockFormat)
+    if can_decode and (is_slow or by_library(len(x), part.outputs)) and not exact:
         multiply_decoded(x, part, bias, y)
         return
     if is_ready:

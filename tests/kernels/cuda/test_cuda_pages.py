@@ -1,0 +1,57 @@
+"""Kernels of a GPU that write and read pages in FP8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.kernels.coded_pages import held, in_codes
+from tests.support.kernels.compiled import assert_compiles
+from tests.support.kernels.cuda_attention import MIXES, REAL, Scene
+from tests.support.kernels.operations import GPU, PLAIN, attention
+from tests.support.models.exact_steps import EXACT
+from weft.kernels.interface import Operations
+from weft.kernels.pages import decoded, encoded
+
+LAYERS = (
+    {"heads": 32, "kv_heads": 8, "head_dim": 128},
+    {"heads": 16, "kv_heads": 4, "head_dim": 256},
+    {"heads": 8, "kv_heads": 2, "head_dim": 64, "window": 128},
+)
+KINDS = {"usual": GPU, "exact": EXACT}
+
+
+def attend(scene: Scene, by: Operations) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what kernels find over pages in FP8, and what those pages hold says."""
+    stored = in_codes(scene.view())
+    found = attention(scene.q, scene.k, scene.v, scene.batch(by), stored, scene.scale, None, scene.sinks)
+    k, v = (decoded(*encoded(each), torch.float32) for each in (scene.k, scene.v))
+    given = scene.q.float(), k, v, scene.batch(PLAIN), held(stored, torch.float32), scene.scale, None
+    return found, attention(*given, scene.sinks.float())
+
+
+def launch_all() -> None:
+    for layer in LAYERS:
+        for by in KINDS.values():
+            for rows in ([(4000, 4001), (63, 64), (0, 1)], [(700, 1000), (64, 65), (10, 13)]):
+                scene = Scene(rows, cell=64, dtype=torch.bfloat16, device="cpu", **layer)
+                attention(scene.q, scene.k, scene.v, scene.batch(by), in_codes(scene.view()), scene.scale)
+
+
+@pytest.mark.kernels
+def test_kernels_compile_for_sm_90():
+    assert_compiles(launch_all)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: str(layer["head_dim"]))
+@pytest.mark.parametrize("rows", [*MIXES.values(), REAL], ids=[*MIXES, "real"])
+def test_attention_over_codes_is_that_over_what_they_hold(rows, layer, kind):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+        if kind == "exact" and dtype is torch.float32:
+            continue
+        found, wanted = attend(Scene(rows, cell=64, dtype=dtype, device="cuda", **layer), KINDS[kind])
+        torch.testing.assert_close(found.float(), wanted, rtol=tolerance, atol=tolerance)
