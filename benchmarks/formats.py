@@ -162,33 +162,33 @@ def error_of(found: Tensor, wanted: Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: float) -> None:
+def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: float, tries: bool) -> None:
     print(f"compiling for {len(layers)} layers", flush=True)
     weights = {layer: [pack(random_matrix(layer.format, layer.outputs, layer.inputs))] for layer in layers}
     with compiling_ahead():
         for layer, rows in product(layers, rows_of):
             x = torch.zeros(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-            for way in ways_of(layer, x).values():
+            for way in ways_of(layer, x, tries).values():
                 way(weights[layer][0])
     print(f"compiled, {deadline - time.monotonic():.0f} s left", flush=True)
     for layer in layers:
-        measure_linear(layer, weights.pop(layer)[0], rows_of, deadline)
+        measure_linear(layer, weights.pop(layer)[0], rows_of, deadline, tries)
 
 
-def ways_of(layer: Layer, x: Tensor) -> dict[str, Callable[[Stored], Tensor]]:
-    """Return ways to multiply; the first is the one in use, up to where the library is faster."""
+def ways_of(layer: Layer, x: Tensor, tries: bool) -> dict[str, Callable[[Stored], Tensor]]:
+    """Return ways to multiply; the first is the one in use, up to where the library is faster. `tries`: others too."""
     ways: dict[str, Callable[[Stored], Tensor]] = {}
     if isinstance(layer.format, BlockFormat):
         ways["simple"] = partial(by_simple_kernel, x)
     else:
         own = cut(len(x), layer.outputs, layer.inputs)
-        for by, fold in {(own, False): None, **dict.fromkeys(cuts(len(x)))}:
+        for by, fold in {(own, False): None, **dict.fromkeys(cuts(len(x)) if tries else ())}:
             ways[f"{tuple(by)}{' fold' if fold else ''}"] = partial(by_cut, x, by, fold)
     ways["library"] = partial(by_library, x)
     return ways
 
 
-def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: float) -> None:
+def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: float, tries: bool) -> None:
     count = max(2, LAYERS_BYTES // first.bytes)
     matrices = [first, *(pack(random_matrix(layer.format, layer.outputs, layer.inputs)) for _ in range(count - 1))]
     plain = [torch.randn(layer.outputs, layer.inputs, dtype=DTYPE, device=DEVICE) for _ in range(count)]
@@ -200,7 +200,7 @@ def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: fl
         wanted = F.linear(x.float(), first.decode())
         bf16 = timed([partial(F.linear, x, each) for each in plain])
         found = compare(
-            ways_of(layer, x), matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f)
+            ways_of(layer, x, tries), matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f)
         )
         floor = first.bytes / copy_bandwidth()
         show(f"{layer.name} {layer.outputs}x{layer.inputs} {rows:>3} rows", floor, bf16, found)
@@ -303,7 +303,7 @@ def tiles_to_try(tokens: int) -> Iterator[tuple[PairTiles, PairTiles]]:
                 yield (PairTiles(pairs, outputs, warps, stages, False),) * 2
 
 
-def measure_experts(group: str, tokens_of: list[int], deadline: float) -> None:
+def measure_experts(group: str, tokens_of: list[int], deadline: float, tries: bool) -> None:
     name, count, k, hidden, inner, form = EXPERTS[group]
     is_clamped = isinstance(form, Mxfp4)
 
@@ -325,7 +325,7 @@ def measure_experts(group: str, tokens_of: list[int], deadline: float) -> None:
     with compiling_ahead():
         for tokens in tokens_of:
             rows, routing = inputs_of(tokens, hidden, count, k)
-            for by in dict.fromkeys([tiles_of(tokens, k, packed), *tiles_to_try(tokens)]):
+            for by in dict.fromkeys([tiles_of(tokens, k, packed), *(tiles_to_try(tokens) if tries else ())]):
                 mixture(rows, routing, by, packed)
             experts(rows, routing, dense)
     print(f"{name}: compiled, {deadline - time.monotonic():.0f} s left", flush=True)
@@ -337,7 +337,7 @@ def measure_experts(group: str, tokens_of: list[int], deadline: float) -> None:
         wanted = experts(rows, routing, dense)
         ways = {
             str([tuple(each) for each in by]): partial(mixture, rows, routing, by)
-            for by in dict.fromkeys([tiles_of(tokens, k, packed), *tiles_to_try(tokens)])
+            for by in dict.fromkeys([tiles_of(tokens, k, packed), *(tiles_to_try(tokens) if tries else ())])
         }
         bf16 = timed([partial(experts, rows, routing, dense)] * 3)
         found = compare(ways, others, wanted, deadline)
@@ -388,6 +388,7 @@ def main() -> int:
     parser.add_argument("what", nargs="+", help="matmuls, or models and then their names, with options after a colon")
     parser.add_argument("--groups", nargs="+", default=list(USUAL), choices=list(SHARES))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--in-use", action="store_true", help="measure the divisions in use, and try no others")
     parser.add_argument("--step-rows", type=int, nargs="+", default=list(STEP_ROWS), help="rows of decode steps")
     parser.add_argument("--context", type=int, default=100, help="tokens before those that a step decodes, in each row")
     parser.add_argument("--memory", default="24GiB", help="memory of a model for pages and states")
@@ -421,9 +422,9 @@ def measure_group(group: str, arguments: argparse.Namespace) -> int:
     # A few seconds before the process would be killed.
     deadline = time.monotonic() + arguments.limit - 12
     if group in EXPERTS:
-        measure_experts(group, arguments.rows, deadline)
+        measure_experts(group, arguments.rows, deadline, not arguments.in_use)
     else:
-        measure_linears(LINEARS[group], arguments.rows, deadline)
+        measure_linears(LINEARS[group], arguments.rows, deadline, not arguments.in_use)
     return 0
 
 
@@ -436,6 +437,7 @@ def separately(kind: str, name: str, seconds: float, arguments: argparse.Namespa
     command = [sys.executable, "-m", "benchmarks.formats", name, "--here", kind, "--limit", str(int(seconds))]
     command += ["--rows", *map(str, arguments.rows), "--step-rows", *map(str, arguments.step_rows)]
     command += ["--context", str(arguments.context), "--memory", arguments.memory]
+    command += ["--in-use"] if arguments.in_use else []
     process = subprocess.Popen(command)
     try:
         code = process.wait(seconds)
