@@ -16,8 +16,9 @@ from torch import Tensor
 from weft.device.store import AttentionView
 
 CODES, LARGEST = torch.float8_e4m3fn, 448.0
-# A power of two is stored as its exponent plus this.
+# A power of two is stored as its exponent plus this. That of a head with infinities or what is no number is infinite.
 BIAS = 127
+BROKEN = 2 * BIAS + 1
 
 
 def put(view: AttentionView, index: Any, keys: Tensor, values: Tensor) -> None:
@@ -54,11 +55,12 @@ def encoded(numbers: Float[Tensor, "*any size"]) -> tuple[UInt8[Tensor, "*any si
     (2, tensor([   0.1016,   -3.0000, 1024.0000]))
     """
     wide = numbers.float()
-    mantissas, exponents = torch.frexp(wide.abs().amax(-1) / LARGEST)
+    largest = wide.abs().amax(-1)
+    mantissas, exponents = torch.frexp(largest / LARGEST)
     # The least power of two times which the largest code is not less.
     powers = (exponents - (mantissas == 0.5).int()).clamp(1 - BIAS, BIAS - 1)
     codes = torch.ldexp(wide, -powers.unsqueeze(-1)).to(CODES)
-    return codes.view(torch.uint8), (powers + BIAS).to(torch.uint8)
+    return codes.view(torch.uint8), torch.where(largest.isfinite(), powers + BIAS, BROKEN).to(torch.uint8)
 
 
 def decoded(

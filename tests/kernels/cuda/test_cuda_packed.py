@@ -361,7 +361,9 @@ def test_experts_without_kernels_of_their_own_are_exact_too(device):
     chosen = torch.rand(40, 4, device=device).topk(2, -1).indices.int()
     found = stored_experts(x, (weights, chosen), layer, None, exact=True)
     wanted = plain.experts(x.float(), (weights, chosen), layer)
-    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=2e-2)
+    # In 16 bits the middle and the codes are rounded too.
+    tolerance = 2e-2 if device == "cpu" else 1e-1
+    torch.testing.assert_close(found.float(), wanted, rtol=2e-2, atol=tolerance)
     for rows in (1, 17):
         some = stored_experts(x[:rows], (weights[:rows], chosen[:rows]), layer, None, exact=True)
         assert device == "cpu" or torch.equal(some, found[:rows])

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.cuda.attention.pages import coded, exponent_for
+from weft.kernels.cuda.attention.pages import coded, exponent_for, size_of
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
@@ -187,8 +187,8 @@ def _store_codes(
 ):
     """Store heads as codes, and at `spot` their exponents, which come from all of their numbers."""
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-    found = exponent_for(tl.maximum(largest, tl.max(tl.abs(rest), 1)))
+    sizes = tl.maximum(tl.max(size_of(first), 1), tl.max(size_of(second), 1))
+    found = exponent_for(tl.maximum(sizes, tl.max(size_of(rest), 1)))
     tl.store(spot, found.to(tl.uint8))
     first, second, rest = coded(first, found[:, None]), coded(second, found[:, None]), coded(rest, found[:, None])
     _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.cuda.attention.pages import powers_at
+from weft.kernels.cuda.attention.pages import halves_of, numbers_of, powers_at
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.launch.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
@@ -37,6 +37,8 @@ class DecodeLaunch(NamedTuple):
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: DecodeLaunch(32, 4, 3)}
+# Of codes, by the same bytes: two tiles are made of each that is loaded, which takes registers.
+CODE_LAUNCHES = LAUNCHES | {256: DecodeLaunch(32, 4, 4)}
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
 # Programs that fit on one multiprocessor.
@@ -138,10 +140,12 @@ def attend_rows(
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
     launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
+    if view.key_exponents is not None:
+        launches = CODE_LAUNCHES
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
     lines = max(16, power_of_two(tokens * (heads // kv_heads)))
     if launch is None:
-        launch = launches.get(block_dim * q.element_size(), PLAIN_LAUNCH)
+        launch = launches.get(block_dim * view.keys.element_size(), PLAIN_LAUNCH)
         launch = launch._replace(warps=launch.warps * (2 if lines * block_dim > MOST_SUMS else 1))
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
@@ -164,7 +168,7 @@ def attend_rows(
     _attend_share[(kv_heads, sharing.shares)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
-        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell),
+        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim),
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -178,6 +182,11 @@ def attend_rows(
         found, pages_of(batch, view), rows_of(batch),
         **common, BORDERS=by_border, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
     )  # fmt: skip
+
+
+def has_words(view: AttentionView, block_dim: int) -> bool:
+    """Return whether pages hold codes that can be read two by two."""
+    return view.key_exponents is not None and view.keys.shape[3] % 2 == 0 and block_dim >= 32
 
 
 def sections_of(prefix: Prefix | None, batch: Batch, unused: Tensor) -> dict[str, Tensor]:
@@ -278,12 +287,13 @@ def _attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr,
-    EARLY: tl.constexpr,
+    WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP.
 
     GROUPED: a row is a group, its tokens are members, each of which sees all cells; their sums are stored, too.
     CONTINUED: rows whose pages do not begin at position 0 go on from such a result.
+    WORDS: codes are read two by two, and even features are computed apart from odd ones.
     """
     kv_head, share = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
@@ -299,7 +309,15 @@ def _attend_share(
     line, feature, index = tl.arange(0, LINES), tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
     is_feature = feature < HEAD_DIM
-    in_page = (index[:, None] * KV_HEADS + kv_head) * HEAD_DIM + feature[None, :]
+    # What is read of pages at once: a number, or a word of two codes.
+    UNIT: tl.constexpr = 2 if WORDS else 1
+    NOTHING: tl.constexpr = 0 if WORDS else 0.0
+    unit = tl.arange(0, BLOCK_DIM // UNIT)
+    in_page = (index[:, None] * KV_HEADS + kv_head) * (HEAD_DIM // UNIT) + unit[None, :]
+    is_unit = (unit < HEAD_DIM // UNIT)[None, :]
+    if WORDS:
+        key_pages = key_pages.to(tl.pointer_type(tl.int16), bitcast=True)
+        value_pages = value_pages.to(tl.pointer_type(tl.int16), bitcast=True)
     row_begin = tl.load(page_bounds + first_row)
     row_end, start, first_position, place, first, known = _row_at(
         first_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART
@@ -330,6 +348,9 @@ def _attend_share(
         peak, total, mixed = _beginning(
             packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
         )
+        if WORDS:
+            even_q, odd_q = halves_of(q, LINES, BLOCK_DIM)
+            even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
             next_page = tl.load(pages + tl.minimum(first_block, last_block) // BLOCKS)
@@ -337,7 +358,8 @@ def _attend_share(
             after = following[3] if APART else tl.minimum(row_end, share_end - 1)
             next_page, page = page, tl.load(page_list + after)
         for block in tl.range(first_block, last_block + 1):
-            block_at = next_page.to(tl.int64) * page_stride + block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM)
+            block_at = next_page.to(tl.int64) * (page_stride // UNIT)
+            block_at += block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM // UNIT)
             powers = next_page.to(tl.int64) * exponent_stride + (block % BLOCKS * KEYS + index) * KV_HEADS + kv_head
             next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
@@ -345,11 +367,20 @@ def _attend_share(
             if WINDOW:
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
-            loaded = there[:, None] & is_feature[None, :]
-            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
-            scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+            loaded = there[:, None] & is_unit
             if key_exponents is not None:
-                scores *= powers_at(key_exponents, powers, there)[None, :]
+                # They arrive while keys are multiplied.
+                key_powers = powers_at(key_exponents, powers, there)
+                value_powers = powers_at(value_exponents, powers, there)
+            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=NOTHING)
+            if WORDS:
+                even_keys, odd_keys = numbers_of(keys, q.dtype)
+                scores = tl.dot(even_q, tl.trans(even_keys), input_precision=PRECISION)
+                scores = tl.dot(odd_q, tl.trans(odd_keys), acc=scores, input_precision=PRECISION) * scale
+            else:
+                scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision=PRECISION) * scale
+            if key_exponents is not None:
+                scores *= key_powers[None, :]
             if SOFTCAP > 0:
                 scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
             seen = there[None, :]
@@ -365,10 +396,18 @@ def _attend_share(
             fading = tl.exp2(peak - reference)
             total = total * fading + tl.sum(weights, 1)
             if value_exponents is not None:
-                weights *= powers_at(value_exponents, powers, there)[None, :]
-            values = tl.load(value_pages + block_at + in_page, mask=loaded, other=0.0).to(q.dtype)
-            mixed = tl.dot(weights.to(values.dtype), values, acc=mixed * fading[:, None], input_precision=PRECISION)
+                weights *= value_powers[None, :]
+            values, weights = tl.load(value_pages + block_at + in_page, mask=loaded, other=NOTHING), weights.to(q.dtype)
+            if WORDS:
+                even_values, odd_values = numbers_of(values, q.dtype)
+                even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
+                odd = tl.dot(weights, odd_values, acc=odd * fading[:, None], input_precision=PRECISION)
+            else:
+                values = values.to(q.dtype)
+                mixed = tl.dot(weights, values, acc=mixed * fading[:, None], input_precision=PRECISION)
             peak = new_peak
+        if WORDS:
+            mixed = tl.reshape(tl.join(even, odd), (LINES, BLOCK_DIM))
 
         if (begin == row_begin) & (end == row_end):
             if HAS_SINKS:

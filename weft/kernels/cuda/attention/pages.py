@@ -1,8 +1,11 @@
 """Pages in FP8 (`weft/kernels/pages.py`), for kernels that write and read them.
 
 A power of two belongs to each token and head. It commutes with all rounding: that of a key multiplies the key's scores,
-and that of a value its weights, so products are those of decoded pages to the bit. Without exponents (None) pages hold
-numbers of the model's dtype.
+and that of a value its weights. Without exponents (None) pages hold numbers of the model's dtype.
+
+Where speed matters codes are read as words of two neighbouring features, which become two tiles, of even features and
+of odd ones. A tensor core wants pairs of tokens, or of features, in a register: words of 16 bits arrive there as
+numbers of 16 bits do, whereas single bytes would be gathered one by one.
 """
 
 from __future__ import annotations
@@ -10,18 +13,37 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from weft.kernels.pages import BIAS, LARGEST
+from weft.kernels.cuda.formats.codes import PORTABLE
+from weft.kernels.pages import BIAS, BROKEN, LARGEST
 
 LARGEST_CODE = tl.constexpr(LARGEST)
 # Of an exponent: the bits of a power of two, and of its inverse, must be those of a number that is not subnormal.
 MOST_EXPONENT, INVERSE = tl.constexpr(2 * BIAS - 1), tl.constexpr(2 * BIAS)
+BROKEN_HEAD = tl.constexpr(BROKEN)
+# Two bfloat16, $0, of the low bytes, or the high ones, of a pair of words, $1: the code ends at bit 4 of a bfloat16,
+# whose bias is 120 more.
+LOW_CODES = tl.constexpr(
+    "{ .reg .b32 u, v, c, z; and.b32 u, $1, 0x007f007f; shl.b32 u, u, 4; and.b32 v, $1, 0x00800080; shl.b32 v, v, 8;"
+    " or.b32 u, u, v; mov.b32 c, 0x7b807b80; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, u, c, z; }"
+)
+HIGH_CODES = tl.constexpr(
+    "{ .reg .b32 u, v, c, z; shr.b32 u, $1, 4; and.b32 u, u, 0x07f007f0; and.b32 v, $1, 0x80008000;"
+    " or.b32 u, u, v; mov.b32 c, 0x7b807b80; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, u, c, z; }"
+)
 
 
 @triton.jit
-def exponent_for(largest):
+def size_of(value):
+    """Return how large numbers are, as bits: those of infinity, and of what is no number, are the largest."""
+    return value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def exponent_for(size):
     """Return the least exponent with which a number of this size is not larger than the largest code."""
-    bits = (largest / LARGEST_CODE).to(tl.int32, bitcast=True)
-    return tl.minimum(tl.maximum((bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32), 1), MOST_EXPONENT)
+    bits = (size.to(tl.float32, bitcast=True) / LARGEST_CODE).to(tl.int32, bitcast=True)
+    found = tl.minimum(tl.maximum((bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32), 1), MOST_EXPONENT)
+    return tl.where(size < 0x7F800000, found, BROKEN_HEAD)
 
 
 @triton.jit
@@ -42,6 +64,25 @@ def coded(value, exponent):
     code = tl.where(size < 0.015625, small, tl.where(size <= LARGEST_CODE, normal, 0x7F))
     code |= (value.to(tl.int32, bitcast=True) >> 24) & 128
     return code.to(tl.uint8).to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def numbers_of(words, dtype: tl.constexpr):
+    """Return the even features of words of two codes, and the odd ones."""
+    if PORTABLE or dtype != tl.bfloat16:
+        bits = words.to(tl.int32)
+        low = (bits & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+        high = ((bits >> 8) & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(dtype)
+    else:
+        low = tl.inline_asm_elementwise(LOW_CODES, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+        high = tl.inline_asm_elementwise(HIGH_CODES, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    return low, high
+
+
+@triton.jit
+def halves_of(tile, LINES: tl.constexpr, FEATURES: tl.constexpr):
+    """Return the even features of a tile [lines, features], and the odd ones."""
+    return tl.split(tl.reshape(tile, (LINES, FEATURES // 2, 2)))
 
 
 @triton.jit
