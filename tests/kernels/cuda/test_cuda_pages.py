@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.kernels.assembly import run_assembly
 from tests.support.kernels.coded_pages import held, in_codes
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.cuda_attention import MIXES, REAL, Scene
 from tests.support.kernels.operations import GPU, PLAIN, attention
 from tests.support.models.exact_steps import EXACT
+from weft.kernels.cuda.attention.pages import HIGH_CODES, LOW_CODES
 from weft.kernels.interface import Operations
 from weft.kernels.pages import decoded, encoded
 
@@ -36,6 +38,20 @@ def launch_all() -> None:
             for rows in ([(4000, 4001), (63, 64), (0, 1)], [(700, 1000), (64, 65), (10, 13)]):
                 scene = Scene(rows, cell=64, dtype=torch.bfloat16, device="cpu", **layer)
                 attention(scene.q, scene.k, scene.v, scene.batch(by), in_codes(scene.view()), scene.scale)
+
+
+def test_words_of_two_codes_become_two_numbers():
+    """By the instructions of a GPU, of all 256 codes but those of what is no number, which no page holds."""
+    codes = torch.tensor([code for code in range(256) if code & 127 != 127], dtype=torch.uint8)
+    numbers = codes.view(torch.float8_e4m3fn).to(torch.bfloat16).view(torch.int16).tolist()
+    for first, code in enumerate(codes.tolist()):
+        second = len(codes) - 1 - first
+        word = code | int(codes[second]) << 8
+        pair = numbers[first] & 0xFFFF, numbers[second] & 0xFFFF
+        for assembly, number in zip((LOW_CODES, HIGH_CODES), pair):
+            # Two words of two tokens lie in a register.
+            assert run_assembly(assembly.value, word | 0x38380000) >> 16 == 0x3F80
+            assert run_assembly(assembly.value, word) & 0xFFFF == number
 
 
 @pytest.mark.kernels

@@ -37,8 +37,13 @@ class DecodeLaunch(NamedTuple):
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: DecodeLaunch(32, 4, 3)}
-# Of codes, by the same bytes: two tiles are made of each that is loaded, which takes registers.
-CODE_LAUNCHES = LAUNCHES | {256: DecodeLaunch(32, 4, 4)}
+# Of codes, by the same bytes, and programs of a multiprocessor: two tiles are made of each that is loaded.
+CODE_LAUNCHES = {
+    64: (DecodeLaunch(64, 4, 4), 4),
+    128: (DecodeLaunch(64, 4, 3), 4),
+    256: (DecodeLaunch(32, 4, 4), 3),
+    512: (DecodeLaunch(32, 4, 3), 3),
+}
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
 # Programs that fit on one multiprocessor.
@@ -139,14 +144,13 @@ def attend_rows(
     heads, head_dim = q.shape[1:]
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
+    lines, key_bytes = max(16, power_of_two(tokens * (heads // kv_heads))), block_dim * view.keys.element_size()
     launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
+    chosen = launches.get(key_bytes, PLAIN_LAUNCH)
     if view.key_exponents is not None:
-        launches = CODE_LAUNCHES
+        chosen, at_once = CODE_LAUNCHES.get(key_bytes, (PLAIN_LAUNCH, AT_ONCE))
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
-    lines = max(16, power_of_two(tokens * (heads // kv_heads)))
-    if launch is None:
-        launch = launches.get(block_dim * view.keys.element_size(), PLAIN_LAUNCH)
-        launch = launch._replace(warps=launch.warps * (2 if lines * block_dim > MOST_SUMS else 1))
+    launch = launch or chosen._replace(warps=chosen.warps * (2 if lines * block_dim > MOST_SUMS else 1))
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
