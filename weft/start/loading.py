@@ -258,7 +258,7 @@ def load_model_of(
     wanted = options
     chosen, options, spec, draft, facts = first_that_fits([replace(options, draft=each) for each in drafts], size_with)
     engine_config, sizes = resolve(options, facts)
-    reasons |= given_up(wanted, options) | sizes
+    reasons |= {**given_up(wanted, options), **sizes}
     report_choices(device, chosen, reasons)
     engine_config = replace(engine_config, revisions=revisions_of(model, engine_config.exact))
     if options.exact:
