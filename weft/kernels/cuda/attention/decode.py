@@ -280,6 +280,90 @@ def _fill(
         tl.store(out_ptr + place + feature[None, :], nothing, mask=real)
 
 
+@triton.jit
+def _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM: tl.constexpr):
+    """Store what a share has found of a row that others read too."""
+    # Cells that no query sees any more leave nothing to divide.
+    inverse = tl.where(total > 0, 1 / total, 0.0)
+    part_at = which[:, None] * HEAD_DIM + feature[None, :]
+    tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
+    tl.store(parts_ptr + sums_at, peak + tl.log2(total), mask=is_line)
+
+
+@triton.jit
+def _store_whole(
+    out_ptr, out_at, sinks_ptr, prefix_sums_ptr, at, head, peak, total, mixed, is_line, is_query,
+    HAS_SINKS: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    """Store the outputs of a row that lies within one share; of a group its sums too."""
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head, mask=is_line, other=0.0).to(tl.float32)
+        total += tl.exp2(sink * LOG2_E - peak)
+    tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
+    if GROUPED:
+        tl.store(prefix_sums_ptr + at, peak + tl.log2(total), mask=is_line)
+
+
+@triton.jit
+def _scores(
+    q, odd_q, keys, exponents, powers, there, scale,
+    WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Return the scores of keys. `odd_q`: odd features of queries, where keys are WORDS of two codes."""
+    # Powers arrive while keys are multiplied.
+    factor = None if exponents is None else powers_at(exponents, powers, there)
+    if WORDS:
+        even_keys, odd_keys = numbers_of(keys, q.dtype)
+        found = tl.dot(q, tl.trans(even_keys), input_precision=PRECISION)
+        found = tl.dot(odd_q, tl.trans(odd_keys), acc=found, input_precision=PRECISION) * scale
+    else:
+        found = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision=PRECISION) * scale
+    if exponents is not None:
+        found *= factor[None, :]
+    if SOFTCAP > 0:
+        found = SOFTCAP * (2 * tl.sigmoid(2 * found / SOFTCAP) - 1)
+    return found
+
+
+@triton.jit
+def _weights(scores, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
+    """Advance the running softmax; return weights, what those before are multiplied with, the peak and the sum."""
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    # One token sees a key of every block. Of several, one may see nothing yet: any finite number works.
+    reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - reference[:, None])
+    fading = tl.exp2(peak - reference)
+    return weights, fading, new_peak, total * fading + tl.sum(weights, 1)
+
+
+@triton.jit
+def _seen(there, key_position, position, TOKENS: tl.constexpr, GROUPED: tl.constexpr, WINDOW: tl.constexpr):
+    """Return which keys that are there each line sees."""
+    seen = there[None, :]
+    if TOKENS > 1 and not GROUPED:
+        seen = seen & (key_position[None, :] <= position[:, None])
+        if WINDOW:
+            seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _units(
+    key_pages, value_pages, index, kv_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """Return where pages begin, where keys are in a page, and which features exist. A unit is what is read at once: a
+    number, or a word of two codes."""
+    unit = tl.arange(0, BLOCK_DIM // UNIT)
+    in_page = (index[:, None] * KV_HEADS + kv_head) * (HEAD_DIM // UNIT) + unit[None, :]
+    if UNIT == 2:
+        key_words = key_pages.to(tl.pointer_type(tl.int16), bitcast=True)
+        value_words = value_pages.to(tl.pointer_type(tl.int16), bitcast=True)
+    else:
+        key_words, value_words = key_pages, value_pages
+    return key_words, value_words, in_page, (unit < HEAD_DIM // UNIT)[None, :]
+
+
 @jit(**STEP)
 def _attend_share(
     q_ptr, q_token_stride, q_head_stride, scale,
@@ -313,15 +397,11 @@ def _attend_share(
     line, feature, index = tl.arange(0, LINES), tl.arange(0, BLOCK_DIM), tl.arange(0, KEYS)
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
     is_feature = feature < HEAD_DIM
-    # What is read of pages at once: a number, or a word of two codes.
     UNIT: tl.constexpr = 2 if WORDS else 1
     NOTHING: tl.constexpr = 0 if WORDS else 0.0
-    unit = tl.arange(0, BLOCK_DIM // UNIT)
-    in_page = (index[:, None] * KV_HEADS + kv_head) * (HEAD_DIM // UNIT) + unit[None, :]
-    is_unit = (unit < HEAD_DIM // UNIT)[None, :]
-    if WORDS:
-        key_pages = key_pages.to(tl.pointer_type(tl.int16), bitcast=True)
-        value_pages = value_pages.to(tl.pointer_type(tl.int16), bitcast=True)
+    key_units, value_units, in_page, is_unit = _units(
+        key_pages, value_pages, index, kv_head, KV_HEADS, HEAD_DIM, BLOCK_DIM, UNIT
+    )
     row_begin = tl.load(page_bounds + first_row)
     row_end, start, first_position, place, first, known = _row_at(
         first_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART
@@ -329,8 +409,9 @@ def _attend_share(
     page = tl.load(page_list + (place - row_begin if APART else 0) + share_begin)
     for row in range(first_row, last_row + 1):
         # Load what the next row needs while this one is computed.
-        next_row = tl.minimum(row + 1, last_row)
-        following = _row_at(next_row, row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART)
+        following = _row_at(
+            tl.minimum(row + 1, last_row), row_start, row_first, page_first, page_bounds, page_place, TOKENS, APART
+        )
         if TOKENS > 1 and not GROUPED:
             # Padding has finite outputs. Only the share in which the row begins writes them.
             last = tl.where(share_begin <= row_begin, known, 0)
@@ -352,8 +433,9 @@ def _attend_share(
         peak, total, mixed = _beginning(
             packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
         )
+        odd_q = q
         if WORDS:
-            even_q, odd_q = halves_of(q, LINES, BLOCK_DIM)
+            q, odd_q = halves_of(q, LINES, BLOCK_DIM)
             even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
@@ -372,63 +454,35 @@ def _attend_share(
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
             loaded = there[:, None] & is_unit
-            if key_exponents is not None:
-                # They arrive while keys are multiplied.
-                key_powers = powers_at(key_exponents, powers, there)
+            if value_exponents is not None:
                 value_powers = powers_at(value_exponents, powers, there)
-            keys = tl.load(key_pages + block_at + in_page, mask=loaded, other=NOTHING)
-            if WORDS:
-                even_keys, odd_keys = numbers_of(keys, q.dtype)
-                scores = tl.dot(even_q, tl.trans(even_keys), input_precision=PRECISION)
-                scores = tl.dot(odd_q, tl.trans(odd_keys), acc=scores, input_precision=PRECISION) * scale
-            else:
-                scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision=PRECISION) * scale
-            if key_exponents is not None:
-                scores *= key_powers[None, :]
-            if SOFTCAP > 0:
-                scores = SOFTCAP * (2 * tl.sigmoid(2 * scores / SOFTCAP) - 1)
-            seen = there[None, :]
-            if TOKENS > 1 and not GROUPED:
-                seen = seen & (key_position[None, :] <= position[:, None])
-                if WINDOW:
-                    seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
+            keys = tl.load(key_units + block_at + in_page, mask=loaded, other=NOTHING)
+            scores = _scores(q, odd_q, keys, key_exponents, powers, there, scale, WORDS, SOFTCAP, PRECISION)
+            seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-            new_peak = tl.maximum(peak, tl.max(scores, 1))
-            # One token sees a key of every block. Of several, one may see nothing yet: any finite number works.
-            reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
-            weights = tl.exp2(scores - reference[:, None])
-            fading = tl.exp2(peak - reference)
-            total = total * fading + tl.sum(weights, 1)
+            weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
             if value_exponents is not None:
                 weights *= value_powers[None, :]
-            values, weights = tl.load(value_pages + block_at + in_page, mask=loaded, other=NOTHING), weights.to(q.dtype)
+            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=NOTHING), weights.to(q.dtype)
             if WORDS:
                 even_values, odd_values = numbers_of(values, q.dtype)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
                 odd = tl.dot(weights, odd_values, acc=odd * fading[:, None], input_precision=PRECISION)
             else:
-                values = values.to(q.dtype)
-                mixed = tl.dot(weights, values, acc=mixed * fading[:, None], input_precision=PRECISION)
-            peak = new_peak
+                mixed = tl.dot(weights, values.to(q.dtype), acc=mixed * fading[:, None], input_precision=PRECISION)
         if WORDS:
             mixed = tl.reshape(tl.join(even, odd), (LINES, BLOCK_DIM))
 
+        out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
         if (begin == row_begin) & (end == row_end):
-            if HAS_SINKS:
-                sink = tl.load(sinks_ptr + head, mask=is_line, other=0.0).to(tl.float32)
-                total += tl.exp2(sink * LOG2_E - peak)
-            out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
-            tl.store(out_ptr + out_at, (mixed * (1 / total)[:, None]).to(out_ptr.dtype.element_ty), mask=is_query)
-            if GROUPED:
-                tl.store(prefix_sums_ptr + packed * HEADS + head, peak + tl.log2(total), mask=is_line)
+            _store_whole(
+                out_ptr, out_at, sinks_ptr, prefix_sums_ptr, packed * HEADS + head, head, peak, total, mixed, is_line,
+                is_query, HAS_SINKS, GROUPED,
+            )  # fmt: skip
         else:
             which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * (TOKENS * GROUP) + line
-            # Cells that no query sees any more leave nothing to divide.
-            inverse = tl.where(total > 0, 1 / total, 0.0)
-            part_at = which[:, None] * HEAD_DIM + feature[None, :]
-            tl.store(parts_ptr + part_at, mixed * inverse[:, None], mask=is_query)
             sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
-            tl.store(parts_ptr + sums_at, peak + tl.log2(total), mask=is_line)
+            _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM)
         row_begin = row_end
         row_end, start, first_position, place, first, known = following
 
