@@ -51,8 +51,8 @@ def encoded(numbers: Float[Tensor, "*any size"]) -> tuple[UInt8[Tensor, "*any si
     """Return codes, whose largest uses the upper half of the range, and exponents.
 
     >>> codes, exponent = encoded(torch.tensor([0.1, -3.0, 1000.0]))
-    >>> int(exponent) - BIAS, decoded(codes, exponent, torch.float32)
-    (2, tensor([   0.1016,   -3.0000, 1024.0000]))
+    >>> int(exponent) - BIAS, decoded(codes, exponent, torch.float32).tolist()
+    (2, [0.1015625, -3.0, 1024.0])
     """
     wide = numbers.float()
     largest = wide.abs().amax(-1)

@@ -93,11 +93,12 @@ def attend_row(
     low = 0 if view.window is None else max(0, row.start - view.window + 1)
     cells = range(low // cell, (row.end - 1) // cell + 1)
     listed = torch.tensor([pages[number] for number in cells], device=q.device)
+    wide = q.float()
     keys, values = (
         part.flatten(0, 1)[low % cell :][: row.end - low].repeat_interleave(share, 1)
-        for part in take(view, listed, torch.float32)
+        for part in take(view, listed, wide.dtype)
     )
-    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    scores = torch.einsum("qhd,khd->hqk", wide, keys) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     query = torch.arange(row.start, row.end, device=q.device).unsqueeze(1)
