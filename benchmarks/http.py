@@ -16,6 +16,7 @@ import os
 import pstats
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -94,11 +95,11 @@ def make_backend(kind: str) -> Dispatcher:
     return ProcessBackend(Options(model=str(STEP_SECONDS[kind])), program=PROGRAM)
 
 
-async def serve(kind: str, pipe: Connection, limit: int) -> None:
-    backend = make_backend(kind)
+async def serve(make: Callable[[], Dispatcher], pipe: Connection, limit: int) -> None:
+    backend = make()
     await backend.start()
     tokenizer = tiny_model.tokenizer()
-    settings = ServerSettings(api_keys=("secret",))
+    settings = ServerSettings(api_keys=("secret",), admin_key="admin")
     settings = replace(settings, limits=replace(settings.limits, open_sequences=limit))
     app = create_app(backend, tokenizer, ChatTemplate(tiny_model.TEMPLATE, tokenizer.specials), frozenset(), settings)
     listener = bind("127.0.0.1", 0)
@@ -117,13 +118,13 @@ async def stopped() -> None:
     """Do nothing: no request runs when the client sends "stop"."""
 
 
-def run_server(kind: str, pipe: Connection, limit: int, profile: str | None) -> None:
+def run_server(make: Callable[[], Dispatcher], pipe: Connection, limit: int, profile: str | None) -> None:
     profiler = cProfile.Profile(time.thread_time) if profile else None
     if profiler:
         profiler.enable()
     import uvloop
 
-    uvloop.run(serve(kind, pipe, limit))
+    uvloop.run(serve(make, pipe, limit))
     if profiler and profile:
         profiler.disable()
         with open(profile, "w") as file:
@@ -198,7 +199,7 @@ def measure(kind: str, path: str, streams: int, tokens: int, profile: str | None
 
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=run_server, args=(kind, theirs, streams + 8, profile), daemon=False
+        target=run_server, args=(partial(make_backend, kind), theirs, streams + 8, profile), daemon=False
     )
     process.start()
     port = ours.recv()

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from dataclasses import replace
 from random import Random
 
 import msgspec
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.drops import drop
 from tests.support.hashed.rolling import RollingDevice, rolling_spec
+from tests.support.hashed.tiered import TieredDevice, run_tiered, tiered_workload
 from tests.support.hashed.workloads import check_answers, random_workload, run_workload
 from weft.base.config import EngineConfig
 from weft.base.retain import Retain
@@ -27,6 +29,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory import retention
 from weft.memory.audit import audit
+from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
 from weft.memory.retention import Retentions
@@ -34,6 +37,7 @@ from weft.memory.valuation import Valuation
 
 EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
 KINDS = [{"recurrent": True}, {"recurrent": True, "heavy": True}, {"recurrent": False}, {"window": 7}]
+MOVED: Counter[str] = Counter()
 ONE, TWO = b"1" * 32, b"2" * 32
 
 
@@ -48,21 +52,24 @@ class Clock:
 class Server:
     """An engine on the hash device with a clock that a test sets."""
 
-    def __init__(self, memory: int = 1 << 14, share: float = 0.25, **spec: object) -> None:
+    def __init__(self, memory: int = 1 << 14, share: float = 0.25, host: int = 0, **spec: object) -> None:
         self.clock = Clock()
         self.spec = rolling_spec(**{"recurrent": True, **spec})
         # The least recently used goes first, so that what is evicted is known.
         sizes = {"memory_bytes": memory, "max_sequences": 4, "max_tokens_per_step": 16, "max_length": 400}
-        config = EngineConfig(**sizes, retain_share=share, eviction="lru", paranoid=True)
-        device = RollingDevice(self.spec, memory, 4)
+        config = EngineConfig(**sizes, host_bytes=host, retain_share=share, eviction="lru", paranoid=True)
+        device = TieredDevice(self.spec, memory, 4, False, host, Random(1)) if host else RollingDevice(self.spec, memory, 4)
         self.engine = Engine(self.spec, device, config, now=self.clock)
 
     def ask(self, prompt: list[int], *retain: Retain, count: int = 1, salt: bytes = b"") -> Report:
         params = SamplingParams(max_tokens=count, temperature=0.0)
         number = self.engine.add(Request(np.array(prompt, np.int32), params, salt=salt, retain=retain))
+        return self.finish(number)
+
+    def finish(self, number: int) -> Report:
         ends: list[Output] = []
         while not ends:
-            ends = [each for each in self.engine.step() if each.finish is not None]
+            ends = [each for each in self.engine.step() if each.finish is not None and each.sequence == number]
         assert ends[0].finish is FinishReason.LENGTH
         report = self.engine.report(number)
         self.engine.forget(number)
@@ -285,6 +292,83 @@ def test_a_request_that_runs_while_its_tenant_is_dropped_retains_nothing() -> No
     assert server.retained["count"] == 0
 
 
+def fill(server: Server) -> list[list[int]]:
+    """Retain conversations up to the share of all tenants; return those that are on the device."""
+    prompts = [[number] * 60 for number in range(12)]
+    for number, prompt in enumerate(prompts):
+        server.ask(prompt, Retain(1000.0), salt=bytes([number % 5]) * 32)
+    return prompts
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_with_host_memory_what_is_retained_moves_there_before_a_request_is_refused(kind: dict) -> None:
+    server = Server(1 << 15, host=1 << 17, **kind)
+    prompts = fill(server)
+    held = server.retained["bytes"]
+    longest = max(n for n in range(400) if server.engine.ledger.fits_alone(n))
+    server.engine.add(Request(np.array([80] * 30, np.int32), SamplingParams(max_tokens=200), salt=TWO))
+    server.ask([81] * (longest // 2), salt=TWO)
+    assert server.retained["moved"] > 0
+    assert server.retained["host_bytes"] > 0
+    assert (server.retained["bytes"], server.retained["given_up"]) == (held, 0)
+    # They come back from there: a few of them may still be on the device.
+    found = [server.ask(prompt, salt=bytes([number % 5]) * 32) for number, prompt in enumerate(prompts)]
+    assert all(each.cached_tokens == 56 for each in found)
+    assert sum(each.loaded_tokens for each in found) > 0
+    server.clock.seconds = 2000.0
+    server.ask([5])
+    assert (server.retained["bytes"], server.retained["host_bytes"]) == (0, 0)
+
+
+class Demoted(Server):
+    """A retained prefix in host memory, of which the device has nothing."""
+
+    def __init__(self, host: int = 1 << 17) -> None:
+        super().__init__(host=host)
+        self.ask(list(range(42)), Retain(100.0), salt=ONE)
+        while not self.retained["moved"]:
+            self.engine.ledger.makes_room()
+            self.ask([1], salt=TWO)
+        self.ask([6] * 300, salt=TWO)
+        assert self.engine.ledger.match(self.keys, 41).cached < 40
+
+    @property
+    def keys(self) -> list[bytes]:
+        return PrefixIdentity(self.spec.cell, ONE).keys(np.arange(42, dtype=np.int32))
+
+
+def test_what_moved_to_host_memory_survives_there() -> None:
+    server = Demoted(host=1 << 14)
+    for seed in range(4):
+        server.crowd(200, seed=seed, salt=TWO)
+    found = server.ask(list(range(42)), salt=ONE)
+    assert (found.cached_tokens, found.loaded_tokens) == (40, 40)
+
+
+def test_what_moved_to_host_memory_is_released_and_dropped_there() -> None:
+    released, dropped = Demoted(), Demoted()
+    released.ask(list(range(42)), Retain(0.0), salt=ONE)
+    assert (released.retained["count"], released.retained["host_bytes"]) == (0, 0)
+    drop(dropped.engine, tenant_digest(ONE))
+    assert (dropped.retained["dropped"], dropped.retained["host_bytes"]) == (1, 0)
+    assert dropped.ask(list(range(42)), salt=ONE).cached_tokens == 0
+
+
+def test_what_moved_to_host_memory_is_loaded_while_its_request_waits_for_a_seat() -> None:
+    server = Demoted()
+    running = SamplingParams(max_tokens=20, temperature=0.0)
+    for number in range(4):
+        server.engine.add(Request(np.array([number], np.int32), running, salt=TWO))
+    server.engine.step()
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    number = server.engine.add(Request(np.arange(42, dtype=np.int32), params, salt=ONE))
+    while server.engine.ledger.match(server.keys, 41).cached < 40:
+        assert server.engine.ledger.retentions.stats()["count"] == 1
+        server.engine.step()
+    assert len(server.engine.planner.queue) == 1, "it was loaded only when it could start"
+    assert server.finish(number).loaded_tokens == 40
+
+
 class RetainingEngine(Engine):
     """Retains, releases and drops at random; its clock goes on with the steps."""
 
@@ -306,7 +390,7 @@ class RetainingEngine(Engine):
         if self.random.random() < 0.03:
             self.drops += 1
             self.begin_drop(self.drops, tenant_digest(self.random.choice([b"", b"tenant"])))
-            for node in self.ledger.retentions.nodes():
+            for node in (node for cache in self.ledger.caches for node in self.ledger.retentions.nodes(cache)):
                 tenant = self.ledger.tenancy.of(node)
                 assert not self.ledger.hidden.covers([], partial(bytes, tenant)), "what is dropped is still retained"
         outputs = super().step()
@@ -323,6 +407,20 @@ def check_workload(seed: int, count: int, **overrides: object) -> None:
     run.engine.ledger.retentions.give_up()
     audit(run.engine.ledger)
     check_answers(random_workload(seed, count, **overrides), run)
+
+
+def check_tiered_workload(seed: int, count: int, share: float) -> None:
+    workload = tiered_workload(seed, count)
+    workload = replace(workload, config=replace(workload.config, retain_share=share))
+    run = run_tiered(workload, seed, engine_class=RetainingEngine)
+    MOVED["moved"] += run.engine.stats()["retained"]["moved"]
+
+
+@pytest.mark.parametrize("part", parts(2))
+@thorough(EXAMPLES)
+@given(seed=st.integers(0, 1 << 40), count=st.integers(1, 10), share=st.sampled_from([0.1, 0.4, 1.0]))
+def test_answers_are_the_oracles_with_host_memory_too(part, seed, count, share) -> None:
+    check_tiered_workload(seed_of(part, seed), count, share)
 
 
 @pytest.mark.parametrize("part", parts(2))
@@ -352,9 +450,39 @@ def a_retention_does_not_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Retentions, "give_up", lambda self: original(self) if len(self) > 1 else None)
 
 
+def what_moved_is_not_protected(patch: pytest.MonkeyPatch) -> None:
+    original = Retentions._protect
+
+    def forget(self, each):
+        original(self, each)
+        if each.cache is not self._cache and each.node.resume is not None:
+            each.node.resume.retained = False
+
+    patch.setattr(Retentions, "_protect", forget)
+
+
+def what_moved_outlives_its_tenants_drop(patch: pytest.MonkeyPatch) -> None:
+    original = Retentions.drop
+    patch.setattr(
+        Retentions,
+        "drop",
+        lambda self, chosen: original(self, lambda node: node in set(self.nodes(self._cache)) and chosen(node)),
+    )
+
+
+def a_failed_move_unprotects(patch: pytest.MonkeyPatch) -> None:
+    """A retention moves although its copy did not land."""
+    patch.setattr("weft.memory.tiers.saves.Saves.has", lambda self, node: node.key in self.lower.trie.nodes)
+
+
 def check_workloads(count: int) -> None:
     for seed in range(count):
         check_workload(seed, 8, retain_share=0.4)
+
+
+def check_tiered_workloads(count: int) -> None:
+    for seed in range(count):
+        check_tiered_workload(seed, 8, share=1.0)
 
 
 PLANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
@@ -362,6 +490,16 @@ PLANTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     a_retained_point_is_evicted,
     a_retention_does_not_end,
 ]
+
+
+TIERED_PLANTS = [what_moved_is_not_protected, what_moved_outlives_its_tenants_drop, a_failed_move_unprotects]
+
+
+@pytest.mark.parametrize("plant", TIERED_PLANTS, ids=lambda each: each.__name__)
+def test_planted_bugs_of_retentions_in_host_memory_are_caught(plant, monkeypatch) -> None:
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_tiered_workloads(400)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda each: each.__name__)

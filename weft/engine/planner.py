@@ -324,22 +324,23 @@ class Planner:
         # Requests that wait for their prefix to be loaded, and start when it has come.
         loading = NO_ROOM
         for sequence in self.queue.head(self.number):
+            tenant, ahead = partial(tenant_digest, sequence.request.salt), partial(self._tokens_ahead, rows)
+            reusable, total = self._reuse_limit(sequence), len(sequence.known)
             if budget < least or not self._free_seats:
                 sequence.waits_for = Wait.STEP if budget < least else Wait.SEQUENCES
+                self.ledger.prefetch(sequence.id, sequence.keys, reusable, total, tenant, ahead)
                 return
             if sequence.awaits_mask:
                 sequence.waits_for = Wait.GRAMMAR
                 continue
-            reusable = self._reuse_limit(sequence)
             match = self.ledger.match(sequence.keys, reusable)
             if self.ledger.expects(sequence.keys, match, reusable):
                 sequence.waits_for = Wait.PREFIX
                 continue
-            needed = self.ledger.room_for(sequence.keys, match.cached, len(sequence.known), loading)
+            needed = self.ledger.room_for(sequence.keys, match.cached, total, loading)
             if needed is None:
                 sequence.waits_for = Wait.MEMORY
                 return
-            tenant, ahead = partial(tenant_digest, sequence.request.salt), partial(self._tokens_ahead, rows)
             if self.ledger.awaits(sequence.id, sequence.keys, reusable, match, tenant, ahead):
                 sequence.note_load()
                 loading += needed
@@ -425,9 +426,9 @@ class Planner:
     def _make_room(self, sequence: Sequence, rows: StepBuilder) -> bool:
         """Preempt the youngest sequence in favour of `sequence`.
 
-        Not if a flight or a copy is about to land and free memory.
+        Not if a flight or a copy is about to land and free memory, or retained prefixes can make room.
         """
-        if self.leaving or self.ledger.memory_to_land:
+        if self.leaving or self.ledger.memory_to_land or self.ledger.makes_room():
             return False
         others = [s for s in (*self.prefilling, *self.decoding) if s is not sequence]
         victims = [s for s in others if s.rank > sequence.rank and not rows.carry(s.seat)]
@@ -456,7 +457,8 @@ class Planner:
 
         The units that it would start from are scattered over all slabs, and none is left for its tail.
         """
-        if not self.running and self.number == self.landed and not self.ledger.memory_to_land:
+        busy = self.running or self.number != self.landed or self.ledger.memory_to_land
+        if not busy and not self.ledger.makes_room():
             self.ledger.clear(retained=self.ledger.only_retained)
 
     def in_flight(self, sequence: Sequence) -> bool:

@@ -32,14 +32,14 @@ def audit(ledger: Ledger) -> None:
     if ledger.snapshots.reserve is not None:
         counted[Kind.STATE][ledger.snapshots.reserve] += 1
     if ledger.tiers is not None:
-        audit_tiers(ledger.tiers)
+        audit_tiers(ledger.tiers, ledger.retentions)
         for link in _device_links(ledger):
             for kind, unit in (*link.saves.held(lower=False), *link.loads.held(lower=False)):
                 counted[kind][unit] += 1
             pins.update(node.key for node in link.loads.upper_pins())
     for kind, unit in ledger.carried.held():
         counted[kind][unit] += 1
-    pins.update(node.key for node in (*ledger.retentions.nodes(), *ledger.carried.pins()))
+    pins.update(node.key for node in (*ledger.retentions.nodes(ledger.cache), *ledger.carried.pins()))
     if ledger.departures is not None:
         for kind, unit in ledger.departures.held():
             counted[kind][unit] += 1
@@ -65,7 +65,7 @@ def _check_held(ledger: Ledger) -> None:
     ends = [lease.node for lease in ledger.leases.values()]
     for link in _device_links(ledger):
         ends += link.loads.upper_pins()
-    ends += [*ledger.retentions.nodes(), *ledger.carried.pins()]
+    ends += [*ledger.retentions.nodes(ledger.cache), *ledger.carried.pins()]
     if ledger.departures is not None:
         ends += ledger.departures.pins()
     held = {node.key for end in ends for node in path(end)}
@@ -76,14 +76,18 @@ def _check_held(ledger: Ledger) -> None:
 
 def _check_retained(ledger: Ledger) -> None:
     """Check that exactly the retained resume points are marked, and that the counted bytes are those they hold."""
-    retained = list(ledger.retentions.nodes())
-    marked = {node.key for node in ledger.cache.trie.nodes.values() if node.resume is not None and node.resume.retained}
-    assert marked == {node.key for node in retained if node.resume is not None}, (
-        "other points than the retained are marked"
-    )
-    assert not ledger.cache.point_bytes or len(marked) == len(retained), "a retained resume point is gone"
-    cells = {each.key for node in retained for each in path(node)}
-    held = len(cells) * ledger.spec.page_bytes + len(marked) * ledger.cache.point_bytes
+    cells: set[bytes] = set()
+    points = 0
+    for cache in ledger.caches:
+        retained = list(ledger.retentions.nodes(cache))
+        marked = {node.key for node in cache.trie.nodes.values() if node.resume is not None and node.resume.retained}
+        assert marked == {node.key for node in retained if node.resume is not None}, (
+            "other points than the retained are marked"
+        )
+        assert not cache.point_bytes or len(marked) == len(retained), "a retained resume point is gone"
+        cells |= {each.key for node in retained for each in path(node)}
+        points += len(marked)
+    held = len(cells) * ledger.spec.page_bytes + points * ledger.cache.point_bytes
     assert ledger.retentions.held_bytes == held, (
         f"{ledger.retentions.held_bytes} bytes count as retained, expected {held}"
     )

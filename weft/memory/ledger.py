@@ -87,7 +87,6 @@ class Ledger:
         self.arena = Arena(unit_bytes(spec), budget_bytes, remember_freed)
         self.cache = Cache(spec, self.arena, eviction, alpha)
         self.snapshots = Snapshots(self.cache, captures, capture_every, enabled=cache)
-        self.retentions = Retentions(self.cache, retain_share, budget_bytes, now)
         self.carried = Carried(self)
         self.tiers: Tiers | None = None
         self.tenancy = Tenancy(
@@ -96,6 +95,8 @@ class Ledger:
         )
         if below is not None:
             self.tiers = below(self.cache, self.tenancy)
+        host = None if self.tiers is None else self.tiers.host
+        self.retentions = Retentions(self.cache, retain_share, budget_bytes, now, None if host is None else host.saves)
         self.departures: Departures | None = None
         if departures_bytes:
             level = 0 if self.tiers is None else len(self.tiers.links)
@@ -174,6 +175,22 @@ class Ledger:
         if self.tiers is None or not limit:
             return False
         return self.tiers.bring(waiter, keys, limit, match, tenant, ahead_tokens())
+
+    def prefetch(
+        self,
+        waiter: int,
+        keys: list[Key],
+        limit: int,
+        tokens: int,
+        tenant: Callable[[], bytes],
+        ahead_tokens: Callable[[], int],
+    ) -> None:
+        """Load the retained prefix of a request that cannot start yet from host memory, if there is room."""
+        if not limit or not self.retentions.may_be_below(keys):
+            return
+        match = self.match(keys, limit)
+        if self.room_for(keys, match.cached, tokens) is not None:
+            self.awaits(waiter, keys, limit, match, tenant, ahead_tokens)
 
     def withdraw(self, waiter: int) -> None:
         """Forget a request that has ended while it waited."""
@@ -590,7 +607,7 @@ class Ledger:
         """
         self.carried.give_up()
         if retained:
-            self.retentions.give_up()
+            self.retentions.give_up(below=tiers)
         self.cache.clear()
         if tiers and self.tiers is not None:
             self.tiers.clear()
@@ -608,14 +625,22 @@ class Ledger:
         """Return what a sequence of `tokens` that resumes at `cached` needs, and a further cell of it.
 
         Counts everything that cannot be evicted while it runs, including the cached path that it reads from. Returns
-        None if there is no room for it beside the running sequences and `others`; a lone one has all there is.
+        None if there is no room for it beside the running sequences and `others`; a lone one has all there is. Then
+        what is retained makes room, if there is host memory.
         """
         node = self.cache.trie.nodes[keys[cached // self.cell - 1]] if cached else None
         new = cells_covering(tokens + self.cell, self.cell) - cached // self.cell
         window = min(cells_covering(tokens, self.cell), self.window_cells + 2)
         needed = Room(cells_without_holders(node) + new, window, 1)
         alone = not self.leases and not others.sequences
-        return needed if alone or self.has_room(needed + others) else None
+        if alone or self.has_room(needed + others):
+            return needed
+        self.makes_room((self._slabs_beside_leases(needed + others) - self.arena.slabs) * self.arena.slab_bytes)
+        return None
+
+    def makes_room(self, lacking_bytes: int = 1) -> bool:
+        """Return whether retained prefixes move to host memory, because there is no memory beside them."""
+        return self.retentions.make_room(lacking_bytes)
 
     def has_room(self, needed: Room) -> bool:
         """Return whether there is room beside the running sequences and a further cell of each."""

@@ -26,9 +26,8 @@ def outline(ledger: Ledger, most_cells: int = MOST_CELLS) -> dict[str, Any]:
     """Return the branches of all tiers, and how many of their cells were looked at."""
     branches: list[dict[str, Any]] = []
     cells: dict[str, dict[str, int]] = {}
-    retained = ledger.retentions.seconds_left()
     for name, cache in zip(ledger.tier_names, ledger.caches):
-        found = _Outline(cache, ledger.tenancy, most_cells, retained if cache is ledger.cache else {})
+        found = _Outline(cache, ledger.tenancy, most_cells, ledger.retentions.seconds_left(cache))
         branches += [branch | {"tier": name} for branch in found.branches()]
         cells[name] = {"held": len(cache.trie), "shown": len(found.seen)}
     return {"cell_tokens": ledger.cell, "clock": ledger.cache.clock, "cells": cells, "branches": branches}

@@ -3,6 +3,9 @@
 A retention is a value: a cell of the trie, whose it is, and until when. While it lasts, the cell is pinned, so its path
 stays, and its resume point is marked, so it is no candidate for eviction. Admission counts both as held. Nothing else
 of the memory knows retentions: at its end the pin goes, and the prefix is ranked like any other.
+
+With host memory, a retained prefix moves there when a request finds no memory beside it: it is copied, then protected
+there instead, by the same retention. A request that continues it loads it, like anything else that lies there.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from weft.base.companions import Companion
 from weft.base.retain import Retain
 from weft.memory.cache import Cache
 from weft.memory.captures import repeatable
+from weft.memory.eviction import Candidate
 from weft.memory.keys import Key
 from weft.memory.misses import Miss, Reason
 from weft.memory.recent_keys import RecentKeys
+from weft.memory.tiers.saves import Saves
 from weft.memory.trie import Node, path, resume_at_or_above
 
 # Of memory, for the retained prefixes of all tenants together, unless one tenant may have more.
@@ -27,54 +32,84 @@ SHARE_OF_ALL = 0.5
 # Lost retentions that are remembered, to explain later misses.
 MOST_LOST = 1 << 12
 # What happens to retentions: the last ones end them.
-EVENTS = ("kept", "refused", "released", "expired", "over_share", "given_up", "dropped")
+EVENTS = ("kept", "refused", "moved", "released", "expired", "over_share", "given_up", "dropped")
 _LOSSES = (Reason.EVICTED, Reason.STATE_EVICTED, Reason.STATE_SKIPPED, Reason.NEVER_COMPUTED)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """`window` counts the window pages of its resume point."""
+    """`cache` is the tier that protects it, and `node` its cell there. `window` counts its point's window pages."""
 
     node: Node
+    cache: Cache
     holder: bytes
     until: float
     has_point: bool
     window: int
 
 
-class Retentions(Companion):
-    """`share` is the part of memory that one tenant's may take, `now` a clock in seconds."""
+class Tally:
+    """The bytes of several retained prefixes: cells that several of them need count once."""
 
-    def __init__(self, cache: Cache, share: float, memory_bytes: int, now: Callable[[], float]) -> None:
+    def __init__(self) -> None:
+        self.cells: Counter[Key] = Counter()
+        self.bytes = 0
+
+    def count(self, each: Retention, sign: int) -> None:
+        """Add or take away a retention."""
+        for node in path(each.node):
+            self.cells[node.key] += sign
+            self.bytes += sign * each.cache.spec.page_bytes * (self.cells[node.key] == (sign > 0))
+            if not self.cells[node.key]:
+                del self.cells[node.key]
+        self.bytes += sign * each.has_point * each.cache.point_bytes
+
+
+class Retentions(Companion):
+    """`share` is the part of memory that one tenant's may take, `now` a clock in seconds. `below` saves to host memory,
+    if there is some."""
+
+    def __init__(
+        self, cache: Cache, share: float, memory_bytes: int, now: Callable[[], float], below: Saves | None = None
+    ) -> None:
         self._cache = cache
         self._now = now
+        self._below = below
         self._most_bytes = int(share * memory_bytes)
         self._most_of_all = int(max(share, SHARE_OF_ALL if share else 0) * memory_bytes)
+        arena = None if below is None else below.lower.arena
+        self._most_below = 0 if arena is None else int(SHARE_OF_ALL * arena.slabs * arena.slab_bytes)
         self._held: dict[Key, Retention] = {}
-        # By tenant: how many of its retentions need each cell, and the bytes of all.
-        self._cells: defaultdict[bytes, Counter[Key]] = defaultdict(Counter)
-        self._bytes: Counter[bytes] = Counter()
+        self._tallies: defaultdict[bytes, Tally] = defaultdict(Tally)  # by tenant
+        self._tally_below = Tally()
+        # On their way to host memory, by their bytes on the device; and those of which a copy has failed.
+        self._moving: dict[Key, int] = {}
+        self._stuck: set[Key] = set()
+        # What requests lack beside what is retained, since the last step.
+        self._lacking_bytes = 0
         self._ends: list[tuple[float, Key]] = []
         self._lost = RecentKeys(MOST_LOST)
         self.counts: Counter[str] = Counter()
-        self.points = self.window_pages = 0
+        # On the device.
+        self._here = self.points = self.window_pages = 0
 
     def __len__(self) -> int:
         return len(self._held)
 
     @property
     def held_bytes(self) -> int:
-        return sum(self._bytes.values())
+        return sum(each.bytes for each in self._tallies.values())
 
     def bytes_of(self, holder: bytes) -> int:
-        return self._bytes[holder]
+        return self._tallies[holder].bytes if holder in self._tallies else 0
 
-    def nodes(self) -> Iterator[Node]:
-        return (each.node for each in self._held.values())
+    def nodes(self, cache: Cache) -> Iterator[Node]:
+        """Yield the cells of a tier that retentions protect."""
+        return (each.node for each in self._held.values() if each.cache is cache)
 
-    def seconds_left(self) -> dict[Key, float]:
-        """Return how long each retained cell, with the prefix that it ends, stays so."""
-        return {key: each.until - self._now() for key, each in self._held.items()}
+    def seconds_left(self, cache: Cache) -> dict[Key, float]:
+        """Return how long each retained cell of a tier, with the prefix that it ends, stays so."""
+        return {key: each.until - self._now() for key, each in self._held.items() if each.cache is cache}
 
     # the life of a retention ----------------------------------------------------------------------------------------
 
@@ -111,43 +146,52 @@ class Retentions(Companion):
 
     def _hold(self, node: Node, holder: bytes, until: float) -> None:
         point = node.resume
-        self._cache.trie.pin(node)
-        if point is not None:
-            point.retained = True
-        found = Retention(node, holder, until, point is not None, 0 if point is None else len(point.window))
-        self._held[node.key] = found
+        found = Retention(
+            node, self._cache, holder, until, point is not None, 0 if point is None else len(point.window)
+        )
+        self._protect(found)
+        self._tallies[holder].count(found, 1)
         self._lost.pop(node.key)
         self.counts["kept"] += 1
-        self._count(found, 1)
 
-    def _count(self, each: Retention, sign: int) -> None:
-        """Add or take away what a retention holds. Cells that several of a tenant need count once."""
-        cells, size = self._cells[each.holder], 0
-        for node in path(each.node):
-            cells[node.key] += sign
-            size += self._cache.spec.page_bytes * (cells[node.key] == (sign > 0))
-            if not cells[node.key]:
-                del cells[node.key]
+    def _protect(self, each: Retention) -> None:
+        """Keep a prefix from being evicted from its tier."""
+        self._held[each.node.key] = each
+        each.cache.trie.pin(each.node)
+        if each.node.resume is not None:
+            each.node.resume.retained = True
+        self._count_place(each, 1)
+
+    def _unprotect(self, each: Retention) -> None:
+        point = each.node.resume
+        if point is not None:
+            point.retained = False
+            each.cache.valuation.offer(point)
+        each.cache.unpin(each.node)
+        self._count_place(each, -1)
+
+    def _count_place(self, each: Retention, sign: int) -> None:
+        if each.cache is not self._cache:
+            self._tally_below.count(each, sign)
+            return
+        self._here += sign
         self.points += sign * each.has_point
         self.window_pages += sign * each.window
-        self._bytes[each.holder] += sign * (size + each.has_point * self._cache.point_bytes)
-        if not cells:
-            del self._cells[each.holder], self._bytes[each.holder]
 
     def _shrink(self, holder: bytes) -> None:
         """Give up what ends soonest: of this tenant beyond its share, of the largest one beyond the share of all."""
         self._shrink_to(holder, self._most_bytes)
         while (over := self.held_bytes - self._most_of_all) > 0:
-            largest = max(self._bytes, key=lambda each: self._bytes[each])
-            self._shrink_to(largest, self._bytes[largest] - min(over, self._bytes[largest]))
+            largest = max(self._tallies, key=self.bytes_of)
+            self._shrink_to(largest, max(0, self.bytes_of(largest) - over))
         self._tidy()
 
     def _shrink_to(self, holder: bytes, most: int) -> None:
-        if self._bytes[holder] <= most:
+        if self.bytes_of(holder) <= most:
             return
         own = [each for each in self._held.values() if each.holder == holder]
         for each in sorted(own, key=lambda each: each.until):
-            if self._bytes[holder] > most:
+            if self.bytes_of(holder) > most:
                 self._lose(each, "over_share")
 
     def _lose(self, each: Retention, how: str) -> None:
@@ -157,13 +201,13 @@ class Retentions(Companion):
 
     def _end(self, each: Retention, how: str) -> None:
         del self._held[each.node.key]
+        self._stuck.discard(each.node.key)
         self.counts[how] += 1
-        self._count(each, -1)
-        point = each.node.resume
-        if point is not None:
-            point.retained = False
-            self._cache.valuation.offer(point)
-        self._cache.unpin(each.node)
+        tally = self._tallies[each.holder]
+        tally.count(each, -1)
+        if not tally.cells:
+            del self._tallies[each.holder]
+        self._unprotect(each)
 
     def _tidy(self) -> None:
         """Forget old ends of retentions that were renewed or given up, once they are the most."""
@@ -190,10 +234,65 @@ class Retentions(Companion):
         for each in [each for each in self._held.values() if chosen(each.node)]:
             self._end(each, "dropped")
 
-    def give_up(self) -> None:
-        """End all retentions: nothing else is left to evict, or the caller flushes the cache."""
+    def give_up(self, below: bool = True) -> None:
+        """End all retentions of the device, because nothing else is left to evict; `below`: those in host memory too,
+        because the caller flushes the cache."""
         for each in list(self._held.values()):
-            self._lose(each, "given_up")
+            if below or each.cache is self._cache:
+                self._lose(each, "given_up")
+
+    # the way to host memory -----------------------------------------------------------------------------------------
+
+    def make_room(self, lacking_bytes: int) -> bool:
+        """Return whether retained prefixes move to host memory, because a request lacks memory beside them."""
+        self._lacking_bytes = max(self._lacking_bytes, lacking_bytes)
+        return bool(self._moving) or self._next_to_move() is not None
+
+    def may_be_below(self, keys: Sequence[Key]) -> bool:
+        """Return whether retained prefixes in host memory begin as these keys do."""
+        return bool(keys) and keys[0] in self._tally_below.cells
+
+    def launch(self) -> None:
+        """Begin to copy the next prefix that is in the way of a request."""
+        if sum(self._moving.values()) < self._lacking_bytes and self._below is not None and not self._below.waiting:
+            each = self._next_to_move()
+            if each is not None:
+                self._move(each, self._below)
+        self._lacking_bytes = 0
+
+    def _next_to_move(self) -> Retention | None:
+        """Return what was retained first of what nothing else on the device needs, if host memory may take it."""
+        if self._below is None or not self._here:
+            return None
+        for key, each in self._held.items():
+            here = each.cache is self._cache and key not in self._moving and key not in self._stuck
+            if here and each.node.holders == 1:
+                return each if self._tally_below.bytes + self._bytes_alone(each) <= self._most_below else None
+        return None
+
+    def _bytes_alone(self, each: Retention) -> int:
+        return each.node.depth * self._cache.spec.page_bytes + each.has_point * self._cache.point_bytes
+
+    def _move(self, each: Retention, below: Saves) -> None:
+        key = each.node.key
+        self._moving[key] = self._cache.valuation.reach_bytes(_candidate(each))
+
+        def done() -> None:
+            del self._moving[key]
+            # It may have ended, or been renewed, meanwhile.
+            found = self._held.get(key)
+            if found is None or found.cache is not self._cache:
+                return
+            if not below.has(found.node):
+                self._stuck.add(key)
+                return
+            self._unprotect(found)
+            self._cache.valuation.stage(_candidate(found))
+            self._protect(replace(found, node=below.lower.trie.nodes[key], cache=below.lower))
+            self.counts["moved"] += 1
+
+        # Anything else there gives way to it.
+        below.begin(each.node, None, done)
 
     # what is reported -----------------------------------------------------------------------------------------------
 
@@ -208,8 +307,10 @@ class Retentions(Companion):
 
     def stats(self) -> dict[str, Any]:
         """Return gauges and counters for metrics."""
-        held = {"count": len(self._held), "bytes": self.held_bytes, "tokens": self._cache.cell * self._held_cells()}
-        return held | {name: self.counts[name] for name in EVENTS}
+        tokens = self._cache.cell * sum(len(each.cells) for each in self._tallies.values())
+        held = {"count": len(self._held), "bytes": self.held_bytes, "tokens": tokens}
+        return held | {"host_bytes": self._tally_below.bytes} | {name: self.counts[name] for name in EVENTS}
 
-    def _held_cells(self) -> int:
-        return sum(map(len, self._cells.values()))
+
+def _candidate(each: Retention) -> Candidate:
+    return each.node if each.node.resume is None else each.node.resume

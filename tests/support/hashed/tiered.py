@@ -114,12 +114,17 @@ def make_hasty(tiers: Tiers, random: Random) -> None:
         link.rates.load_bytes = random.choice([None, 1e9, 1e3, 1e2])
 
 
-def run_tiered(workload: Workload, seed: int, prepare: Callable[[Tiers, Random], None] | None = None) -> Run:
+def run_tiered(
+    workload: Workload,
+    seed: int,
+    prepare: Callable[[Tiers, Random], None] | None = None,
+    engine_class: type[Engine] = Engine,
+) -> Run:
     config, random = workload.config, Random(f"copies {seed}")
     device = TieredDevice(
         workload.spec, config.memory_bytes, config.max_sequences, workload.lazy, config.host_bytes, random
     )
-    engine = Engine(workload.spec, device, config)
+    engine = engine_class(workload.spec, device, config)
     assert engine.ledger.tiers is not None
     # A few units in each plan, so that loads take several.
     for copies in (engine.ledger.tiers.links[0].saves, engine.ledger.tiers.links[0].loads):
@@ -129,6 +134,7 @@ def run_tiered(workload: Workload, seed: int, prepare: Callable[[Tiers, Random],
         prepare(engine.ledger.tiers, random)
     run = Run(engine, device)
     drive(workload, run)
+    engine.ledger.retentions.give_up()
     check_answers(workload, run)
     engine.ledger.tiers.clear()
     assert engine.ledger.tiers.links[0].lower.arena.used_slabs == 0, "host memory is still owned after it was cleared"

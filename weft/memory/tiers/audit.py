@@ -7,18 +7,19 @@ from collections import Counter
 from weft.base.grid import first_window_cell
 from weft.memory.cache import Cache
 from weft.memory.kinds import Kind
+from weft.memory.retention import Retentions
 from weft.memory.tiers.link import TierLink
 from weft.memory.tiers.tiers import Tiers
 from weft.memory.trie import Node, path
 
 
-def audit_tiers(tiers: Tiers) -> None:
+def audit_tiers(tiers: Tiers, retentions: Retentions) -> None:
     """Check that every unit below the device has exactly the owners that its trie and the copies in flight imply."""
     for link in tiers.links:
-        _audit(link, [each for each in tiers.links if each.upper is link.lower])
+        _audit(link, [each for each in tiers.links if each.upper is link.lower], retentions)
 
 
-def _audit(link: TierLink, below: list[TierLink]) -> None:
+def _audit(link: TierLink, below: list[TierLink], retentions: Retentions) -> None:
     """Check the lower tier of a link; `below` are the links from there on."""
     tier, name = link.lower, link.name
     counted: dict[Kind, Counter[int]] = {kind: Counter() for kind in tier.arena.unit_bytes}
@@ -26,7 +27,7 @@ def _audit(link: TierLink, below: list[TierLink]) -> None:
         _count_node(tier, node, counted)
     held = [*link.saves.held(lower=True), *link.loads.held(lower=True)]
     held += link.own_units()
-    pinned = [*link.saves.lower_pins(), *link.loads.lower_pins(), *link.own_pins()]
+    pinned = [*link.saves.lower_pins(), *link.loads.lower_pins(), *link.own_pins(), *retentions.nodes(tier)]
     for each in below:
         held += [*each.saves.held(lower=False), *each.loads.held(lower=False)]
         pinned += each.loads.upper_pins()

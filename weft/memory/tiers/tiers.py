@@ -88,6 +88,11 @@ class Tiers:
         self._brought: dict[tuple[int, int], tuple[int, int]] = {}
 
     @property
+    def host(self) -> TierLink | None:
+        """The link to host memory, if there is some."""
+        return next((link for link in self.chain[:1] if not link.saves.labelled), None)
+
+    @property
     def in_flight(self) -> int:
         """Number of copies that hold memory until they land."""
         return sum(link.in_flight for link in self.links)
