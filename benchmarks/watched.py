@@ -18,8 +18,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-# As a script, which the engine process is, Python would look in this folder first, and find an `http` there.
-sys.path[0] = str(Path(__file__).resolve().parent.parent)
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import httpx
 import msgspec
@@ -36,7 +35,8 @@ from weft.engine.loop import Engine
 from weft.start.engine_process import main as run_engine
 from weft.start.process_backend import ProcessBackend
 
-PROGRAM = (sys.executable, str(Path(__file__).resolve()))
+# Without this folder on the path, where Python would find an `http`.
+PROGRAM = (sys.executable, "-P", str(Path(__file__).resolve()))
 STREAMS, ANSWER = 256, 3000
 # As the page does.
 POLLED, PAUSE_SECONDS = ("/cache/outline", "/server_info"), 2.0
@@ -161,7 +161,9 @@ def main() -> None:
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=run_server, args=(partial(ProcessBackend, Options(), program=PROGRAM), theirs, 512, None))
+    process = context.Process(
+        target=run_server, args=(partial(ProcessBackend, Options(), program=PROGRAM), theirs, 512, None)
+    )
     process.start()
     assert process.pid is not None
     ratios = uvloop.run(play(ours.recv(), process.pid, asked.pairs, asked.seconds))

@@ -100,7 +100,7 @@ def chat(watched: Watched) -> None:
 
 def tokens(watched: Watched) -> None:
     watched.page.locator(".message").nth(3).get_by_role("button", name="Tokens", exact=True).click()
-    watched.page.locator(".token").nth(17).click()
+    watched.page.locator(".token").nth(8).click()
     watched.page.locator(".alternatives").scroll_into_view_if_needed()
 
 

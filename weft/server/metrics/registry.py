@@ -195,6 +195,7 @@ RETAINED = {
     "count": ("weft_retained_prefixes", "Places in the cache that requests retain"),
     "tokens": ("weft_retained_tokens", "Tokens of retained prefixes"),
     "bytes": ("weft_retained_bytes", "Bytes that retained prefixes hold"),
+    "host_bytes": ("weft_retained_host_bytes", "Bytes of them that have moved to host memory"),
 }
 DRAFTERS = ("suffix", "prediction", "grammar", "habit", "mtp", "model")
 # Why a sequence does not draft.
@@ -394,7 +395,7 @@ def _retained(values: Mapping[str, int]) -> Iterator[Metric]:
         yield GaugeMetricFamily(name, help, values[key])
     events = CounterMetricFamily(
         "weft_retentions",
-        "Retained prefixes, by what happened to them; over_share and given_up: lost before their time",
+        "Retained prefixes, by what happened to them; moved: to host memory; over_share, given_up: lost too early",
         labels=["event"],
     )
     for event, count in values.items():

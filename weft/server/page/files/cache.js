@@ -111,7 +111,7 @@ function Picture({ rows, forks, most }) {
     observer.observe(box.current);
     return () => observer.disconnect();
   }, []);
-  const height = TOP + ROW * (Math.max(...rows.map((each) => each.row)) + 1);
+  const height = TOP + ROW * (Math.max(...rows.map((each) => each.row)) + 1.4);
   const x = (tokens) => LEFT + ((view.width - LEFT - RIGHT) * tokens) / most;
   const y = (row) => TOP + ROW * row + ROW / 2;
   // Only what is visible is drawn.

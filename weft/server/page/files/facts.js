@@ -45,8 +45,7 @@ export function Facts({ facts }) {
   return html`<div class="facts">
     ${origin}
     <p>
-      ${n > 1 ? `${n} answers: ` : ""}<b>${usage.completion_tokens}</b> tokens${rate === null ? "" : html` at <b>${rate.toFixed(rate < 10 ? 1 : 0)}</b> a second`},
-      ${" "}first after <b>${first === null ? "–" : seconds(first)}</b>.
+      ${n > 1 ? `${n} answers: ` : ""}<b>${usage.completion_tokens}</b> tokens${rate === null ? "" : html` at <b>${rate.toFixed(rate < 10 ? 1 : 0)}</b> a second`}${first === null ? "" : html`, first after <b>${seconds(first)}</b>`}.
       ${drafted ? html` <b>${accepted}</b> of ${drafted} drafts accepted.` : null}
       ${finish === "length" ? " Cut at the limit of tokens." : null}
     </p>

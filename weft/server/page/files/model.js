@@ -53,6 +53,9 @@ export function Model({ model: named }) {
           <${Card} title="Now" rows=${nowRows(facts.stats, samples.current)} />
           <${Chart} title="Tokens a second" values=${rates(samples.current)} format=${(value) => value.toFixed(0)} />
           <${Memory} samples=${samples.current} />
+          ${Object.entries(facts.stats.tiers ?? {}).filter(([, tier]) => tier.limit_bytes).map(
+            ([name, tier]) => html`<${Chart} title=${`${TIERS[name] ?? name}, ${bytes(tier.limit_bytes)}`} values=${samples.current.map((each) => each.tiers[name] ?? 0)} format=${bytes} />`,
+          )}
         </div>`
       : null}
     ${facts ? html`<${Misses} stats=${facts.stats} />` : null}
@@ -62,9 +65,7 @@ export function Model({ model: named }) {
 const sample = (stats) => ({
   at: performance.now(),
   tokens: stats.tokens_out,
-  prompt: stats.tokens_in,
-  running: stats.running,
-  waiting: stats.waiting,
+  tiers: Object.fromEntries(Object.entries(stats.tiers ?? {}).map(([name, tier]) => [name, tier.used_bytes])),
   memory: Object.entries(stats.units ?? {}).map(([kind, { live, cached }]) => {
     const size = stats.unit_bytes?.[kind] ?? 0;
     return { kind, live: live * size, cached: cached * size };
@@ -165,6 +166,7 @@ function Chart({ title, values, format }) {
   </figure>`;
 }
 
+const TIERS = { host: "Host memory", disk: "File", remote: "Store" };
 const LABELS = { page: "keys and values", window: "window keys and values", state: "states", tail: "tails" };
 
 function Memory({ samples }) {
