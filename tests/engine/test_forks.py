@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.support.drafting.scripted import ScriptedDrafting, Unfollowed, drafted_workload
 from tests.support.engine.properties import parts, seed_of, thorough
 from tests.support.hashed.rolling import RollingDevice, RoundingDevice, oracle, rolling_spec
-from tests.support.hashed.workloads import Workload, check_answers, random_workload, run_workload
+from tests.support.hashed.tiered import run_tiered, tiered_workload
+from tests.support.hashed.workloads import Run, Workload, check_answers, random_workload, run_workload
 from weft.base.config import EngineConfig
 from weft.base.errors import InvalidField
 from weft.base.grammar import Grammar
@@ -108,11 +109,16 @@ class ForkingEngine(Engine):
 
 def check_forks(workload: Workload, kind: type = RollingDevice, **more: object) -> int:
     run = run_workload(workload, partial(ForkingEngine, **more), kind)
+    count = check_run(workload, run)
+    run.engine.ledger.retentions.give_up()
+    check_answers(workload, run)
+    return count
+
+
+def check_run(workload: Workload, run: Run) -> int:
     for fork in run.engine.forks.values():
         assert fork.ended
         assert fork.tokens == fork.expected(workload), "a fork went astray"
-    run.engine.ledger.retentions.give_up()
-    check_answers(workload, run)
     return len(run.engine.forks)
 
 
@@ -127,6 +133,15 @@ def check_drafted(seed: int, count: int = 6, **overrides: object) -> int:
     answers = {tuple(a.prompt): a.answer(workload.spec) for a in workload.arrivals}
     drafting = ScriptedDrafting(answers, workload.spec.draft_room, seed)
     return check_forks(workload, Unfollowed if seed % 2 else RollingDevice, drafting=drafting)
+
+
+@pytest.mark.parametrize("part", parts(2))
+@thorough(EXAMPLES // 2)
+@given(seed=st.integers(0, 1 << 40), count=st.integers(1, 8))
+def test_forks_go_on_as_their_answers_did_with_host_memory(part: int, seed: int, count: int) -> None:
+    seed = seed_of(part, seed)
+    workload = tiered_workload(seed, count)
+    check_run(workload, run_tiered(workload, seed, engine_class=ForkingEngine))
 
 
 @pytest.mark.parametrize("part", parts(2))

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.engine.properties import record_plans, same_plan
 from tests.support.engine.watched import WatchedEngine, judge
+from tests.support.hashed.rolling import RollingDevice
 from tests.support.hashed.tiered import run_tiered, tiered_workload
-from tests.support.hashed.workloads import random_workload, run_and_check
+from tests.support.hashed.workloads import Run, drive, random_workload, run_and_check
+from weft.base.plan import Plan
 from weft.engine.sequence import Sequence
 from weft.engine.tracing import tracer
 from weft.engine.tracing.events import Wait
@@ -48,11 +50,10 @@ def test_events_add_up_to_what_the_engine_reports(monkeypatch: Patch) -> None:
     assert waits >= {Wait.TURN, Wait.SEQUENCES, Wait.MEMORY, Wait.PREFIX, Wait.STEP}
 
 
-def test_a_load_is_a_wait_of_its_own(monkeypatch: Patch) -> None:
+def test_a_load_is_a_wait_of_its_own() -> None:
     found: set[Wait] = set()
-    monkeypatch.setattr("tests.support.hashed.tiered.Engine", WatchedEngine)
     for seed in range(30):
-        run = run_tiered(tiered_workload(seed), seed)
+        run = run_tiered(tiered_workload(seed), seed, engine_class=WatchedEngine)
         assert isinstance(run.engine, WatchedEngine)
         judge(run.engine)
         loaded = {name for name, report in run.engine.reports.items() if report.loading_seconds}
@@ -60,6 +61,25 @@ def test_a_load_is_a_wait_of_its_own(monkeypatch: Patch) -> None:
         assert loaded <= {event.id for event in waits if event.why is Wait.LOAD}
         found |= {event.why for event in waits}
     assert Wait.LOAD in found
+
+
+def test_a_step_begins_before_its_launch_in_which_a_cpu_computes() -> None:
+    now = 0.0
+
+    class Slow(RollingDevice):
+        def launch(self, plan: Plan) -> object:
+            nonlocal now
+            now += 3.0
+            return super().launch(plan)
+
+    workload = random_workload(1, depth=0)
+    config = workload.config
+    device = Slow(workload.spec, config.memory_bytes, config.max_sequences, lazy=False)
+    engine = WatchedEngine(workload.spec, device, config, now=lambda: now)
+    drive(workload, Run(engine, device))
+    steps = [step.ms for batch in engine.batches for step in batch.steps]
+    assert steps
+    assert set(steps) == {3000.0}
 
 
 @pytest.mark.parametrize("seed", range(20))

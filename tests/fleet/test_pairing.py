@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from random import Random
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -331,19 +332,23 @@ async def test_the_router_sends_a_prompt_over_a_prefill_engine_if_that_is_estima
         # As fast, and answers run on the decode engine: they would wait.
         for member, running in ((prefiller, 0), (decoder, 5)):
             member._receive(load(1000.0, running))
+        # What a fork goes on with lies on the decode engine.
+        forked = msgspec.structs.replace(long_request(3, 1), answered=np.arange(5, dtype=np.int32))
+        third = await both.submit(forked)
+        assert (len(prefiller.sent), len(decoder.sent)) == (0, 1)
         first = await both.submit(long_request(1, 1))
-        assert (len(prefiller.sent), len(decoder.sent)) == (1, 0)
+        assert (len(prefiller.sent), len(decoder.sent)) == (1, 1)
         # No answer would wait, and the prefill engine is a hundred times slower.
         for member, rate in ((prefiller, 10.0), (decoder, 1000.0)):
             for _ in range(500):
                 member._receive(load(rate, 0))
         second = await both.submit(long_request(2, 1))
-        assert (len(prefiller.sent), len(decoder.sent)) == (1, 1)
+        assert (len(prefiller.sent), len(decoder.sent)) == (1, 2)
         for _ in range(4):
             await both.step(prefiller, generate=False)
             finish_prefills(prefiller)
             await both.step(decoder)
-        await asyncio.gather(first, second)
+        await asyncio.gather(first, second, third)
         assert both.choice.router.pending == 0
 
 

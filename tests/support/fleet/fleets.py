@@ -13,6 +13,7 @@ from tests.support.servers.fake_engines import answer
 from tests.support.servers.fake_members import Clock, FakeMember, ask, turns
 from weft.backends.output_stream import OutputStream
 from weft.engine.events import FinishReason
+from weft.engine.request import Request
 from weft.fleet.backend import FleetBackend
 from weft.fleet.warming import WantedPrefix
 
@@ -33,8 +34,11 @@ class Fleet:
         return next(each for each in self.members if each is not member)
 
     async def submit(self, *args: object) -> OutputStream:
+        return await self.submit_request(ask(*args))
+
+    async def submit_request(self, request: Request) -> OutputStream:
         """Submit while all members step once."""
-        task = asyncio.ensure_future(self.backend.submit(ask(*args)))
+        task = asyncio.ensure_future(self.backend.submit(request))
         await turns()
         await self.step()
         return await task

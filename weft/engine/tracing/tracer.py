@@ -84,6 +84,8 @@ class Tracer(Companion):
         self._steps: list[StepFacts] = []
         self._lost = 0
         self._preemptions = planner.preemptions
+        # When the next step was planned, on both clocks: a CPU computes during its launch.
+        self._began, self._began_at = now(), 1000 * wall()
         # When the step in flight began to run, and how many are in flight.
         self._since: float | None = None
         self._flights = 0
@@ -157,9 +159,12 @@ class Tracer(Companion):
 
     # steps ----------------------------------------------------------------------------------------------------------
 
+    def launch(self) -> None:
+        self._began, self._began_at = self._now(), self._milliseconds()
+
     def launched(self, step: PlannedStep, flight: object) -> None:
         if not self._flights:
-            self._since = self._now()
+            self._since = self._began
         self._flights += 1
         if self._planner.preemptions != self._preemptions:
             self._preemptions = self._planner.preemptions
@@ -193,7 +198,7 @@ class Tracer(Companion):
             lane.state, lane.at = RequestState.DECODES, at
 
     def _note_start(self, lane: Lane) -> None:
-        sequence, at = lane.sequence, self._milliseconds()
+        sequence, at = lane.sequence, self._began_at
         report, again = sequence.report, sequence.report.preemptions > 0
         if report.loading_seconds and not again and lane.why is not Wait.LOAD:
             # Shorter than the time between two batches.

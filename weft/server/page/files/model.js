@@ -47,17 +47,15 @@ export function Model({ model: named }) {
       ${facts ? html`<${Card} title="Options in force" rows=${optionRows(facts)} />` : null}
       ${facts ? html`<${Decisions} auto=${facts.auto ?? {}} />` : null}
       ${facts ? html`<${Card} title="Since the start" rows=${totalRows(facts.stats)} />` : null}
-    </div>
-    ${samples.current.length > 1
-      ? html`<div class="cards">
-          <${Card} title="Now" rows=${nowRows(facts.stats, samples.current)} />
+      ${samples.current.length > 1
+        ? html`<${Card} title="Now" rows=${nowRows(facts.stats, samples.current)} />
           <${Chart} title="Tokens a second" values=${rates(samples.current)} format=${(value) => value.toFixed(0)} />
           <${Memory} samples=${samples.current} />
           ${Object.entries(facts.stats.tiers ?? {}).filter(([, tier]) => tier.limit_bytes).map(
             ([name, tier]) => html`<${Chart} title=${`${TIERS[name] ?? name}, ${bytes(tier.limit_bytes)}`} values=${samples.current.map((each) => each.tiers[name] ?? 0)} format=${bytes} />`,
-          )}
-        </div>`
-      : null}
+          )}`
+        : null}
+    </div>
     ${facts ? html`<${Misses} stats=${facts.stats} />` : null}
   </section>`;
 }

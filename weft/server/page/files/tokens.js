@@ -59,7 +59,7 @@ function Alternatives({ tokens, at, first, onFork, onOther }) {
     <div class="row"><span>Continue after it</span>${WAYS.map((n) => html`<button type="button" disabled=${off || !onFork} onClick=${() => onFork(at + 1, n)}>${n === 1 ? "once" : `${n} ways`}</button>`)}</div>
     ${tops.length ? html`<div class="row"><span>or with another token in its place</span>${tops.filter(([other]) => other !== text).map(
       ([other, likely]) => html`<button type="button" disabled=${off || first > 0 || !onOther || other.includes("\ufffd")} onClick=${() => onOther(at, other)}>
-        <code>${shown(other)}</code> <span>${percent(likely)}</span>
+        <code>${shown(other).trimEnd()}</code> <span>${percent(likely)}</span>
       </button>`,
     )}</div>` : null}
   </div>`;
