@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 
-import pytest
-
-from tests.support.cases import OTHERS, REPRESENTATIVES, SOME, family_of, markers_of
+from tests.support.cases import COSTS, OTHERS, REPRESENTATIVES, SECONDS, family_of, markers_of
 from tests.support.fences import ROOT, project_files
 from tests.support.models.engines import FAMILIES, TINY
 
@@ -44,13 +42,29 @@ def test_every_planted_bug_runs_by_default():
     assert markers_of("tests/runner/cuda/test_cuda_shared_prefixes.py", cases, name) == [None] * 5
 
 
-@pytest.mark.parametrize("test", SOME)
-def test_a_test_with_some_cases_by_default_exists_and_has_the_others(test):
-    place, _, name = test.partition("::")
-    assert f"def {name}(" in (ROOT / place).read_text()
-    markers = markers_of(place, [{"number": number} for number in range(2 * SOME[test])], name)
-    assert markers.count(None) == 2
-    assert set(markers) == {None, "thorough"}
+def test_every_test_whose_cost_is_kept_exists():
+    gone = [
+        test for test in COSTS if f"def {test.partition('::')[2]}(" not in (ROOT / test.partition("::")[0]).read_text()
+    ]
+    assert not gone, "measure again: see tests/support/costs.py"
+
+
+def test_of_a_long_test_no_more_cases_run_by_default_than_its_time_allows():
+    place, cost = "tests/engine/test_x.py", SECONDS / 2.5
+    for number in range(1, 30):
+        name = f"test_{number}"
+        found = markers_of(place, [{"number": each} for each in range(number)], name, {f"{place}::{name}": cost})
+        assert 0 < found.count(None) * cost < SECONDS + cost
+        assert set(found) <= {None, "thorough"}
+        assert found.count(None) == len(found) or number > 2
+
+
+def test_the_first_case_of_a_long_test_depends_on_its_name():
+    names = [f"test_{number}" for number in range(40)]
+    cases = families(*FAMILIES)
+    found = [markers_of(PLACE, cases, name, {f"{PLACE}::{name}": SECONDS}) for name in names]
+    assert all(markers.count(None) == 1 for markers in found)
+    assert {tuple(FAMILIES)[markers.index(None)] for markers in found} == set(REPRESENTATIVES)
 
 
 def test_what_compiles_for_another_gpu_does_not_run_by_default():
