@@ -18,7 +18,7 @@ from weft.base.sampling import SamplingParams
 from weft.engine.events import FinishReason, Output
 from weft.engine.request import Request
 
-EXAMPLES = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=50, deadline=None, derandomize=True, database=None)
 BYTES = tiny_model.tokenizer()
 BOUNDS = ModelBounds(vocab_size=259, max_length=100, end_tokens=frozenset({2}), has_text=True)
 

@@ -83,6 +83,7 @@ async def test_a_hanging_engine_is_ill_until_it_is_heard_again():
         await collect(stream)
 
 
+@pytest.mark.thorough
 @in_loop
 async def test_a_hanging_engine_is_started_anew_if_wished():
     async with started(instant("process", 0.001, patience_seconds=PATIENCE, restart=True)) as backend:

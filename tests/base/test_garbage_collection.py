@@ -8,6 +8,8 @@ import subprocess
 import sys
 import weakref
 
+import pytest
+
 from tests.support.servers.fake_engines import PROGRAM
 from tests.support.servers.held_steps import SECONDS
 from weft.base.garbage_collection import freeze_heap
@@ -47,6 +49,7 @@ def test_an_engine_process_keeps_what_it_has_loaded():
     assert asyncio.run(asyncio.wait_for(frozen(), SECONDS)) > 1000
 
 
+@pytest.mark.thorough
 def test_a_servers_front_keeps_what_it_has_loaded_before_it_listens():
     """Of the two processes the front is told apart by what it has not imported."""
     code = """

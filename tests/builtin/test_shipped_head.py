@@ -55,6 +55,7 @@ def test_answers_are_those_of_the_model(served, oracle):
         assert logits[len(prompt) - 1 :].argmax(-1).tolist() == text[len(prompt) :]
 
 
+@pytest.mark.thorough
 def test_guesses_are_those_of_a_plain_implementation(served, oracle):
     seen = served[0].planner.drafts.model.seen
     assert len(seen) >= 20

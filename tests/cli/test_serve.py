@@ -167,6 +167,7 @@ def test_what_is_not_finished_in_time_is_answered_with_an_error():
         assert served.process.wait(SECONDS) == 0
 
 
+@pytest.mark.thorough
 def test_on_request_the_rest_is_logged_with_a_curl_that_takes_its_key_and_a_dead_engine_ends_the_server():
     with serving("--served-model-name", "loom", "--log-level", "debug", WEFT_API_KEY="secret") as served:
         text = served.wait_for("try: curl ")

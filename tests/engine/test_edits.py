@@ -20,7 +20,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.keys import PrefixIdentity
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 24
 
 
 def edited_workload(seed: int, count: int = 8) -> Workload:

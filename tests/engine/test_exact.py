@@ -172,6 +172,7 @@ def test_doctor_compares_digests(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("equal, ") == 4
 
 
+@pytest.mark.thorough
 def test_doctor_cuts_a_prompt_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(**tiny_model.OPTIONS, **SMALL, max_tokens_per_step=512, exact=True) as llm:
         plans, launch = [], llm.engine._device.launch

@@ -35,7 +35,7 @@ from weft.memory.keys import PrefixIdentity
 from weft.memory.ledger import Ledger
 from weft.memory.misses import Reason
 
-EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 12
+EXAMPLES = int(os.environ.get("WEFT_EXAMPLES", "400")) // 24
 MOST_FORKS = 8
 
 

@@ -142,7 +142,7 @@ def growing(counts: list[Counter[str]], least: int) -> set[str]:
 
 def test_no_container_grows_with_the_number_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lower_limits(monkeypatch)
-    count = 48
+    count = 36
     counts = counts_of_rounds(tmp_path, count)
     assert growing(counts, count // 8) <= {*TIDIED}
     for found in counts:
@@ -156,5 +156,5 @@ def test_what_is_kept_of_every_request_would_be_seen(tmp_path: Path, monkeypatch
     lower_limits(monkeypatch)
     monkeypatch.setattr(Engine, "forget", lambda self, number: None)
     monkeypatch.setattr(cache, "Ghosts", Ghosts)
-    found = growing(counts_of_rounds(tmp_path, 32), 4)
+    found = growing(counts_of_rounds(tmp_path, 16), 2)
     assert {"Engine._sequences", "RecentKeys._newer"} <= found

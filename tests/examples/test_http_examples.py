@@ -67,6 +67,7 @@ def test_a_fleet_sends_prompts_to_the_engine_that_has_their_beginning():
     assert len(saved) == 2
 
 
+@pytest.mark.thorough
 def test_an_agent_of_openai_agents_uses_its_tool(served: Served):
     pytest.importorskip("agents", reason="pip install openai-agents")
     program = example("agent_openai")

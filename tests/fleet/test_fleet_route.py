@@ -34,6 +34,7 @@ def secret(tmp_path):
     return str(file)
 
 
+@pytest.mark.thorough
 def test_a_router_answers_as_its_replica_and_never_loads_torch(secret, tmp_path):
     with serving("--fleet-listen", "127.0.0.1:0", "--fleet-secret", secret) as served:
         port = re.search(r"serving routers at 127.0.0.1:(\d+)", served.wait_for("serving routers at"))[1]

@@ -59,6 +59,7 @@ def puller(hub: Hub, tmp_path: Path) -> Puller:
     return Puller(hub, tmp_path / "cache")
 
 
+@pytest.mark.thorough
 def test_a_short_name_is_downloaded_once_and_then_used_offline(hub, puller):
     folder = puller.pull("gpt-oss:20b")
     assert (folder / "model.safetensors").read_bytes() == WEIGHTS

@@ -201,6 +201,7 @@ def test_the_kernels_of_a_gpu_answer_as_tuned_operations_do_behind_a_hit(family)
     assert_alike(answers(family, GPU), answers(family, CPU))
 
 
+@pytest.mark.thorough
 def test_the_plain_package_needs_no_triton():
     code = """
 import sys

@@ -105,6 +105,7 @@ def test_a_retained_prefix_survives_what_evicts_others_and_is_freed_at_its_end(k
     assert server.ask(prompt).cached_tokens < 40
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_what_is_retained_survives_thousands_of_requests_of_others(count: int) -> None:
     server, prompt = Server(), list(range(42))

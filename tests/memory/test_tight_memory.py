@@ -204,10 +204,12 @@ def assert_no_worse(sent: Traffic, memory: float, **more: object) -> None:
         assert ours <= 1.05 * theirs, f"{sent.name} in {memory:.0%} of the working set: {value} against {lru} s"
 
 
+@pytest.mark.thorough
 def test_where_requests_wait_for_memory_the_default_is_no_slower_than_lru():
     assert_no_worse(Traffic("system-prompts", 250), 0.04)
 
 
+@pytest.mark.thorough
 def test_strides_cost_what_their_steps_would():
     """A prompt that is admitted is computed once, however many tokens decodes take at a time."""
     sent = Traffic("system-prompts", 80)

@@ -31,6 +31,7 @@ def write(folder: Path, **files: dict) -> str:
     return str(folder)
 
 
+@pytest.mark.thorough
 def test_an_adapter_is_recognised_before_anything_large_is_loaded(tmp_path):
     adapter = {"base_model_name_or_path": "LiquidAI/LFM2-1.2B", "peft_type": "LORA"}
     folder = write(tmp_path / "lora", adapter_config=adapter)

@@ -79,6 +79,7 @@ def models(*arguments: str) -> dict:
     return json.loads(text.getvalue())
 
 
+@pytest.mark.thorough
 def test_sizes_of_quantised_models_come_with_their_command():
     rows = {model["name"]: model for family in models("--quantize", "fp8")["families"] for model in family["models"]}
     assert rows["qwen3.5-9b"]["command"].endswith(" --quantize fp8")

@@ -245,6 +245,7 @@ def test_matrices_are_never_whole_in_float32(tmp_path):
                zip(whole.tensors, pieces.tensors, strict=True))  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_option_reaches_the_model(tmp_path):
     config = json.dumps({**json.loads((Oracle(FAMILIES["qwen3_5"]).save(tmp_path) / "config.json").read_text())})
     (tmp_path / "config.json").write_text(config)

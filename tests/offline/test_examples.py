@@ -57,6 +57,7 @@ def test_structured_outputs_have_the_form_of_their_prompt():
     assert re.fullmatch("SELECT col_[12] from table_[12]", grammar)
 
 
+@pytest.mark.thorough
 def test_prefix_caching_changes_no_answer():
     without, cached = example("prefix_caching")["main"]()
     assert [each.outputs[0].text for each in cached] == [each.outputs[0].text for each in without]
@@ -64,6 +65,7 @@ def test_prefix_caching_changes_no_answer():
     assert [each.num_cached_tokens for each in cached] == [128] * 4
 
 
+@pytest.mark.thorough
 def test_several_answers():
     found = example("several_answers")["main"]()
     for output in found["several"]:
@@ -79,6 +81,7 @@ def test_several_answers():
         assert sums == sorted(sums, reverse=True)
 
 
+@pytest.mark.thorough
 def test_more_prompts_than_run_at_once():
     outputs = example("batch")["main"](count=200)
     assert [each.prompt for each in outputs] == [f"Story {number}:" for number in range(200)]

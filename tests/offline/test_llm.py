@@ -57,6 +57,7 @@ def test_answers_come_in_the_order_of_prompts_of_either_kind(llm):
     assert len({tuple(r.token_ids) for r in together}) == 4
 
 
+@pytest.mark.thorough
 def test_many_more_prompts_than_sequences_all_get_their_answers(llm):
     prompts = [[i % 250, i // 250, 7] for i in range(500)]
     results = llm.generate(prompts, greedy(max_tokens=2))

@@ -13,4 +13,5 @@ def uncollected() -> Iterator[None]:
     """Let the garbage collector not walk these trees again and again: that takes longer than to parse all files."""
     gc.disable()
     yield
+    gc.freeze()
     gc.enable()

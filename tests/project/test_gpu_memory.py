@@ -18,12 +18,12 @@ from tests.support.fences import ROOT, project_files
 from tests.support.kernels import gpu_memory
 from tests.support.kernels.gpu_memory import CONTEXT_BYTES, DEVICE_BYTES, GIB, KERNEL_BYTES, PROCESSES, allocation_of
 from tests.support.models import cuda_engines
-from tests.support.models.cuda_engines import tested_in_full
+
 
 
 def test_the_largest_tests_fit_on_one_gpu_side_by_side():
     kernels = [KERNEL_BYTES] * PROCESSES
-    taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, tested_in_full()), *kernels]]
+    taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, cuda_engines.tested_in_full()), *kernels]]
     assert sum(sorted(taken)[-PROCESSES:]) <= DEVICE_BYTES
 
 
@@ -154,6 +154,7 @@ def test_after_it():
 """
 
 
+@pytest.mark.thorough
 def test_a_failed_test_refers_to_nothing_when_the_next_one_begins(tmp_path):
     shutil.copy(ROOT / "conftest.py", tmp_path)
     (tmp_path / "test_x.py").write_text(HOLDS_AN_OBJECT)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.support.documents import unknown
 from tests.support.fences import ROOT
 from weft.server.http.connections import RESERVED_DESCRIPTORS
@@ -73,6 +75,7 @@ def test_every_reason_of_a_miss_is_explained() -> None:
             assert f"| `{reason.value}` |" in OPERATIONS
 
 
+@pytest.mark.thorough
 def test_the_benchmark_of_http_runs() -> None:
     from benchmarks.http import measure
 

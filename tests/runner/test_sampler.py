@@ -114,6 +114,7 @@ print(after - before, threads, count() - after)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux")
 def test_samples_of_many_rows_start_no_threads_of_pytorch():
     """Its threads poll for work for a while, on the cores of the kernels' own ones."""

@@ -44,6 +44,7 @@ def kill(served: Served, program: str | None) -> list[int]:
     return [served.process.pid, *children]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("ranks", "program"),
     [

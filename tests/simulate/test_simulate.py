@@ -323,6 +323,7 @@ def setup(name: str, requests: int, memory: float | int, **more) -> SimulationSe
     return SimulationSetup(Traffic(name, requests), cost_model("qwen3-next-mini"), memory, **more)
 
 
+@pytest.mark.thorough
 def test_value_beats_recency_where_states_are_heavy():
     hits = {policy: run(setup("sharegpt", 500, 0.1, eviction=policy)).hit_tokens for policy in ("value", "lru")}
     assert hits["value"] > 1.1 * hits["lru"]

@@ -55,6 +55,7 @@ def simulated(rates: TierRates, seen: list[Simulated] | None = None, **sizes: fl
     return run(SimulationSetup(Traffic("sharegpt", 150), cost, 0.05, oracle=True, **sizes), tell)
 
 
+@pytest.mark.thorough
 def test_each_tier_adds_hits_and_a_share_of_what_it_cost_to_get_them() -> None:
     alone = simulated(TierRates())
     host = simulated(TierRates(), host_memory=0.1)

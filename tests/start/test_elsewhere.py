@@ -44,6 +44,7 @@ def test_the_simulation_takes_away_what_it_says():
     assert done.stdout.splitlines() == ["False None True", "no /proc", *missing, "False False False"], done.stderr
 
 
+@pytest.mark.thorough
 def test_a_server_answers_with_pytorchs_kernels_and_says_so(tmp_path):
     with serving("--device", "cpu", PYTHONPATH=PYTHONPATH, XDG_CACHE_HOME=str(tmp_path)) as served:
         assert len(served.lines) == 5, served.errors.read_text()

@@ -362,7 +362,7 @@ def expected(spec, prompt: list[int], count: int, grammar: Grammar | None) -> tu
     return answer, FinishReason.LENGTH
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 1 << 40))
 def test_in_any_traffic_masks_belong_to_the_answer_so_far(seed):
     workload = random_workload(seed, count=6)

@@ -36,6 +36,7 @@ print(json.dumps([used_bytes() - before, len(os.listdir("/proc/self/task"))]))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="counts what glibc handed out")
 def test_many_odd_words_leave_little_behind_and_small_texts_start_no_thread() -> None:
     found = subprocess.run(

@@ -60,6 +60,7 @@ def needing_nixl(way: str) -> str:
 
 
 # Units that must be pulled would not arrive in another way.
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["tcp", "nixl"])
 def test_answers_over_two_processes_are_those_of_one_engine(way):
     asyncio.run(compare_with_one_engine(needing_nixl(way)))

@@ -352,6 +352,7 @@ def test_formats_without_packed_kernels_are_exact_too(form):
         assert torch.equal(multiply_stored(x[:rows], weight, exact=True), whole[:rows])
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("device", DEVICES)
 def test_experts_without_kernels_of_their_own_are_exact_too(device):
     first, second = (Q4_K.encode(torch.randn(4, outputs, 256) * 0.1) for outputs in (512, 256))

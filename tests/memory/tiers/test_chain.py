@@ -13,7 +13,7 @@ from tests.support.models.engines import Ask, serve, tokens
 from tests.support.tiers.chain import chain_of_two, chained_engine, missing, save_all
 from tests.support.tiers.host_memory import finish
 
-SEEDS = 12
+SEEDS = 6
 
 
 def test_every_answer_is_the_oracles_with_host_memory_and_a_file() -> None:

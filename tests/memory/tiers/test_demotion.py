@@ -85,6 +85,7 @@ def test_paths_of_a_class_that_is_seldom_wanted_are_mostly_not_saved() -> None:
     assert 0 < copied[False] < copied[True] / 2
 
 
+@pytest.mark.thorough
 def test_paths_that_are_seldom_wanted_are_saved_where_copies_cost_less_than_they_save() -> None:
     kinds = [class_of(origin, 0, passes) for origin in Origin for passes in range(3)]
     unworthy = {}

@@ -59,6 +59,7 @@ def test_drafts_of_the_files_own_head_change_no_answer(tmp_path):
     assert answer(file, prompt, draft="off")[0] == expected
 
 
+@pytest.mark.thorough
 def test_states_on_disk_are_found_after_a_restart_by_engines_that_round_alike(tmp_path):
     file, prompt = file_of("qwen3_5", tmp_path), random_tokens(200, seed=9)
     tier = {"disk": str(tmp_path / "tier"), "disk_size": "64MiB"}
@@ -70,6 +71,7 @@ def test_states_on_disk_are_found_after_a_restart_by_engines_that_round_alike(tm
     assert wide == answer(file, prompt, int8_activations=False)[0]
 
 
+@pytest.mark.thorough
 def test_ten_turns_compute_what_is_new_and_at_most_a_cell_more(tmp_path):
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     text, computed = random_tokens(130, seed=1), []

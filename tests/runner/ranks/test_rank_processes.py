@@ -133,6 +133,7 @@ def test_masks_that_follow_a_launch_reach_other_processes(folder):
     assert found[0] == found[1]
 
 
+@pytest.mark.thorough
 def test_a_rank_that_dies_ends_the_group_with_one_error_that_names_it(pair, caplog):
     others = pair.engine._device.others
     pair.generate(PROMPTS, GREEDY, use_tqdm=False)
@@ -154,6 +155,7 @@ def test_a_model_that_cannot_be_cut_is_refused_before_any_process_starts(folder,
         LLM(str(folder), tensor_parallel=3, **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_a_rank_that_cannot_load_is_reported_with_its_number(folder):
     others = RankProcesses(2)
     try:

@@ -126,6 +126,7 @@ def test_a_long_text_is_cut_if_the_client_says_so(embedding):
     near(found["data"][0]["embedding"], oracle.last(text[-100:]))
 
 
+@pytest.mark.thorough
 def test_a_large_body_is_read_by_a_worker(embedding):
     server, oracle = embedding
     texts = [f"{n} {'thread ' * 100}" for n in range(30)]

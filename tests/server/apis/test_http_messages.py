@@ -130,6 +130,7 @@ def test_a_conversation_of_blocks_is_that_of_the_chat_api(served: Served):
     assert sum(usage[part] for part in parts) == chat["count"]
 
 
+@pytest.mark.thorough
 def test_a_large_body_is_read_by_a_worker_with_the_same_result(served: Served):
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [{**THEIRS[0], "description": "x" * 1000}]}
     small = served.post(COUNT, body)["input_tokens"]

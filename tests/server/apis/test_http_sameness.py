@@ -17,7 +17,7 @@ import pytest
 from tests.support.servers.held_steps import HeldSteps, wait_until
 from tests.support.servers.http_server import Served, posted, serving
 
-CLIENTS = 40
+CLIENTS = 24
 STEMS = ["In the beginning was the word, and the word was long. " * 4, "Call me Ishmael. Some years ago, " * 5]
 # Where two tokens are closer than this, rounding may choose; prompts of whose answers that is true are not asked.
 CLEAR = 1e-3

@@ -570,6 +570,7 @@ def server(folder: Path, step_seconds: float) -> Iterator[tuple[subprocess.Popen
             process.kill()
 
 
+@pytest.mark.thorough
 def test_a_killed_server_answers_every_line_exactly_once_after_its_restart(tmp_path):
     count = 150
     data = jsonl([line(f"line-{n}", (n % 200 + 20,), max_tokens=2) for n in range(count)])

@@ -441,6 +441,7 @@ def kill_writers(folder: Path, rounds: int, seed: int = 5) -> tuple[int, int]:
     return whole, damaged
 
 
+@pytest.mark.thorough
 def test_a_killed_writer_leaves_only_whole_units(tmp_path: Path) -> None:
     kill_writers(tmp_path, 3)
 
