@@ -142,7 +142,7 @@ def growing(counts: list[Counter[str]], least: int) -> set[str]:
 
 def test_no_container_grows_with_the_number_of_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lower_limits(monkeypatch)
-    count = 36
+    count = 48
     counts = counts_of_rounds(tmp_path, count)
     assert growing(counts, count // 8) <= {*TIDIED}
     for found in counts:
