@@ -20,7 +20,6 @@ from tests.support.kernels.gpu_memory import CONTEXT_BYTES, DEVICE_BYTES, GIB, K
 from tests.support.models import cuda_engines
 
 
-
 def test_the_largest_tests_fit_on_one_gpu_side_by_side():
     kernels = [KERNEL_BYTES] * PROCESSES
     taken = [CONTEXT_BYTES + size for size in [*map(allocation_of, cuda_engines.tested_in_full()), *kernels]]
