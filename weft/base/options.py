@@ -36,6 +36,7 @@ AUTO_COUNTS = {
 WEIGHTS = ("checkpoint", "dummy")
 QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
 KV_DTYPES = ("auto", "fp8")
+STATE_DTYPES = ("float32", "bfloat16", "int8")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -75,6 +76,11 @@ class Options:
         "data type of cached keys and values; fp8: eight bits, with a power of two for each token and head "
         "(docs/formats.md); auto: that of the model",
         KV_DTYPES,
+    )
+    state_dtype: str = option(
+        "float32",
+        "data type of cached recurrent states; int8: eight bits, with a scale for each 32 numbers (docs/formats.md)",
+        STATE_DTYPES,
     )
     int8_activations: bool = option(
         True,
@@ -262,6 +268,7 @@ def features(options: Options, device: str | None = None) -> set[str]:
         "remote store": options.remote is not None,
         "prompts in files": saves_prompts(options),
         "no cache": not options.cache,
+        "small states": options.state_dtype != "float32",
         CPU: device == "cpu",
         GPU: device not in (None, "cpu"),
     }

@@ -18,7 +18,7 @@ from weft.memory.spec import ALIGNMENT, FP8, ITEM_BYTES, AttentionMemory, Memory
 
 DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.float8_e4m3fn,
-    "uint8": torch.uint8,
+    "uint8": torch.uint8, "int8": torch.int8,
 }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels.states import state_parts
 from weft.memory.spec import Part, RecurrentMemory
 
 # Bounds of an unlimited time step.
@@ -52,6 +53,7 @@ class SsdShape:
     groups: int
     conv_channels: int
     conv_width: int
+    stored: str = "float32"  # data type of states
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class DeltaShape:
     value_dim: int
     conv_channels: int
     conv_width: int
+    stored: str = "float32"  # data type of states
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class ChannelDeltaShape:
     value_dim: int
     conv_channels: int
     conv_width: int
+    stored: str = "float32"  # data type of states
 
 
 def conv_parts(channels: int, width: int, dtype: str) -> tuple[Part, Part]:
@@ -123,14 +127,15 @@ def short_conv_memory(channels: int, width: int, dtype: str) -> RecurrentMemory:
     return RecurrentMemory((state,), (tail,), width)
 
 
-def ssd_state(shape: SsdShape) -> Part:
+def ssd_state(shape: SsdShape) -> tuple[Part, ...]:
     """Return the state of a scan. It lies by group, so that reading it is one matmul of C with contiguous memory."""
-    return Part("ssm", (shape.groups, shape.state, shape.heads // shape.groups * shape.head_dim), "float32")
+    width = shape.heads // shape.groups * shape.head_dim
+    return state_parts("ssm", (shape.groups, shape.state, width), shape.stored)
 
 
-def delta_state(shape: DeltaShape) -> Part:
-    return Part("delta", (shape.value_heads, shape.key_dim, shape.value_dim), "float32")
+def delta_state(shape: DeltaShape) -> tuple[Part, ...]:
+    return state_parts("delta", (shape.value_heads, shape.key_dim, shape.value_dim), shape.stored)
 
 
-def channel_delta_state(shape: ChannelDeltaShape) -> Part:
-    return Part("channel_delta", (shape.heads, shape.key_dim, shape.value_dim), "float32")
+def channel_delta_state(shape: ChannelDeltaShape) -> tuple[Part, ...]:
+    return state_parts("channel_delta", (shape.heads, shape.key_dim, shape.value_dim), shape.stored)

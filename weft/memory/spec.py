@@ -12,7 +12,7 @@ from math import prod
 
 from weft.base.grid import CELL, cells_covering
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 # Beside the numbers of a head whose pages have this dtype: its exponent.
 FP8 = "fp8"
 ALIGNMENT = 64

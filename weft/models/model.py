@@ -127,6 +127,9 @@ class Mixer(Layer):
     def keep_pages_in(self, dtype: str) -> None:
         """Keep keys and values in a dtype other than the model's. Layers without any do nothing."""
 
+    def keep_states_in(self, dtype: str) -> None:
+        """Keep states of a recurrence in this dtype. Layers without any do nothing."""
+
     def prefix_members(self, operations: Operations) -> int | None:
         """Return how many decodes read a shared prefix together; None if the layer reads no whole prefix."""
         return None
@@ -198,10 +201,14 @@ class CausalModel(Layer):
             mixer.index = index
         return found
 
-    def keep_pages_in(self, dtype: str) -> None:
-        """Let all layers keep keys and values in this dtype; raise if one cannot. "auto": in that of the model."""
-        for mixer in self.mixers() if dtype != "auto" else []:
-            mixer.keep_pages_in(dtype)
+    def keep(self, pages: str = "auto", states: str = "float32") -> None:
+        """Let all layers keep keys and values, and states, in these dtypes; raise if one cannot. "auto": in that of the
+        model.
+        """
+        for mixer in self.mixers():
+            mixer.keep_states_in(states)
+            if pages != "auto":
+                mixer.keep_pages_in(pages)
 
     def memories(self, operations: Operations) -> tuple[Memory, ...]:
         """Return the memory of all mixers, in the layout that these operations read."""

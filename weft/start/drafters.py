@@ -66,7 +66,7 @@ def load_drafter(
     """Return the model that decodes the drafts of an engine with these options, if one does."""
     if draft_of(options) == "model":
         draft = load_draft(options, tokenizer, target, device, progress)
-        draft.keep_pages_in(options.kv_dtype)
+        draft.keep(options.kv_dtype, options.state_dtype)
         return draft
     if draft_of(options) != "mtp":
         return None
@@ -74,7 +74,7 @@ def load_drafter(
     parts = (options.weights, options.seed, chosen.operations, device, quantising_of(options))
     head = load_head(place, target, model_dtype(target), *parts)
     head.limit = options.draft_vocabulary
-    head.keep_pages_in(options.kv_dtype)
+    head.keep(options.kv_dtype, options.state_dtype)
     return head
 
 

@@ -247,7 +247,7 @@ def load_model_of(
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
-    model.keep_pages_in(options.kv_dtype)
+    model.keep(options.kv_dtype, options.state_dtype)
     chosen = choose(device, dtype, model.memories, exact=exact, rounds=options.int8_activations)
     room_for = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress, chosen)
 

@@ -41,7 +41,7 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
         quantising=quantising_of(options),
         rounds=options.int8_activations,
     )
-    model.keep_pages_in(options.kv_dtype)
+    model.keep(options.kv_dtype, options.state_dtype)
     operations = choose(device, dtype, model.memories, rounds=options.int8_activations).operations
     found = identity_of(model, config, MemorySpec(model.memories(operations)), shard=shard) if identify else None
     disk = None if options.disk is None else Path(options.disk)

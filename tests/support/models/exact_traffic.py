@@ -48,10 +48,10 @@ class ExactSource(Protocol):
 
 
 @cache
-def exact_model(family: str, dtype: torch.dtype, pages: str = "auto") -> ExactModel:
-    """A model that keeps keys and values in the dtype `pages`."""
+def exact_model(family: str, dtype: torch.dtype, pages: str = "auto", states: str = "float32") -> ExactModel:
+    """A model that keeps keys and values in the dtype `pages`, and its states in `states`."""
     bare = dummy_model(TINY[family], dtype)
-    bare.keep_pages_in(pages)
+    bare.keep(pages, states)
     chosen = choose("cpu", dtype, bare.memories, exact=True)
     spec = MemorySpec(bare.memories(chosen.operations), draft_room=DRAFTS)
     return ExactModel(dummy_model(TINY[family], dtype, chosen.operations), spec, chosen)

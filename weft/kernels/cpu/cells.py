@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
+from weft.kernels.states import States
 
 
 def opened(part: Float[Tensor, "tails ring ..."], cell: OpenCell, length: int) -> Float[Tensor, "length ..."]:
@@ -134,24 +135,24 @@ def spread(rank: Rank, outputs: Float[Tensor, "rows outputs ..."], packed: Float
         packed[rank.real_token] = outputs.flatten(0, 1).index_select(0, rank.real).to(packed.dtype)
 
 
-def first_states(group: Group, part: Float[Tensor, "slots ..."]) -> Float[Tensor, "rows ..."] | None:
+def first_states(group: Group, stored: States) -> Float[Tensor, "rows ..."] | None:
     """Return the states before the rows' first cells, zeros where a sequence begins; None if all do."""
     slots = [cell.slot for cell in group.cells]
     if group.rows == 1:
-        return None if slots[0] is None else part[slots[0]].unsqueeze(0)
+        return None if slots[0] is None else stored.read(slots[0]).unsqueeze(0)
     if all(slot is None for slot in slots):
         return None
-    states = part.new_zeros(group.rows, *part.shape[1:])
+    states = stored.numbers.new_zeros(group.rows, *stored.numbers.shape[1:], dtype=torch.float32)
     for row, slot in enumerate(slots):
         if slot is not None:
-            states[row] = part[slot]
+            states[row] = stored.read(slot)
     return states
 
 
-def hand_out(rank: Rank, states: Float[Tensor, "rows ..."], part: Float[Tensor, "slots ..."]) -> None:
+def hand_out(rank: Rank, new: States, stored: States) -> None:
     """Write the captured states at the end of a rank into their slots."""
     for row, slot in rank.captures:
-        part[slot] = states[row]
+        stored.write(slot, new, row)
 
 
 def write_tail(group: Group, packed: Float[Tensor, "tokens ..."], part: Float[Tensor, "tails ring ..."]) -> None:

@@ -22,6 +22,7 @@ from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.plain.channel_delta import decays_and_rates
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape, channel_delta_state, conv_parts
+from weft.kernels.states import states_of
 from weft.memory.spec import Part, RecurrentMemory
 
 # Tokens whose pairs are weighed channel by channel; those further apart are weighed by matmuls.
@@ -40,7 +41,7 @@ def channel_delta_memory(shape: ChannelDeltaShape, dtype: str) -> RecurrentMemor
         Part("u", (shape.heads, shape.value_dim), "float32", apart=1, whole_cells=True),
         Part("decay", (shape.heads, shape.key_dim), "float32", apart=1, whole_cells=True),
     )
-    return RecurrentMemory((window, channel_delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *channel_delta_state(shape)), tail, shape.conv_width)
 
 
 def channel_delta(
@@ -82,7 +83,7 @@ class ChannelDelta:
         weights = torch.bmm(both, keys.permute(1, 2, 0))
         found = torch.bmm(weights[..., :-1], opened(view.tail["u"], cell, cell.offset).transpose(0, 1))
         if cell.slot is not None:
-            found.baddbmm_(both * total.exp().unsqueeze(1), view.state[self.name][cell.slot])
+            found.baddbmm_(both * total.exp().unsqueeze(1), states_of(view, self.name).read(cell.slot))
         corrected = torch.sub(values, found[:, 0]).mul_(self.beta[0])
         append(view.tail["u"], cell, corrected)
         return torch.addcmul(found[:, 1], weights[:, 1, -1:], corrected)

@@ -37,6 +37,7 @@ from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.recurrent import DeltaInputs, DeltaShape, conv_parts, delta_state
+from weft.kernels.states import states_of
 from weft.memory.spec import Part, RecurrentMemory
 
 NORM_EPSILON = 1e-6
@@ -54,7 +55,7 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
         Part("u", (shape.value_heads, shape.value_dim), "float32", apart=1, whole_cells=True),
         Part("decay", (shape.value_heads,), "float32", apart=1, whole_cells=True),
     )
-    return RecurrentMemory((window, delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *delta_state(shape)), tail, shape.conv_width)
 
 
 def gated_delta(
@@ -120,7 +121,7 @@ class GatedDelta:
             found = values.new_zeros(heads, 2, values.shape[1])
         if cell.slot is not None:
             decayed = per_value_head(both[None], heads)[0] * total.exp().view(heads, 1, 1)
-            found.baddbmm_(decayed, view.state["delta"][cell.slot])
+            found.baddbmm_(decayed, states_of(view, "delta").read(cell.slot))
         corrected = torch.sub(values, found[:, 0]).mul_(self.beta[0])
         view.tail["u"][cell.tail, (cell.low + cell.offset) % view.tail["u"].shape[1]] = corrected
         return torch.addcmul(found[:, 1], weights[:, 1, -1:], corrected)
@@ -145,7 +146,7 @@ class GatedDelta:
                 earlier = opened(view.tail["u"], cell, cell.offset).transpose(0, 1)
                 torch.bmm(weights[row, ..., : cell.offset], earlier, out=found[row])
             if cell.slot is not None:
-                found[row].baddbmm_(decayed[row], view.state["delta"][cell.slot])
+                found[row].baddbmm_(decayed[row], states_of(view, "delta").read(cell.slot))
         corrected = torch.sub(values, found[:, :, 0]).mul_(self.beta)
         append_all(view.tail["u"], decodes, corrected)
         own = per_value_head((keys * both[:, :, 1]).sum(-1, keepdim=True), heads)

@@ -17,6 +17,7 @@ from weft.kernels.cpu.cells import first_states, hand_out, opened, spread, total
 from weft.kernels.cpu.index_building import indices
 from weft.kernels.cpu.indices import Decodes, Group, OpenCell, Rank
 from weft.kernels.interface import Batch
+from weft.kernels.states import states_of
 
 # The parts of a tail on the columns of some cells, by name: [rows, reach, *shape].
 Columns = dict[str, Float[Tensor, "rows reach ..."]]
@@ -76,19 +77,20 @@ def decode(mixer: Recurrence, decodes: Decodes, view: RecurrentView) -> Float[Te
     """Compute rows of one token each."""
     is_one = decodes.rows == 1
     y = mixer.decode_one(decodes.cells[0], view).unsqueeze(0) if is_one else mixer.decode_all(decodes, view)
-    states = view.state[mixer.name]
+    stored = states_of(view, mixer.name)
     for row, slot in decodes.captures:
         cell = decodes.cells[row]
         names = (*mixer.given(), *computed(mixer, view))
         columns = {name: opened(view.tail[name], cell, cell.offset + 1).unsqueeze(0) for name in names}
-        before = None if cell.slot is None else states[cell.slot].unsqueeze(0)
-        states[slot] = mixer.advance(before, columns)[0]
+        before = None if cell.slot is None else stored.read(cell.slot).unsqueeze(0)
+        stored.write(slot, stored.rounded(mixer.advance(before, columns)), 0)
     return y
 
 
 def extend(mixer: Recurrence, y: Float[Tensor, "tokens heads size"], group: Group, view: RecurrentView) -> None:
     """Compute rows of several tokens, a cell at a time; write outputs to `y`."""
-    state = first_states(group, view.state[mixer.name])
+    stored = states_of(view, mixer.name)
+    state = first_states(group, stored)
     kept = {name: empty_like_tail(view.tail[name], len(mixer.steps)) for name in computed(mixer, view)}
     for rank in group.ranks:
         total = totals(group, rank, mixer.steps, view.tail["decay"])
@@ -98,9 +100,10 @@ def extend(mixer: Recurrence, y: Float[Tensor, "tokens heads size"], group: Grou
             for name, packed in kept.items():
                 spread(rank, columns[name][:, rank.first :], packed)
         if rank.continuing or rank.captures:
-            state = mixer.advance(state, columns)
-            hand_out(rank, state, view.state[mixer.name])
-            state = state[: rank.continuing]
+            # What the next cell reads is what a slot would hold.
+            rounded = stored.rounded(mixer.advance(state, columns))
+            hand_out(rank, rounded, stored)
+            state = rounded.wide()[: rank.continuing]
     for name, packed in (mixer.given() | kept).items():
         write_tail(group, packed, view.tail[name])
 

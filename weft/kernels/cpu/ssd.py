@@ -35,6 +35,7 @@ from weft.kernels.cpu.recurrence import Columns, scan
 from weft.kernels.interface import Batch
 from weft.kernels.outputs import placed
 from weft.kernels.recurrent import UNLIMITED, SsdInputs, SsdShape, conv_parts, ssd_state
+from weft.kernels.states import states_of
 from weft.memory.spec import Part, RecurrentMemory
 
 
@@ -50,7 +51,7 @@ def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
         Part("B", (shape.groups, shape.state), "float32", apart=1),
         Part("decay", (shape.heads,), "float32", apart=1),
     )
-    return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *ssd_state(shape)), tail, shape.conv_width)
 
 
 def ssd(
@@ -117,7 +118,8 @@ class Ssd:
         y = torch.bmm(weights.contiguous().view(len(dtx), 1, -1), inputs.transpose(0, 1)).view(dtx.shape)
         if cell.slot is None:
             return y
-        return y.addcmul_(torch.bmm(query, view.state["ssm"][cell.slot]).view(dtx.shape), total.exp().unsqueeze(-1))
+        found = torch.bmm(query, states_of(view, "ssm").read(cell.slot))
+        return y.addcmul_(found.view(dtx.shape), total.exp().unsqueeze(-1))
 
     def decode_all(self, decodes: Decodes, view: RecurrentView) -> Float[Tensor, "rows heads head_dim"]:
         """Compute small values for all rows at once, and go row by row where a gather would cost more than the read."""
@@ -136,7 +138,7 @@ class Ssd:
             inputs = opened(view.tail["input"], cell, cell.offset + 1).transpose(0, 1)
             torch.bmm(weights[row, ..., : cell.offset + 1], inputs, out=y[row])
             if cell.slot is not None:
-                torch.bmm(C[row].unsqueeze(1), view.state["ssm"][cell.slot], out=earlier[row])
+                torch.bmm(C[row].unsqueeze(1), states_of(view, "ssm").read(cell.slot), out=earlier[row])
         return y.view_as(dtx).addcmul_(earlier.view_as(dtx), total.exp_().unsqueeze(-1))
 
     def pass_cell(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weft.kernels.states import SCALES
 from weft.memory.spec import FP8, AttentionMemory, MemorySpec, RecurrentMemory
 
 # Tokens of a cell; size of a head's keys, values and states; taps of a convolution.
@@ -23,6 +24,9 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     if group == "causal_conv":
         return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
     if group in ("ssd", "gated_delta", "channel_delta"):
+        dtypes = {part.dtype for memory in recurrent for part in memory.state if STATES.get(part.name) == group}
+        if not dtypes <= {"float32"}:
+            return f"there is no kernel for states in {dtypes.pop()}"
         # Parts that lie by head in tails.
         sizes = [part.shape[-1] for memory in recurrent for part in memory.tail if len(part.shape) == 2]
         return too_large("heads or states of recurrent layers", sizes, MOST_SIZE)
@@ -37,7 +41,8 @@ def groups_of(spec: MemorySpec) -> set[str]:
     """Return the groups of operations that the mixers of a model with this memory call."""
     names = {part.name for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.state}
     kinds = {"attention": False, "latent_attention": True}
-    return {STATES[name] for name in names} | {group for group, latent in kinds.items() if attentions(spec, latent)}
+    of_states = {STATES[name] for name in names - {SCALES}}
+    return of_states | {group for group, latent in kinds.items() if attentions(spec, latent)}
 
 
 def attentions(spec: MemorySpec, latent: bool) -> list[AttentionMemory]:

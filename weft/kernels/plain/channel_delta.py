@@ -33,7 +33,7 @@ def channel_delta_memory(shape: ChannelDeltaShape, dtype: str) -> RecurrentMemor
         Part("g", (shape.heads, shape.key_dim), "float32"),
         Part("beta", (shape.heads,), "float32"),
     )
-    return RecurrentMemory((window, channel_delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *channel_delta_state(shape)), tail, shape.conv_width)
 
 
 def channel_delta(

@@ -33,7 +33,7 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
         Part("g", (shape.value_heads,), "float32"),
         Part("beta", (shape.value_heads,), "float32"),
     )
-    return RecurrentMemory((window, delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *delta_state(shape)), tail, shape.conv_width)
 
 
 def gated_delta(

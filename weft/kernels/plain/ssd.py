@@ -31,7 +31,7 @@ def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
         Part("B", (shape.groups, shape.state), "float32"),
         Part("dt", (shape.heads,), "float32"),
     )
-    return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *ssd_state(shape)), tail, shape.conv_width)
 
 
 def ssd(

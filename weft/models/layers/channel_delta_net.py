@@ -72,12 +72,17 @@ class ChannelDeltaNet(ProjectedMixer):
             for size in ((heads,), (heads, shape.head_dim))
         )
         self.o_norm = RMSNorm(shape.head_dim, shape.eps)
+        self.state_dtype = "float32"
         self.o_proj = OutputLinear(channels, shape.hidden)
 
     def memory(self, operations: Operations) -> Memory:
         shape, heads = self.shape, self.head_cut.kept
-        sizes = ChannelDeltaShape(heads, shape.head_dim, shape.head_dim, self.conv_channels.kept, shape.conv_width)
+        head, convolution = (shape.head_dim, shape.head_dim), (self.conv_channels.kept, shape.conv_width)
+        sizes = ChannelDeltaShape(heads, *head, *convolution, self.state_dtype)
         return operations.channel_delta_memory(sizes, DTYPE_NAMES[shape.dtype])
+
+    def keep_states_in(self, dtype: str) -> None:
+        self.state_dtype = dtype
 
     def mix(
         self,

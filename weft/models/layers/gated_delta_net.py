@@ -146,13 +146,17 @@ class GatedDeltaNet(ProjectedMixer):
         self.sections = [shape.conv_channels.kept, shape.values.kept, local.value_heads, local.value_heads]
         self.conv_sections = [shape.keys.kept, shape.keys.kept, shape.values.kept]
         self.norm = GatedRMSNorm(shape.value_dim, shape.eps)
+        self.state_dtype = "float32"
         self.out_proj = OutputLinear(shape.values, shape.hidden)
 
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
         keys, values = (shape.key_heads, shape.key_dim), (shape.value_heads, shape.value_dim)
-        sizes = DeltaShape(*keys, *values, shape.conv_channels.kept, shape.conv_width)
+        sizes = DeltaShape(*keys, *values, shape.conv_channels.kept, shape.conv_width, self.state_dtype)
         return operations.gated_delta_memory(sizes, DTYPE_NAMES[shape.dtype])
+
+    def keep_states_in(self, dtype: str) -> None:
+        self.state_dtype = dtype
 
     def mix(
         self,

@@ -115,12 +115,17 @@ class Mamba2(ProjectedMixer):
             nn.Parameter(torch.empty(heads.kept, dtype=torch.float32), requires_grad=False) for _ in range(3)
         )
         self.norm = norm
+        self.state_dtype = "float32"
         self.out_proj = OutputLinear(inner, shape.hidden, shape.out_bias)
 
     def memory(self, operations: Operations) -> Memory:
         shape = self.shape
-        sizes = SsdShape(shape.heads, shape.head_dim, shape.state, shape.groups, shape.conv_channels, shape.conv_width)
+        convolution = (shape.conv_channels, shape.conv_width)
+        sizes = SsdShape(shape.heads, shape.head_dim, shape.state, shape.groups, *convolution, self.state_dtype)
         return operations.ssd_memory(sizes, DTYPE_NAMES[shape.dtype])
+
+    def keep_states_in(self, dtype: str) -> None:
+        self.state_dtype = dtype
 
     def mix(
         self,

@@ -40,7 +40,7 @@ def channel_delta_memory(shape: ChannelDeltaShape, dtype: str) -> RecurrentMemor
         Part("u", (shape.heads, shape.value_dim), dtype, apart=1),
         Part("decay", (shape.heads, shape.key_dim), "float32", apart=1),
     )
-    return RecurrentMemory((window, channel_delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *channel_delta_state(shape)), tail, shape.conv_width)
 
 
 def channel_delta(

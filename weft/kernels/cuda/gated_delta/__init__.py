@@ -76,7 +76,7 @@ def gated_delta_memory(shape: DeltaShape, dtype: str) -> RecurrentMemory:
         Part("u", (shape.value_heads, shape.value_dim), dtype, apart=1),
         Part("decay", (shape.value_heads,), "float32", apart=1),
     )
-    return RecurrentMemory((window, delta_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *delta_state(shape)), tail, shape.conv_width)
 
 
 def gated_delta(

@@ -58,7 +58,7 @@ def ssd_memory(shape: SsdShape, dtype: str) -> RecurrentMemory:
         Part("decay", (shape.heads,), "float32", apart=1),
         Part("dt", (shape.heads,), "float32", apart=1),
     )
-    return RecurrentMemory((window, ssd_state(shape)), tail, shape.conv_width)
+    return RecurrentMemory((window, *ssd_state(shape)), tail, shape.conv_width)
 
 
 def ssd(
