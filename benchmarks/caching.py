@@ -5,6 +5,7 @@
     python -m benchmarks.caching goals --json goals.json        second sighting, no sharing, scan
     python -m benchmarks.caching curve --json curve.json        2 % to 200 % of the working set
     python -m benchmarks.caching tiers --json tiers.json        host memory and a file below the device
+    python -m benchmarks.caching states --json states.json      states in fewer bits, in the same memory
     python -m benchmarks.caching tables matrix.json goals.json  the tables of docs/lab/caching.md
     python -m benchmarks.caching plots matrix.json curve.json   its plots, written to docs/lab/
     python -m benchmarks.caching tier-plots tiers.json          the table and the plots of tiers, written to docs/lab/
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.caching_tables import OTHERS, PARTS, Results, all_tables, geometric_mean, hits, ratios
+from weft.base.options import STATE_DTYPES
 from weft.memory.captures import CaptureReasons
 from weft.simulate.costs import cost_model
 from weft.simulate.found import Found
@@ -77,6 +79,9 @@ TIERS = {
 }
 TIER_WORKLOADS = ("conversation", "synthetic", "sharegpt", "coding")
 TIER_MODELS = ("nemotron-nano-9b-v2", "qwen3-next-mini")
+# The memory in which smaller states are compared.
+SMALL_SHARE = 0.05
+PARTS_OF_STUDY = ("matrix", "ample", "goals", "curve", "tiers", "states", "tables", "plots", "tier-plots")
 PUBLISHED = CaptureReasons(popular=False, boundaries=False, answers=False, candidates=False)
 
 
@@ -250,6 +255,26 @@ def _tiered(sent: Traffic, model: str, sizes: dict[str, float]) -> Results:
     return summary(found, known.oracle_tokens) | {"loaded_tokens": moved}
 
 
+def states(study: Study, folder: str, models: list[str], names: list[str], share: float) -> None:
+    """Measure smaller states in the memory that is this share of the working set with states in float32."""
+    for model, name in product(models, names):
+        sent = traffic(name, folder, "held-out")
+        for dtype in STATE_DTYPES:
+            study.add(f"states/{name}/{model}/{dtype}", partial(_with_states, sent, model, dtype, share))
+    print("| workload | model | states | hits / oracle | TTFT p50, ms | p90, ms | device busy, s |")
+    print("|---|---|---|---:|---:|---:|---:|")
+    for entry, each in study.results.items():
+        _, name, model, dtype = entry.split("/")
+        times = f"{1000 * each['ttft_p50']:,.0f} | {1000 * each['ttft_p90']:,.0f} | {each['busy_seconds']:,.0f}"
+        print(f"| {name} | {model} | {dtype} | {each['hit_tokens'] / max(1, each['oracle_tokens']):.1%} | {times} |")
+
+
+def _with_states(sent: Traffic, model: str, dtype: str, share: float) -> Results:
+    known = _surveyed(sent)
+    memory = int(share * known.working_set_bytes(cost_model(model).spec))
+    return summary(run(SimulationSetup(sent, cost_model(model, dtype), memory)), known.oracle_tokens)
+
+
 # reports -------------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +327,7 @@ def draw_tiers(results: Results, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("matrix", "ample", "goals", "curve", "tiers", "tables", "plots", "tier-plots"))
+    parser.add_argument("part", choices=PARTS_OF_STUDY)
     parser.add_argument("files", nargs="*")
     parser.add_argument("--json", default="caching.json")
     parser.add_argument("--traces", default=str(Path(__file__).parent / "traces"))
@@ -332,6 +357,8 @@ def main() -> None:
     elif options.part == "tiers":
         models = [model for model in options.models.split(",") if model in TIER_MODELS]
         tiers(study, options.traces, models, [name for name in TIER_WORKLOADS if name in options.workloads.split(",")])
+    elif options.part == "states":
+        states(study, options.traces, options.models.split(","), options.workloads.split(","), SMALL_SHARE)
     elif options.part == "curve":
         curve(study, options.traces)
     elif options.part == "ample":

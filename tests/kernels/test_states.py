@@ -7,7 +7,8 @@ from typing import ClassVar
 import pytest
 import torch
 
-from tests.support.kernels.operations import CPU, PLAIN
+from tests.support.kernels.native_rows import needs_compiler
+from tests.support.kernels.operations import CPU, NATIVE, PLAIN
 from tests.support.kernels.small_states import RULES, Twins
 from weft.device.store import RecurrentView, Store
 from weft.kernels import states
@@ -65,6 +66,19 @@ def test_one_row_is_that_of_float32_cut_and_rounded_at_every_border(by, rule, st
     if by == "cpu":
         Twins(RULES[rule](), OPERATIONS[by], stored, [90]).run([1, 1, 3, 16, 40])
     Twins(RULES[rule](), OPERATIONS[by], stored, [52]).run([1, 3, 16, 40])
+
+
+@needs_compiler
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+@pytest.mark.parametrize("rule", RULES)
+def test_decodes_in_cpp_are_those_of_float32(rule, stored):
+    """With states of several widths: columns are widened some at a time."""
+    Twins(RULES[rule](), NATIVE, stored, [52, 40, 33, 16]).run([1])
+    sizes = {"ssd": (3, 30, 37, 1), "gated_delta": (1, 70, 2, 81), "channel_delta": (2, 33, 67)}[rule]
+    rows = Twins(RULES[rule](*sizes), NATIVE, stored, [30, 20], room=2)
+    rows.step([(0, 15)])
+    rows.step([(1, 13)])
+    rows.run([1])
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])

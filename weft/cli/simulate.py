@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from weft.base.errors import InvalidOption, OptionError
-from weft.base.options import memory_bytes, option
+from weft.base.options import STATE_DTYPES, memory_bytes, option
 
 if TYPE_CHECKING:
     from weft.simulate.found import Found
@@ -48,6 +48,7 @@ class SimulateOptions:
     model: str = option(
         "qwen3-next-mini", "name of a packaged configuration (as for --weights dummy), or a path with a config.json"
     )
+    state_dtype: str = option("float32", "data type of recurrent states", STATE_DTYPES)
     memory: str = option("10%", "size of the cache: bytes such as 40GiB, or a share of the working set such as 10%")
     host_memory: str | None = option(
         None, "host memory below it, for what it evicts: bytes or a share of the working set; none by default"
@@ -152,7 +153,7 @@ def setup_of(options: SimulateOptions, eviction: str, router: str = "state") -> 
     from weft.simulate.costs import TierRates, calibrated, cost_model
     from weft.simulate.setup import SimulationSetup, Traffic
 
-    cost = cost_model(options.model)
+    cost = cost_model(options.model, options.state_dtype)
     if options.calibrate is not None:
         cost = calibrated(cost, options.calibrate)
     rates = TierRates(1e9 * options.host_rate, 1e9 * options.disk_read_rate, 1e9 * options.disk_write_rate)

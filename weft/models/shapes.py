@@ -27,13 +27,19 @@ class ModelShape:
     weights: WeightFacts
 
 
-def shape_of(path: Path, quantising: Quantising = AS_STORED, stated: Mapping[str, Any] | None = None) -> ModelShape:
+def shape_of(
+    path: Path,
+    quantising: Quantising = AS_STORED,
+    stated: Mapping[str, Any] | None = None,
+    states: str = "float32",
+) -> ModelShape:
     """Return the numbers of a model whose plain numbers have 16 bits, or are quantised.
 
-    `stated` is the `quantization_config` of its checkpoint, where that of `path` has none.
+    `stated` is the `quantization_config` of its checkpoint, where that of `path` has none. States have dtype `states`.
     """
     fields = text_part(checkpoint_config(path)) | ({} if stated is None else {"quantization_config": stated})
     model = build(fields, torch.bfloat16, declare=True)
+    model.keep(states=states)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     total = sum(sizes.values())

@@ -75,7 +75,7 @@ class CostModel:
 
 
 @lru_cache
-def cost_model(name: str) -> CostModel:
+def cost_model(name: str, states: str = "float32") -> CostModel:
     """Return the cost model of a packaged configuration (as for `--weights dummy`), or of a config.json."""
     # Tensors are needed only here, and these have no memory.
     from weft.models import configurations
@@ -86,7 +86,7 @@ def cost_model(name: str) -> CostModel:
     if place is None:
         known = ", ".join([*configurations.names(), builtin.NAME])
         raise OptionError(f"model must be one of {known}, or a folder with a config.json, got {name!r}")
-    found = shape_of(place if place.is_file() else place / "config.json")
+    found = shape_of(place if place.is_file() else place / "config.json", states=states)
     return CostModel(MemorySpec(found.memories), found.parameters, found.active_parameters, found.attention_width)
 
 

@@ -12,9 +12,10 @@ struct ChannelRule {
     void* y;
     // Each state is [heads, key_dim, value_dim], each tail [heads, ring, key_dim], [heads, ring, value_dim] and
     // [heads, ring, key_dim].
-    float *state, *keys, *corrected, *decay;
-    int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
+    float *keys, *corrected, *decay;
+    int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, tail_stride;
     int64_t heads, key_dim, value_dim, ring, kind, decays_kind, strengths_kind;
+    States states;
 };
 
 // A head of a row.
@@ -37,9 +38,7 @@ struct ChannelHead {
     OpenCell corrected() const { return cell(call.corrected, call.value_dim); }
     OpenCell decay() const { return cell(call.decay, call.key_dim); }
 
-    float* state(long slot) const {
-        return call.state + slot * call.state_stride + head * call.key_dim * call.value_dim;
-    }
+    State state(long slot) const { return call.states.at(slot, head, call.key_dim, call.value_dim, 0); }
 };
 
 // The key, the query and the decays of the new token; key and decays are stored in the tail.
@@ -86,7 +85,7 @@ void look_up(ChannelHead& own) {
             store(key + i, load(own.key + i) * load(own.through + i));
             store(query + i, load(own.query + i) * load(own.through + i));
         }
-        add_rows<2>({own.for_key, own.for_query}, {key, query}, own.state(own.at.slot), size, call.key_dim, size);
+        add_lines<2>({own.for_key, own.for_query}, {key, query}, own.state(own.at.slot), call.key_dim, size);
     }
     for (long token = 0; token < offset; token++) weigh_token(own, token, by_key[token], by_query[token]);
     own.corrected().stretches(offset, [&](long first, long count, const float* values) {
@@ -107,9 +106,10 @@ void correct(ChannelHead& own) {
 
 void close(const ChannelHead& own) {
     const ChannelRule& call = own.call;
-    close_cell({own.at.slot >= 0 ? own.state(own.at.slot) : nullptr, own.state(own.at.closing), call.value_dim,
-                call.key_dim, call.value_dim, own.keys(), own.corrected(), own.key, own.at.offset + 1},
-               LineDecays{own.total, own.through, own.decay()});
+    State before = own.state(own.at.slot);
+    close_state(own.at.slot >= 0 ? &before : nullptr, own.state(own.at.closing), call.key_dim, call.value_dim,
+                {own.keys(), own.corrected(), own.key, own.at.offset + 1},
+                LineDecays{own.total, own.through, own.decay()});
 }
 
 template <class T>

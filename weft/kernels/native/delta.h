@@ -1,7 +1,7 @@
 // Common parts of the delta rules.
 #pragma once
 
-#include "closing.h"
+#include "states.h"
 
 namespace weft {
 

@@ -12,10 +12,11 @@ struct Rule {
     void* y;
     // Each state is [value_heads, key_dim, value_dim], each tail [key_heads, ring, key_dim],
     // [value_heads, ring, value_dim] and [value_heads, ring].
-    float *state, *keys, *corrected, *decay;
-    int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, state_stride, tail_stride;
+    float *keys, *corrected, *decay;
+    int64_t q_stride, k_stride, v_stride, decays_stride, strengths_stride, tail_stride;
     int64_t key_heads, key_dim, value_heads, value_dim, ring, kind, decays_kind, strengths_kind;
     double most;  // factor of the sigmoid of a strength
+    States states;
 };
 
 // A value head of a row.
@@ -37,9 +38,7 @@ struct Head {
     OpenCell corrected() const { return cell(call.corrected, head, call.value_dim); }
     OpenCell decay() const { return cell(call.decay, head, 1); }
 
-    float* state(long slot) const {
-        return call.state + slot * call.state_stride + head * call.key_dim * call.value_dim;
-    }
+    State state(long slot) const { return call.states.at(slot, head, call.key_dim, call.value_dim, 0); }
 };
 
 // The key, the query and the decay of the new token; key and decay are stored in the tail.
@@ -67,8 +66,7 @@ void look_up(Head& own) {
     clear(own.for_key, size);
     clear(own.for_query, size);
     if (own.at.slot >= 0) {
-        const float* state = own.state(own.at.slot);
-        add_rows<2>({own.for_key, own.for_query}, {own.key, own.query}, state, size, call.key_dim, size);
+        add_lines<2>({own.for_key, own.for_query}, {own.key, own.query}, own.state(own.at.slot), call.key_dim, size);
         scale(own.for_key, size, own.through);
         scale(own.for_query, size, own.through);
     }
@@ -98,9 +96,9 @@ void close(const Head& own) {
     long tokens = own.at.offset + 1;
     alignas(64) float since[MOST_TOKENS + LANES];
     decays_since(own.decay(), tokens, own.total, since);
-    close_cell({own.at.slot >= 0 ? own.state(own.at.slot) : nullptr, own.state(own.at.closing), call.value_dim,
-                call.key_dim, call.value_dim, own.keys(), own.corrected(), own.key, tokens},
-               OneDecay{since, own.through});
+    State before = own.state(own.at.slot);
+    close_state(own.at.slot >= 0 ? &before : nullptr, own.state(own.at.closing), call.key_dim, call.value_dim,
+                {own.keys(), own.corrected(), own.key, tokens}, OneDecay{since, own.through});
 }
 
 template <class T>

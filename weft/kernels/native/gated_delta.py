@@ -13,10 +13,11 @@ from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
+from weft.kernels.native.states import STATES, packed_states
 from weft.kernels.native.steps import step_address
 from weft.kernels.recurrent import DeltaInputs
 
-RULE = Struct("13P15qd")
+RULE = Struct(f"12P14qd{STATES}")
 
 
 def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "rows value_heads value_dim"]:
@@ -24,7 +25,7 @@ def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Float
     decays, strengths = inputs.step, inputs.strength
     key_heads, key_dim = k.shape[1:]
     rows, value_heads, value_dim = v.shape
-    state, keys, corrected, decay = view.state["delta"], view.tail["k"], view.tail["u"], view.tail["decay"]
+    keys, corrected, decay = view.tail["k"], view.tail["u"], view.tail["decay"]
     assert max(key_dim, value_dim) <= MOST_SIZE
     assert q.dtype == k.dtype == v.dtype
     tail_stride, token_stride = keys.stride()[:2]
@@ -35,11 +36,12 @@ def gated_delta(inputs: DeltaInputs, batch: Batch, view: RecurrentView) -> Float
     values = RULE.pack(
         step_address(batch),
         q.data_ptr(), k.data_ptr(), v.data_ptr(), decays.data_ptr(), strengths.data_ptr(), address(rates),
-        address(bias), y.data_ptr(), state.data_ptr(), keys.data_ptr(), corrected.data_ptr(), decay.data_ptr(),
-        q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0], state.stride()[0],
+        address(bias), y.data_ptr(), keys.data_ptr(), corrected.data_ptr(), decay.data_ptr(),
+        q.stride()[0], k.stride()[0], v.stride()[0], decays.stride()[0], strengths.stride()[0],
         tail_stride,
         key_heads, key_dim, value_heads, value_dim, keys.shape[1],
         DTYPES[v.dtype], DTYPES[decays.dtype], DTYPES[strengths.dtype], inputs.most,
+        *packed_states(view, "delta"),
     )  # fmt: skip
     call("weft_gated_delta", values)
     return y

@@ -24,9 +24,6 @@ def declines(group: str, spec: MemorySpec) -> str | None:
     if group == "causal_conv":
         return too_large("convolutions", [memory.conv_width for memory in recurrent], MOST_WIDTH)
     if group in ("ssd", "gated_delta", "channel_delta"):
-        dtypes = {part.dtype for memory in recurrent for part in memory.state if STATES.get(part.name) == group}
-        if not dtypes <= {"float32"}:
-            return f"there is no kernel for states in {dtypes.pop()}"
         # Parts that lie by head in tails.
         sizes = [part.shape[-1] for memory in recurrent for part in memory.tail if len(part.shape) == 2]
         return too_large("heads or states of recurrent layers", sizes, MOST_SIZE)

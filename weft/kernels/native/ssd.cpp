@@ -1,5 +1,5 @@
 // The state space recurrence for rows of one token: reads of the state and the open cell for C, and the new token.
-#include "closing.h"
+#include "states.h"
 
 using namespace weft;
 
@@ -17,10 +17,11 @@ struct Scan {
     void* y;
     // Each state is [groups, size, heads of a group * head_dim], each tail [heads, ring, head_dim],
     // [groups, ring, size] and [heads, ring].
-    float *state, *inputs, *keys, *decay;
-    int64_t x_stride, dt_stride, B_stride, C_stride, state_stride, tail_stride;
+    float *inputs, *keys, *decay;
+    int64_t x_stride, dt_stride, B_stride, C_stride, tail_stride;
     int64_t heads, head_dim, groups, size, ring, kind, dt_kind;
     float least, most;
+    States states;
 };
 
 // Some heads of a group in a row.
@@ -39,10 +40,10 @@ struct Block {
         return {part + at.tail * call.tail_stride + head * call.ring * size, low, call.ring, size};
     }
 
-    // Where a slot's state has this block's first column.
-    float* state(long slot) const {
-        long own = (first - group * (call.heads / call.groups)) * call.head_dim;
-        return call.state + slot * call.state_stride + group * call.size * width() + own;
+    // Where a slot's state has a head's first column.
+    State state(long slot, long head) const {
+        long own = (head - group * (call.heads / call.groups)) * call.head_dim;
+        return call.states.at(slot, group, call.size, width(), own);
     }
 };
 
@@ -63,7 +64,7 @@ void look_up(Block& block, bool keeps) {
     if (block.at.slot < 0) return;
     long columns = block.heads * call.head_dim;
     clear(block.read, columns);
-    add_rows<1>({block.read}, {block.query}, block.state(block.at.slot), block.width(), size, columns);
+    add_lines<1>({block.read}, {block.query}, block.state(block.at.slot, block.first), size, columns);
 }
 
 float time_step(const Scan& call, long row, long head) {
@@ -116,15 +117,15 @@ void decode_head(Block& block, long head) {
 void close_head(const Block& block, long head) {
     const Scan& call = block.call;
     const Place& at = block.at;
-    long tokens = at.offset + 1, size = call.head_dim, own = (head - block.first) * size;
+    long tokens = at.offset + 1, size = call.head_dim;
     alignas(64) float since[MOST_TOKENS + LANES];
     OpenCell decay = block.cell(call.decay, head, 1);
     float total = *decay.token(at.offset);
     decays_since(decay, tokens, total, since);
-    close_cell({at.slot >= 0 ? block.state(at.slot) + own : nullptr, block.state(at.closing) + own, block.width(),
-                call.size, size, block.cell(call.keys, block.group, call.size), block.cell(call.inputs, head, size),
-                block.key, tokens},
-               OneDecay{since, std::exp(total)});
+    State before = block.state(at.slot, head);
+    Cell cell{block.cell(call.keys, block.group, call.size), block.cell(call.inputs, head, size), block.key, tokens};
+    close_state(at.slot >= 0 ? &before : nullptr, block.state(at.closing, head), call.size, size, cell,
+                OneDecay{since, std::exp(total)});
 }
 
 template <class T>

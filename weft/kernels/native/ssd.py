@@ -13,10 +13,11 @@ from weft.kernels.interface import Batch
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
+from weft.kernels.native.states import STATES, packed_states
 from weft.kernels.native.steps import step_address
 from weft.kernels.recurrent import SsdInputs
 
-SCAN = Struct("13P13q2f")
+SCAN = Struct(f"12P12q2f{STATES}")
 
 
 def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, "rows heads head_dim"]:
@@ -24,7 +25,7 @@ def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, 
     x, dt, A, B, C, D = inputs.x, inputs.dt, inputs.A, inputs.B, inputs.C, inputs.D
     rows, heads, head_dim = x.shape
     groups, size = B.shape[1:]
-    state, left, keys, decay = view.state["ssm"], view.tail["input"], view.tail["B"], view.tail["decay"]
+    left, keys, decay = view.tail["input"], view.tail["B"], view.tail["decay"]
     assert max(size, head_dim) <= MOST_SIZE
     assert x.dtype == B.dtype == C.dtype
     tail_stride, token_stride = left.stride()[:2]
@@ -35,9 +36,10 @@ def scan(inputs: SsdInputs, batch: Batch, view: RecurrentView) -> Float[Tensor, 
     values = SCAN.pack(
         step_address(batch),
         x.data_ptr(), dt.data_ptr(), B.data_ptr(), C.data_ptr(), A.data_ptr(), address(D), address(inputs.dt_bias),
-        y.data_ptr(), state.data_ptr(), left.data_ptr(), keys.data_ptr(), decay.data_ptr(),
-        x.stride()[0], dt.stride()[0], B.stride()[0], C.stride()[0], state.stride()[0], tail_stride,
+        y.data_ptr(), left.data_ptr(), keys.data_ptr(), decay.data_ptr(),
+        x.stride()[0], dt.stride()[0], B.stride()[0], C.stride()[0], tail_stride,
         heads, head_dim, groups, size, left.shape[1], DTYPES[x.dtype], DTYPES[dt.dtype], *inputs.limit,
+        *packed_states(view, "ssm"),
     )  # fmt: skip
     call("weft_ssd", values)
     return y
