@@ -79,7 +79,7 @@ class Options:
     )
     state_dtype: str = option(
         "float32",
-        "data type of cached recurrent states; int8: eight bits, with a scale for each 32 numbers (docs/formats.md)",
+        "data type of cached states; int8: eight bits, with a scale for each 32 numbers (docs/formats.md)",
         STATE_DTYPES,
     )
     int8_activations: bool = option(

@@ -48,7 +48,7 @@ class SimulateOptions:
     model: str = option(
         "qwen3-next-mini", "name of a packaged configuration (as for --weights dummy), or a path with a config.json"
     )
-    state_dtype: str = option("float32", "data type of recurrent states", STATE_DTYPES)
+    state_dtype: str = option("float32", "data type of states", STATE_DTYPES)
     memory: str = option("10%", "size of the cache: bytes such as 40GiB, or a share of the working set such as 10%")
     host_memory: str | None = option(
         None, "host memory below it, for what it evicts: bytes or a share of the working set; none by default"
