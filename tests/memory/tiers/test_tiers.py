@@ -76,12 +76,12 @@ class Kept(Ask):
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3"])
-def test_a_retained_prefix_moves_to_host_memory_for_a_request_that_needs_its_place(family: str) -> None:
-    engine = tiered_engine(family, 420, retain_share=0.6)
-    kept = tokens(150, 1)
+def test_a_retained_prefix_moves_to_host_memory_when_others_need_its_place(family: str) -> None:
+    engine = tiered_engine(family, 420, retain_share=0.9)
+    kept = tokens(300, 1)
     first = serve(engine, [Kept(kept)])[0]
     assert engine.stats()["retained"]["count"] > 0
-    serve(engine, [Ask(tokens(400, 2))])
+    serve(engine, [Ask(tokens(400, seed)) for seed in (2, 3)])
     retained = engine.stats()["retained"]
     assert retained["moved"] > 0
     assert retained["given_up"] == 0
