@@ -400,7 +400,6 @@ def _attend_share(
     is_feature = feature < HEAD_DIM
     UNIT: tl.constexpr = 2 if WORDS else 1
     KIND: tl.constexpr = key_pages.dtype.element_ty
-    NOTHING: tl.constexpr = 0 if WORDS else 0.0
     key_units, value_units, in_page, is_unit = _units(
         key_pages, value_pages, index, kv_head, KV_HEADS, HEAD_DIM, BLOCK_DIM, UNIT
     )
@@ -458,14 +457,14 @@ def _attend_share(
             loaded = there[:, None] & is_unit
             if value_exponents is not None:
                 value_powers = powers_at(value_exponents, powers, there)
-            keys = tl.load(key_units + block_at + in_page, mask=loaded, other=NOTHING)
+            keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
             scores = _scores(q, odd_q, keys, key_exponents, powers, there, scale, WORDS, KIND, SOFTCAP, PRECISION)
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
             if value_exponents is not None:
                 weights *= value_powers[None, :]
-            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=NOTHING), weights.to(q.dtype)
+            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0), weights.to(q.dtype)
             if WORDS:
                 even_values, odd_values = numbers_of(values, q.dtype, KIND)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
