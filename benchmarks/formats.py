@@ -4,6 +4,8 @@
     python -m benchmarks.formats matmuls --groups mxfp4 --rows 1 128
     python -m benchmarks.formats models nemotron-nano-9b-v2 qwen3.5-9b:quantize=fp8,quantize_head=true
     python -m benchmarks.formats matmuls models --limit 150 --models-limit 120
+    python -m benchmarks.formats matmuls --groups fp8-rows experts-fp8-rows --rows 1 32 512 8192
+    python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:quantize=fp8,activations=fp8,exact=false --prompt 8192
     python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:kv_dtype=fp8 --step-rows 32 --context 32768 --memory 40GiB
 
 Every group of matmuls has a process, which first compiles its kernels in parallel. A kernel whose result is not that of
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -31,10 +34,10 @@ from torch import Tensor
 
 from benchmarks.columns import options_of
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from weft.kernels.cuda.formats.packed import pack
+from weft.kernels.cuda.formats.lines import prepared, rows_in_fp8
 from weft.kernels.cuda.launch.ahead import compiling_ahead
 from weft.kernels.cuda.linear.decoded import multiply_decoded
-from weft.kernels.cuda.linear.packed import Division, cut, multiply_packed
+from weft.kernels.cuda.linear.packed import Division, cut, cut_lines, multiply_packed
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import experts, prepare_experts
 from weft.kernels.cuda.moe.packed import PairTiles, pair_results, tiles_of
@@ -46,6 +49,7 @@ from weft.kernels.formats.fp8 import CODES, LARGEST, Fp8
 from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import BLOCK, Mxfp4
 from weft.kernels.formats.nvfp4 import Nvfp4
+from weft.kernels.formats.rounded import FP8, in_fp8
 from weft.kernels.formats.stored import Format, Stored, as_dense
 from weft.kernels.weight import Weight
 
@@ -58,6 +62,8 @@ REPEATS, SHOWN = 5, 3
 LAYERS_BYTES = 400 << 20
 # Relative error, as lengths of vectors, beyond which a kernel is wrong.
 MOST_ERROR = 1e-2
+# The same of experts whose rows are rounded to FP8, compared with those whose rows are not.
+MOST_ROUNDED = 0.1
 
 
 # matmuls -------------------------------------------------------------------------------------------------------------
@@ -69,6 +75,11 @@ class Layer:
     outputs: int
     inputs: int
     format: Format
+    rows: str | None = None  # what rows are rounded to
+
+    def random(self) -> Stored:
+        """Return a random matrix in the layout that kernels read."""
+        return prepared(random_matrix(self.format, self.outputs, self.inputs), {self.rows} if self.rows else set())
 
 
 BLOCKS, INT4 = Fp8(128, 128), Grouped(4, 128)
@@ -79,6 +90,11 @@ LINEARS = {
         Layer("Qwen3.5 out", 4096, 4096, BLOCKS), Layer("35B in", 12288, 2048, BLOCKS),
     ),
     "channels": (Layer("Nemotron up", 15680, 4480, Fp8(1, 4480)),),
+    "fp8-rows": (
+        Layer("Nemotron in", 22656, 4480, BLOCKS, FP8), Layer("Nemotron down", 4480, 15680, BLOCKS, FP8),
+        Layer("Qwen3.5 gates", 24576, 4096, BLOCKS, FP8), Layer("Qwen3.5 out", 4096, 4096, BLOCKS, FP8),
+        Layer("Nemotron up", 15680, 4480, Fp8(1, 4480), FP8),
+    ),
     "mxfp4": (Layer("gpt-oss o", 2880, 4096, Mxfp4()),),
     "four-bits": tuple(
         Layer(f"{name} {shape}", *sizes, form)
@@ -96,6 +112,7 @@ LINEARS = {
 EXPERTS = {
     "experts-mxfp4": ("gpt-oss-20b", 32, 4, 2880, 2880, Mxfp4()),
     "experts-fp8": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, BLOCKS),
+    "experts-fp8-rows": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, BLOCKS),
     "experts-int4": ("Qwen3.5-35B-A3B", 256, 8, 2048, 512, INT4),
 }
 # Groups, and their shares of the time; those that are measured unless others are asked for.
@@ -164,7 +181,7 @@ def error_of(found: Tensor, wanted: Tensor) -> float:
 
 def measure_linears(layers: tuple[Layer, ...], rows_of: list[int], deadline: float, tries: bool) -> None:
     print(f"compiling for {len(layers)} layers", flush=True)
-    weights = {layer: [pack(random_matrix(layer.format, layer.outputs, layer.inputs))] for layer in layers}
+    weights = {layer: [layer.random()] for layer in layers}
     with compiling_ahead():
         for layer, rows in product(layers, rows_of):
             x = torch.zeros(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
@@ -180,6 +197,12 @@ def ways_of(layer: Layer, x: Tensor, tries: bool) -> dict[str, Callable[[Stored]
     ways: dict[str, Callable[[Stored], Tensor]] = {}
     if isinstance(layer.format, BlockFormat):
         ways["simple"] = partial(by_simple_kernel, x)
+    elif layer.rows is not None:
+        own = cut_lines(len(x), layer.outputs, layer.inputs)
+        for by in dict.fromkeys([own, *(cuts_of_lines(len(x)) if tries else ())]):
+            ways[str(tuple(by))] = partial(by_cut, x, by, False)
+        ways["torch"] = partial(by_torch, x)
+        return ways
     else:
         own = cut(len(x), layer.outputs, layer.inputs)
         for by, fold in {(own, False): None, **dict.fromkeys(cuts(len(x)) if tries else ())}:
@@ -190,20 +213,40 @@ def ways_of(layer: Layer, x: Tensor, tries: bool) -> dict[str, Callable[[Stored]
 
 def measure_linear(layer: Layer, first: Stored, rows_of: list[int], deadline: float, tries: bool) -> None:
     count = max(2, LAYERS_BYTES // first.bytes)
-    matrices = [first, *(pack(random_matrix(layer.format, layer.outputs, layer.inputs)) for _ in range(count - 1))]
+    matrices = [first, *(layer.random() for _ in range(count - 1))]
     plain = [torch.randn(layer.outputs, layer.inputs, dtype=DTYPE, device=DEVICE) for _ in range(count)]
     for rows in rows_of:
         if time.monotonic() > deadline:
             print("no time is left", flush=True)
             return
         x = torch.randn(rows, layer.inputs, dtype=DTYPE, device=DEVICE)
-        wanted = F.linear(x.float(), first.decode())
+        wanted = F.linear(x.float() if layer.rows is None else in_fp8(x), first.decode())
         bf16 = timed([partial(F.linear, x, each) for each in plain])
         found = compare(
             ways_of(layer, x, tries), matrices, wanted, deadline, tiny=lambda way, x=x, f=first: way_error(way, x, f)
         )
         floor = first.bytes / copy_bandwidth()
         show(f"{layer.name} {layer.outputs}x{layer.inputs} {rows:>3} rows", floor, bf16, found)
+
+
+def cuts_of_lines(rows: int) -> Iterator[Division]:
+    """Yield divisions to try with rows in FP8."""
+    if rows <= 64:
+        height = next(size for size in (8, 16, 32, 64) if rows <= size)
+        choices = product([(height, 64, 4), (height, 128, 4), (height, 128, 8)], (3, 4, 5), (1, 2, 4))
+    else:
+        heights = [(64, 128, 8), (128, 64, 4), (128, 128, 8), (256, 64, 8), (128, 256, 8)]
+        choices = product(heights, (3, 4), (1,))
+    for (height, width, warps), stages, shares in choices:
+        yield Division(height, width, shares, warps, stages, False)
+
+
+def by_torch(x: Tensor, matrix: Stored) -> Tensor:
+    """Return the product by the library, which multiplies blocks of 128 x 128 with rows in FP8 since torch 2.8."""
+    codes, scales = rows_in_fp8(x)
+    weights, own = matrix.tensors
+    rows_of = scales.t().contiguous().t()
+    return torch._scaled_mm(codes, weights.t(), rows_of, own.t(), out_dtype=x.dtype)
 
 
 def by_cut(x: Tensor, by: Division, fold: bool, matrix: Stored) -> Tensor:
@@ -223,7 +266,8 @@ def way_error(way: Callable[[Stored], Tensor], x: Tensor, matrix: Stored) -> flo
     kept = x.clone()
     x *= 2.0**-20
     try:
-        return error_of(way(matrix), F.linear(x.float(), matrix.decode()))
+        rows = x.float() if matrix.format.rows_in is None else in_fp8(x)
+        return error_of(way(matrix), F.linear(rows, matrix.decode()))
     finally:
         x.copy_(kept)
 
@@ -234,6 +278,7 @@ def compare(
     wanted: Tensor,
     deadline: float,
     tiny: Callable[[Callable[[Stored], Tensor]], float] | None = None,
+    most: float = MOST_ERROR,
 ) -> dict[str, float]:
     """Return the seconds of every way that is right, per layer. The first is the one in use."""
     found: dict[str, float] = {}
@@ -243,7 +288,7 @@ def compare(
         try:
             error = error_of(way(matrices[0]), wanted)
             small = tiny(way) if tiny is not None and number == 0 else 0.0
-            if max(error, small) > MOST_ERROR:
+            if max(error, small) > most:
                 print(f"  WRONG {name}: relative error {error:.2e}, with tiny rows {small:.2e}", flush=True)
                 continue
             calls = [partial(way, matrix) for matrix in matrices]
@@ -318,9 +363,10 @@ def measure_experts(group: str, tokens_of: list[int], deadline: float, tries: bo
         as_dense(stored.first, DTYPE), as_dense(stored.second, DTYPE), stored.activation, stored.first_bias,
         stored.second_bias,
     )  # fmt: skip
-    packed = prepare_experts(stored, False)
+    rounds = {FP8} if group.endswith("-rows") else set()
+    packed = prepare_experts(stored, False, rounds)
     assert packed is not stored
-    others = [packed, *(prepare_experts(layer(), False) for _ in range(2))]
+    others = [packed, *(prepare_experts(layer(), False, rounds) for _ in range(2))]
     torch.cuda.empty_cache()
     with compiling_ahead():
         for tokens in tokens_of:
@@ -340,7 +386,7 @@ def measure_experts(group: str, tokens_of: list[int], deadline: float, tries: bo
             for by in dict.fromkeys([tiles_of(tokens, k, packed), *(tiles_to_try(tokens) if tries else ())])
         }
         bf16 = timed([partial(experts, rows, routing, dense)] * 3)
-        found = compare(ways, others, wanted, deadline)
+        found = compare(ways, others, wanted, deadline, most=MOST_ROUNDED if rounds else MOST_ERROR)
         chosen = len(routing[1].unique())
         floor = chosen * (packed.first.bytes + packed.second.bytes) / count / copy_bandwidth()
         show(f"{name} {tokens:>3} tokens, {chosen} experts", floor, bf16, found)
@@ -366,7 +412,14 @@ def measure_model(model: str, options: dict[str, Any], arguments: argparse.Names
     begun, rows_of, context = time.monotonic(), arguments.step_rows, arguments.context
     with without_flashinfer():
         given = argparse.Namespace(device=DEVICE, dtype="bfloat16", memory=arguments.memory)
-        llm = start(model, given, draft="off", max_sequences=max(rows_of), max_length=context + 924, **options)
+        llm = start(
+            model,
+            given,
+            draft="off",
+            max_sequences=max(rows_of),
+            max_length=max(context + 924, 64 + max(arguments.prompt, default=0)),
+            **options,
+        )
         loaded, held = time.monotonic() - begun, llm.engine._device.placed.model.held
         floor = held.decode_bytes / copy_bandwidth()
         sizes = ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in held.bytes.items())
@@ -378,6 +431,19 @@ def measure_model(model: str, options: dict[str, Any], arguments: argparse.Names
                 f"  {rows} rows after {context} tokens: {seconds * 1e3:.3f} ms a step, {rows / seconds:.0f} tokens/s",
                 flush=True,
             )
+        for tokens in arguments.prompt:
+            seconds = time_per_prompt(llm, tokens)
+            print(f"  a prompt of {tokens} tokens: {seconds * 1e3:.1f} ms to its first token", flush=True)
+
+
+def time_per_prompt(llm: Any, tokens: int) -> float:
+    """Return the median seconds from a prompt, of which nothing is cached, to its first token."""
+    from benchmarks.gpu import fresh, random_prompt
+    from benchmarks.prefill import first_token
+
+    engine = fresh(llm, cache=False)
+    found = [first_token(engine, random_prompt(llm, tokens, 31, number)) for number in range(REPEATS + 1)]
+    return statistics.median(found[1:])
 
 
 # the program ---------------------------------------------------------------------------------------------------------
@@ -391,6 +457,7 @@ def main() -> int:
     parser.add_argument("--in-use", action="store_true", help="measure the divisions in use, and try no others")
     parser.add_argument("--step-rows", type=int, nargs="+", default=list(STEP_ROWS), help="rows of decode steps")
     parser.add_argument("--context", type=int, default=100, help="tokens before those that a step decodes, in each row")
+    parser.add_argument("--prompt", type=int, nargs="*", default=[], help="lengths of prompts to time")
     parser.add_argument("--memory", default="24GiB", help="memory of a model for pages and states")
     parser.add_argument("--limit", type=int, default=150, help="seconds for all matmuls")
     parser.add_argument("--models-limit", type=int, default=120, help="seconds for all models")
@@ -437,6 +504,7 @@ def separately(kind: str, name: str, seconds: float, arguments: argparse.Namespa
     command = [sys.executable, "-m", "benchmarks.formats", name, "--here", kind, "--limit", str(int(seconds))]
     command += ["--rows", *map(str, arguments.rows), "--step-rows", *map(str, arguments.step_rows)]
     command += ["--context", str(arguments.context), "--memory", arguments.memory]
+    command += ["--prompt", *map(str, arguments.prompt)]
     command += ["--in-use"] if arguments.in_use else []
     process = subprocess.Popen(command)
     try:

@@ -15,6 +15,7 @@ from weft.kernels.cpu import linear
 from weft.kernels.formats.block_types import Q4_K, Q6_K, Q8_0
 from weft.kernels.formats.blocks import BlockFormat
 from weft.kernels.formats.groups import Grouped
+from weft.kernels.formats.rounded import INTEGERS
 from weft.kernels.formats.stored import Stored
 from weft.kernels.weight import Weight
 
@@ -48,7 +49,7 @@ def main() -> None:
     given = {"Q4_K": blocks(Q4_K, (1, 3)), "Q6_K": blocks(Q6_K, (209,)), "Q8_0": blocks(Q8_0, (1,)),
              "INT4, 128": integers(128, False), "INT4, 128, zeros": integers(128, True),
              "INT4, 32": integers(32, False)}  # fmt: skip
-    weights = {name: linear.prepare(Weight((each,)), False, rounds=True) for name, each in given.items()}
+    weights = {name: linear.prepare(Weight((each,)), False, rounds={INTEGERS}) for name, each in given.items()}
     for rows in arguments.rows:
         x, times = torch.randn(rows, INPUTS), {name: list[float]() for name in weights}
         for _ in range(max(LEAST, ROWS_TIMED // rows)):

@@ -14,6 +14,7 @@ ASKED = {
     "exact": {"exact": True},
     "MTP head": {"draft": "mtp"},
     "draft model": {"draft": "owner/small"},
+    "FP8 activations": {"activations": "fp8"},
     "whole experts": {"expert_parallel": True, "tensor_parallel": 2},
     "host memory": {"host_memory": "1GiB"},
     "file": {"disk": "tier", "disk_size": "1GiB"},

@@ -84,7 +84,7 @@ def test_arguments_of_a_command_line_become_an_engines():
     assert (options.model, options.max_length, options.memory_fraction) == ("somewhere", 77, 0.5)
 
 
-@pytest.mark.parametrize("name", ["exact", "cache", "paranoid", "int8_activations"])
+@pytest.mark.parametrize("name", ["exact", "cache", "paranoid"])
 @pytest.mark.parametrize("value", [True, False])
 def test_yes_and_no_keep_their_meaning(name, value):
     assert getattr(options_of({name: value}), name) is value

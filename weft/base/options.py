@@ -35,8 +35,9 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
-KV_DTYPES = ("auto", "fp8", "int8")
+KV_DTYPES = ("auto", "fp8")
 STATE_DTYPES = ("float32", "bfloat16", "int8")
+ACTIVATIONS = ("auto", "fp8", "wide")
 ORDERS = ("fcfs", "prefix")
 DRAFT_OPTIONS = ("auto", "off", "suffix", "mtp")
 # Drafters that are known by name and not supported.
@@ -73,7 +74,7 @@ class Options:
     quantize_head: bool = option(False, "with --quantize, the output head too")
     kv_dtype: str = option(
         "auto",
-        "data type of cached keys and values; int8, fp8: eight bits, with a power of two for each token and head "
+        "data type of cached keys and values; fp8: eight bits, with a power of two for each token and head "
         "(docs/formats.md); auto: that of the model",
         KV_DTYPES,
     )
@@ -82,10 +83,12 @@ class Options:
         "data type of cached states; int8: eight bits, with a scale for each 32 numbers (docs/formats.md)",
         STATE_DTYPES,
     )
-    int8_activations: bool = option(
-        True,
-        "on CPUs, multiply weights of up to 8 bits, but not FP8, with activations rounded to 8-bit integers, a scale "
-        "for each 32 (docs/formats.md)",
+    activations: str = option(
+        "auto",
+        "what is multiplied with stored weights; auto: on CPUs, with weights of up to 8 bits but not FP8, 8-bit "
+        "integers with a scale for each 32; fp8: with FP8 weights, FP8 with a scale for each 128; wide: the dtype of "
+        "the model (docs/formats.md)",
+        ACTIVATIONS,
     )
     weights: str = option("checkpoint", "dummy: random weights, made from the model's configuration alone", WEIGHTS)
     memory: str | int = option(
@@ -205,7 +208,7 @@ class Options:
                 raise InvalidOption(name, f"must be an integer, got {value!r}")
         if self.exact != "auto" and not isinstance(self.exact, bool):
             raise InvalidOption("exact", f'must be True, False or "auto", got {self.exact!r}')
-        for name in ("cache", "expert_parallel", "int8_activations", "paranoid", "quantize_head"):
+        for name in ("cache", "expert_parallel", "paranoid", "quantize_head"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidOption(name, f"must be True or False, got {getattr(self, name)!r}")
         for name, what in (
@@ -263,6 +266,7 @@ def features(options: Options, device: str | None = None) -> set[str]:
         "exact": options.exact is True,
         "MTP head": drafter == "mtp",
         "draft model": drafter == "model",
+        "FP8 activations": options.activations == "fp8",
         "host memory": options.host_memory != "off",
         "file": options.disk is not None,
         "remote store": options.remote is not None,

@@ -50,6 +50,12 @@ REFUSED = (
         "must be suffix or off with exact on a GPU",
         "exact steps with drafts are not recorded",
     ),
+    RefusedFeatures(
+        ("exact", "FP8 activations", GPU),
+        "activations",
+        "must be auto or wide with exact on a GPU",
+        "sums of FP8 products have no canonical order there",
+    ),
     RefusedFeatures(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
     RefusedFeatures(("small states", GPU), "state_dtype", "must be float32 on a GPU", "its kernels read no other"),
     RefusedFeatures(
@@ -78,7 +84,7 @@ def refused_with(features: Set[str]) -> Iterator[tuple[str, str]]:
     """Yield what an engine with these features, on any device, cannot have besides, and the reason.
 
     >>> [name for name, _ in refused_with({"exact"})]
-    ['ranks', 'MTP head on a GPU', 'draft model on a GPU']
+    ['ranks', 'MTP head on a GPU', 'draft model on a GPU', 'FP8 activations on a GPU']
     """
     for each in REFUSED:
         missing = [name for name in each.features if name not in features]

@@ -123,9 +123,9 @@ def device() -> str:
 
 def examine(options: DoctorOptions) -> list[str]:
     """Load the model as the server would, print its facts, and return the problems."""
-    from weft.cli.early import prepare
+    from weft.cli.early import check_model
 
-    prepare(options)
+    check_model(options)
     from weft.offline.llm import LLM
 
     describe_file(options)

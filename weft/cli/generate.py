@@ -78,9 +78,9 @@ def following(llm: LLM, path: str, texts: Sequence[str | list[int]]) -> list[str
 
 
 def start(options: Options) -> LLM:
-    from weft.cli.early import prepare
+    from weft.cli.early import check_model
 
-    prepare(options)
+    check_model(options)
     from weft.offline.llm import LLM
 
     return LLM.from_options(options)

@@ -288,12 +288,12 @@ def set_up_logs(options: FrontOptions) -> None:
 
 
 def run(options: ServeOptions) -> int:
-    from weft.cli.early import prepare
+    from weft.cli.early import check_model
 
     if len(options.models) > 1:
         return run_several(options)
     options = alone(options)
-    prepare(options)
+    check_model(options)
     from weft.start.launch import launch, serving_engines
 
     place = replace(

@@ -11,7 +11,7 @@ from weft.backends.backend import ModelInfo
 
 # Facts that must be the same for all members, or answers would depend on the member that gives them.
 SAME = ("name", "architecture", "dtype", "vocab_size", "max_length")
-SAME_SETTINGS = ("exact", "form", "digest", "quantize", "quantize_head", "int8_activations")
+SAME_SETTINGS = ("exact", "form", "digest", "quantize", "quantize_head", "activations")
 # Numbers that describe one unit or one engine: a sum of them means nothing.
 NOT_SUMMED = {"unit_bytes", "slab_bytes", "cell_tokens", "load_bytes_per_second", "prefill_tokens_per_second"}
 

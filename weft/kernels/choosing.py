@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +13,7 @@ import torch
 
 from weft.base.errors import OptionError
 from weft.device.devices import device_name
+from weft.kernels.formats.rounded import kinds_of
 from weft.kernels.interface import Batch, Operations
 from weft.kernels.native import library
 from weft.kernels.native.limits import declines as declines_decodes
@@ -174,7 +175,7 @@ def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> 
 
 def check_device(operations: Operations, device: str) -> None:
     """Raise if CPU operations would run on a GPU: C++ kernels would dereference GPU addresses."""
-    if operations.for_cpu and torch.device(device).type != "cpu":
+    if getattr(operations, "for_cpu", False) and torch.device(device).type != "cpu":
         raise ValueError(f"these operations are for a CPU and cannot run on {device}")
 
 
@@ -189,17 +190,29 @@ def choose(
     memories: Callable[[Operations], tuple[Memory, ...]],
     refused: str | None = None,
     exact: bool = False,
-    rounds: bool = False,
+    activations: str = "wide",
 ) -> Chosen:
     """Choose operations for a model in `dtype` on a device; `memories` returns its mixers' memory for given operations.
 
     `refused` is the reason why the GPU kernels cannot be used, if trying them has failed. `exact`: choose operations
-    whose bits do not depend on a step's other rows, or raise. `rounds`: on a CPU, multiply formats that have kernels
-    for it with rows rounded to integers.
+    whose bits do not depend on a step's other rows, or raise. `activations`: to what rows are rounded before they are
+    multiplied with stored formats, as the option says.
     """
     kind = torch.device(device).type
+    found = choose_packages(kind, dtype, memories, refused, exact)
+    rounds = kinds_of(activations, kind)
+    return replace(found, operations=rounding(found.operations, rounds)) if rounds else found
+
+
+def choose_packages(
+    kind: str,
+    dtype: torch.dtype,
+    memories: Callable[[Operations], tuple[Memory, ...]],
+    refused: str | None,
+    exact: bool,
+) -> Chosen:
     if kind == "cpu":
-        return choose_for_cpu(dtype, memories, exact, rounds)
+        return choose_for_cpu(dtype, memories, exact)
     if exact:
         return choose_exact(kind, dtype, refused)
     reason = refused or declines(kind)
@@ -250,7 +263,6 @@ def choose_for_cpu(
     dtype: torch.dtype,
     memories: Callable[[Operations], tuple[Memory, ...]],
     exact: bool = False,
-    rounds: bool = False,
 ) -> Chosen:
     spec = MemorySpec(memories(everywhere("cpu")))
     used = groups_of(spec) | {"together"}
@@ -270,14 +282,12 @@ def choose_for_cpu(
     operations = assemble({choice.group: choice.package for choice in choices})
     if exact:
         operations = in_any_company(operations, all(c.package == "native" for c in choices if c.group in DECODES))
-    if rounds:
-        operations = rounding(operations)
     return Chosen(operations, tuple(choices), "cells" if exact else "usual")
 
 
-def rounding(operations: Operations) -> Operations:
-    """Return CPU operations that multiply stored formats with rows rounded to integers."""
-    names = {name: partial(getattr(operations, name), rounds=True) for name in ("prepare", "prepare_experts")}
+def rounding(operations: Operations, rounds: Set[str]) -> Operations:
+    """Return operations that multiply stored formats with rows rounded to these kinds of numbers."""
+    names = {name: partial(getattr(operations, name), rounds=rounds) for name in ("prepare", "prepare_experts")}
     return cast(Operations, Table({**vars(operations), **names}))
 
 

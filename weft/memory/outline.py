@@ -57,24 +57,20 @@ class _Outline:
         return [self._branch(node) for node in ends]
 
     def _branch(self, end: Node) -> dict[str, Any]:
-        cell, clock, points, seen = self.cache.cell, self.cache.clock, [], self.seen
+        cell, clock, points = self.cache.cell, self.cache.clock, []
         top, hits, running, used, retained = end, 0, 0, end.used, 0.0
-        # The engine's steps wait for this loop.
         while True:
-            hits += top.hits
-            if top.used > used:
-                used = top.used
-            if top.pins:
-                running += top.pins
-                if top.key in self.retained:
-                    # A retention pins its cell.
-                    running, retained = running - 1, max(retained, self.retained[top.key])
-            point = top.resume
-            if point is not None and self._points < MOST_POINTS:
+            hits, running, used = hits + top.hits, running + top.pins, max(used, top.used)
+            if top.key in self.retained:
+                # A retention pins its cell.
+                running, retained = running - 1, max(retained, self.retained[top.key])
+            if top.resume is not None and self._points < MOST_POINTS:
                 self._points += 1
-                points.append({"tokens": top.depth * cell, "origin": point.origin.value, "hits": point.hits})
+                point = top.resume
+                origin = point.origin.value
+                points.append({"tokens": top.depth * cell, "origin": origin, "hits": point.hits})
             above = top.parent
-            if above is None or above.children != 1 or above.key not in seen:
+            if above is None or above.key not in self.seen or above.children != 1:
                 break
             top = above
         return {
@@ -94,12 +90,10 @@ class _Outline:
 
     def _digest(self, node: Node) -> str | None:
         """Return the tenant's digest, or None if the way to the first cell is too long to look."""
-        # Other branches come to this way where it forks.
-        way = [node.key]
+        way: list[Key] = []
         above = node
         while above.key not in self._digests:
-            if above.children != 1:
-                way.append(above.key)
+            way.append(above.key)
             if above.parent is None:
                 digest = self.tenancy.of(above)
                 self._digests[above.key] = None if digest == NO_TENANT else digest.hex()

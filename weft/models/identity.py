@@ -11,6 +11,7 @@ import torch
 from xxhash import xxh3_128_digest
 
 from weft.kernels.choosing import REVISIONS
+from weft.kernels.formats.rounded import FP8, INTEGERS
 from weft.memory.identity import Identity, digest
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel, MatrixLayer
@@ -18,8 +19,8 @@ from weft.models.sharding import ALONE, Shard
 
 # Raised when exact engines name their cells in another way, so that none of them keeps cells which it cannot find.
 EXACT_KEYS = 2
-# Raised when rows are rounded to other integers.
-ROUNDING = 1
+# Raised when rows are rounded to other numbers.
+ROUNDINGS = {INTEGERS: 1, FP8: 1}
 
 
 def identity_of(
@@ -47,15 +48,14 @@ def revisions_of(model: CausalModel, exact: bool = False) -> str:
     states. A fix in any of them ends that with engines before it.
     """
     parts = {type(model).__name__: model.revision, **REVISIONS} | ({"exact keys": EXACT_KEYS} if exact else {})
-    if rounds_rows(model):
-        parts["rows of integers"] = ROUNDING
+    parts |= {f"rows of {kind}": ROUNDINGS[kind] for kind in sorted(rows_in(model))}
     return ", ".join(f"{name} {number}" for name, number in parts.items())
 
 
-def rounds_rows(model: CausalModel) -> bool:
-    """Return whether some matrices of a prepared model are multiplied with rows rounded to integers."""
+def rows_in(model: CausalModel) -> set[str]:
+    """Return what rows are rounded to before they are multiplied with some matrices of a prepared model."""
     layers = [module for module in model.modules() if isinstance(module, MatrixLayer)]
-    return any(part.format.rounds_rows for layer in layers for part in layer.stored_parts())
+    return {kind for layer in layers for part in layer.stored_parts() if (kind := part.format.rows_in) is not None}
 
 
 def weights_digest(model: CausalModel) -> bytes:

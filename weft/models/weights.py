@@ -76,14 +76,14 @@ def load_model(
     shard: Shard = ALONE,
     identify: bool = False,
     quantising: Quantising = AS_STORED,
-    rounds: bool = False,
+    activations: str = "wide",
 ) -> tuple[CausalModel, dict[str, Any]]:
     """Load the model of a folder or hub id; return it with the configuration of its text part.
 
     With ample `spare_bytes` weights may be kept twice, for few rows and for many. `when_built` is called with the
     model before its weights are there. Only `operations` can compute with the loaded model; the default are those
     chosen for the device, for `exact` answers or not. `identify`: digest the weights. `quantising`: which matrices of
-    plain numbers are quantised while they are read. `rounds`: see `choose`.
+    plain numbers are quantised while they are read. `activations`: see `choose`.
 
     With `weights="dummy"` only the configuration is read (a folder with config.json, the file itself, or the name of
     a packaged one), and the weights are random, the same for the same seed. Of a model that is cut over ranks, only
@@ -104,7 +104,9 @@ def load_model(
     model.held = weight_facts(model, config)
     if identify:
         model.weights_digest = weights_digest(model)
-    operations = operations or choose(str(device), dtype, model.memories, exact=exact, rounds=rounds).operations
+    operations = (
+        operations or choose(str(device), dtype, model.memories, exact=exact, activations=activations).operations
+    )
     prepare(model, operations, spare_bytes)
     # Matrices as they were stored have left holes between those that are kept.
     return_free_memory()

@@ -90,7 +90,7 @@ def load_draft(
         raise ModelError(f"draft: {name} must have the tokenizer of the model, and its vocabulary differs")
     dtype = choose_dtype(options.dtype, folder)
     weights = (options.weights, options.seed, free_bytes())
-    model, _ = load_model(folder, dtype, device, progress, *weights, rounds=options.int8_activations)
+    model, _ = load_model(folder, dtype, device, progress, *weights, activations=options.activations)
     if tokenizer is None and model.vocab_size != target.vocab_size:
         raise ModelError(
             f"draft: {name} must have the vocabulary of the model, but has {model.vocab_size} tokens instead of "

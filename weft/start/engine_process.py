@@ -223,7 +223,7 @@ def quantised_by(options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.quantize != "off":
         found |= {"quantize": options.quantize, "quantize_head": options.quantize_head}
-    return found if options.int8_activations else found | {"int8_activations": False}
+    return found if options.activations == "auto" else found | {"activations": options.activations}
 
 
 def _folder(options: Options) -> Path:

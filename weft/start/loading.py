@@ -105,8 +105,7 @@ class Loaded:
         """Return the device and the kind of its kernels, for people to read."""
         name = device_name(self.device)
         if self.device == "cpu":
-            used = threads or available_cores()
-            name = f"cpu, {used} thread{'s' * (used > 1)}"
+            name = f"cpu, {threads or available_cores()} threads"
         return f"{name}, {self.chosen.kernels()}"
 
     @property
@@ -244,12 +243,12 @@ def load_model_of(
             shard=shard,
             identify=stores,
             quantising=quantising_of(options),
-            rounds=options.int8_activations,
+            activations=options.activations,
         )
     except torch.OutOfMemoryError as error:
         raise ModelError(f"the weights do not fit into GPU memory: {error}") from error
     model.keep(options.kv_dtype, options.state_dtype)
-    chosen = choose(device, dtype, model.memories, exact=exact, rounds=options.int8_activations)
+    chosen = choose(device, dtype, model.memories, exact=exact, activations=options.activations)
     room_for = partial(size, model, config, device, dtype, shard.ranks, given.exact == "auto", progress, chosen)
 
     def size_with(options: Options) -> Sized:
@@ -319,6 +318,8 @@ def chosen_exact(options: Options, folder: Path, device: str, dtype: torch.dtype
     if device != "cpu" and options.draft not in ("auto", "off"):
         # On a GPU a model's drafts exclude it, and with others its cost was not measured.
         conflict = f"draft is {options.draft}"
+    if device != "cpu" and options.activations == "fp8":
+        conflict = "activations are fp8"
     name = str(dtype).removeprefix("torch.")
     exact, reason = decide(device_name(device), family_of(config), name, conflict)
     # Last, because it imports the kernels.

@@ -39,10 +39,10 @@ def load_part(options: Options, rank: int, ranks: int, identify: bool = False) -
         shard=shard,
         identify=identify,
         quantising=quantising_of(options),
-        rounds=options.int8_activations,
+        activations=options.activations,
     )
     model.keep(options.kv_dtype, options.state_dtype)
-    operations = choose(device, dtype, model.memories, rounds=options.int8_activations).operations
+    operations = choose(device, dtype, model.memories, activations=options.activations).operations
     found = identity_of(model, config, MemorySpec(model.memories(operations)), shard=shard) if identify else None
     disk = None if options.disk is None else Path(options.disk)
     return LoadedPart(model, operations, device, rank, ranks, found, disk)

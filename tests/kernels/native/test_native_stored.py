@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 from weft.kernels.cpu import embedding, linear, moe
-from weft.kernels.cpu.linear import RoundedRows
 from weft.kernels.experts import ExpertWeights, clamped, gated
 from weft.kernels.formats import block_types
 from weft.kernels.formats.blocks import OtherInputs
@@ -18,7 +17,7 @@ from weft.kernels.formats.fp8 import Fp8
 from weft.kernels.formats.groups import Grouped
 from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.nvfp4 import Nvfp4
-from weft.kernels.formats.rounded import rounded
+from weft.kernels.formats.rounded import INTEGERS, RoundedRows, in_integers
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library
 from weft.kernels.native.layouts import StoredPanels
@@ -73,7 +72,7 @@ def in_panels(matrix: Stored, rounds: bool) -> Stored:
 
 
 def wanted(x: torch.Tensor, matrix: Stored, rounds: bool) -> torch.Tensor:
-    rows = rounded(x) if rounds else x
+    rows = in_integers(x) if rounds else x
     return F.linear(rows.double(), matrix.decode().double())
 
 
@@ -156,10 +155,10 @@ def test_groups_may_have_any_sizes_and_those_that_kernels_cannot_read_are_decode
     for format, has_kernel in ((Grouped(4, 128, True), True), (Grouped(4, 96), True), (Grouped(4, 16), False)):
         matrix = stored(format, 40, 352)
         assert (pack(matrix, True) is not None) == has_kernel
-        [part] = linear.prepare(Weight((matrix,)), False, rounds=True).parts
+        [part] = linear.prepare(Weight((matrix,)), False, rounds={INTEGERS}).parts
         assert_close(linear.multiplied(x, part, None), wanted(x, matrix, has_kernel))
     odd = stored(Grouped(4, 128), 40, 75)
-    [part] = linear.prepare(Weight((odd,)), False, rounds=True).parts
+    [part] = linear.prepare(Weight((odd,)), False, rounds={INTEGERS}).parts
     assert part is odd
     assert_close(linear.multiplied(x[:, :75], part, None), wanted(x[:, :75], odd, False))
 
@@ -192,7 +191,7 @@ def test_biases_and_activations_follow_the_sums(activation, parts):
 def test_parts_of_different_formats_are_one_matmul():
     parts = [stored(block_types.Q4_K, 40, 256), stored(block_types.Q6_K, 7, 256), Stored.of(random(33, 256, seed=4))]
     bias, x = random(80, seed=5), random(6, 256, seed=6)
-    weight = linear.prepare(Weight(tuple(parts), bias), False, rounds=True)
+    weight = linear.prepare(Weight(tuple(parts), bias), False, rounds={INTEGERS})
     expected = torch.cat([wanted(x, part, rounds_rows(part)) for part in parts], -1) + bias
     for rows in (1, 6):
         assert_close(linear.linear(x[:rows], weight), expected[:rows])
@@ -200,7 +199,7 @@ def test_parts_of_different_formats_are_one_matmul():
 
 def test_inputs_in_another_order_are_taken_before_they_are_rounded():
     matrix, order = stored(block_types.Q5_K, 40, 256), torch.randperm(256, generator=drawn())
-    prepared = linear.prepare(Weight((OtherInputs.of(matrix, order),)), False, rounds=True)
+    prepared = linear.prepare(Weight((OtherInputs.of(matrix, order),)), False, rounds={INTEGERS})
     wide = random(9, 300, seed=1)
     for x in (wide[:, 20:276], wide[:, :256].bfloat16()):
         assert_close(linear.linear(x, prepared), wanted(x.float()[:, order], matrix, True))
@@ -235,7 +234,7 @@ def test_look_ups_read_panels(format, dtype):
 
 def test_a_tied_table_is_its_heads():
     table = stored(block_types.Q6_K, 70, 256)
-    head = linear.prepare(Weight((table,)), False, rounds=True)
+    head = linear.prepare(Weight((table,)), False, rounds={INTEGERS})
     assert embedding.prepare_table(table, head) is head.parts[0]
 
 
@@ -243,7 +242,7 @@ def test_without_a_compiler_rows_are_rounded_all_the_same(monkeypatch):
     matrix, x = stored(block_types.Q4_K, 40, 256), random(4, 256)
     monkeypatch.setattr(library, "available", lambda: False)
     for rounds in (True, False):
-        [part] = linear.prepare(Weight((matrix,)), False, rounds).parts
+        [part] = linear.prepare(Weight((matrix,)), False, {INTEGERS} if rounds else set()).parts
         assert isinstance(part.format, RoundedRows) == rounds
         assert_close(linear.multiplied(x, part, None), wanted(x, matrix, rounds))
     assert embedding.prepare_table(matrix) is matrix
@@ -285,7 +284,7 @@ def test_experts_in_stored_formats_are_those_that_their_decode_gives(first, seco
             for row in range(rows)
         ]
     )
-    prepared = moe.prepare_experts(layer, False, rounds)
+    prepared = moe.prepare_experts(layer, False, {INTEGERS} if rounds else set())
     found = moe.experts(x, routing, prepared)
     assert ((found.double() - expected).abs().max() <= 2e-3 * expected.abs().max()).item()
     for row in range(rows):
@@ -296,7 +295,7 @@ def test_experts_in_stored_formats_are_those_that_their_decode_gives(first, seco
 def test_many_rows_of_experts_are_taken_piece_by_piece():
     layer = ExpertWeights(stored(Mxfp4(), 64, 32, 1, 4), stored(Mxfp4(), 32, 32, 2, 4), gated(F.silu))
     x, logits = random(moe.MOST_MIXED + 9, 32, seed=5), random(moe.MOST_MIXED + 9, 4, seed=6)
-    routing, prepared = plain.route_softmax(logits, 2, True), moe.prepare_experts(layer, False, True)
+    routing, prepared = plain.route_softmax(logits, 2, True), moe.prepare_experts(layer, False, {INTEGERS})
     found = moe.experts(x, routing, prepared)
     last = moe.experts(x[-9:], tuple(each[-9:] for each in routing), prepared)
     assert torch.equal(found[-9:], last)

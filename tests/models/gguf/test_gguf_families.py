@@ -13,7 +13,8 @@ from tests.support.models.gguf_files import convert, names_of, widened
 from tests.support.models.oracle import DirectRunner, Oracle, random_tokens
 from weft import LLM, SamplingParams
 from weft.kernels.choosing import rounding
-from weft.models.identity import revisions_of, rounds_rows
+from weft.kernels.formats.rounded import INTEGERS
+from weft.models.identity import revisions_of, rows_in
 from weft.models.model import MatrixLayer
 from weft.models.weights import load_model
 
@@ -93,12 +94,12 @@ def test_a_mixture_of_types_computes_what_its_numbers_do(family, types, tmp_path
         assert len({part.format.name for part in parts}) > 3
         [found] = logits(small, tokens, operations)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-    rounded, _ = load_model(file, torch.float32, progress=False, operations=rounding(CPU))
-    [found] = logits(rounded, tokens, rounding(CPU))
+    rounded, _ = load_model(file, torch.float32, progress=False, operations=rounding(CPU, {INTEGERS}))
+    [found] = logits(rounded, tokens, rounding(CPU, {INTEGERS}))
     # Rounded scores may choose another expert.
     assert 0 < (found - expected).norm() / expected.norm() < (0.5 if "moe" in family or family == "gpt_oss" else 0.15)
-    assert rounds_rows(rounded)
-    assert not rounds_rows(small)
+    assert rows_in(rounded) == {INTEGERS}
+    assert not rows_in(small)
     assert revisions_of(rounded) == f"{revisions_of(small)}, rows of integers 1"
 
 
@@ -108,7 +109,7 @@ def test_rows_are_rounded_unless_an_option_says_otherwise(tmp_path):
     with LLM(str(file), **settings) as llm:
         assert llm.config.revisions.endswith("rows of integers 1")
         [default] = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
-    with LLM(str(file), int8_activations=False, **settings) as llm:
+    with LLM(str(file), activations="wide", **settings) as llm:
         assert "integers" not in llm.config.revisions
         [wide] = llm.generate([1, 2, 3], GREEDY, use_tqdm=False)
     assert default.logprobs[0].logprob != wide.logprobs[0].logprob

@@ -37,8 +37,8 @@ def file_of(family: str, folder: Path) -> Path:
 @pytest.mark.parametrize("family", MODELS)
 def test_every_digest_is_that_of_a_lone_cold_run(family, tmp_path):
     dtype = torch.float32
-    model, _ = load_model(file_of(family, tmp_path), dtype, progress=False, exact=True, rounds=True)
-    chosen = choose("cpu", dtype, model.memories, exact=True, rounds=True)
+    model, _ = load_model(file_of(family, tmp_path), dtype, progress=False, exact=True, activations="auto")
+    chosen = choose("cpu", dtype, model.memories, exact=True, activations="auto")
     spec = MemorySpec(model.memories(chosen.operations), draft_room=DRAFTS)
     compare_traffic(ExactModel(model, spec, chosen), family, seed=1, count=3, drafts=True)
 
@@ -66,9 +66,9 @@ def test_states_on_disk_are_found_after_a_restart_by_engines_that_round_alike(tm
     cold, none = answer(file, prompt, **tier)
     again, cached = answer(file, prompt, **tier)
     assert (none, cached, again) == (0, 192, cold)
-    wide, cached = answer(file, prompt, int8_activations=False, **tier)
+    wide, cached = answer(file, prompt, activations="wide", **tier)
     assert cached == 0
-    assert wide == answer(file, prompt, int8_activations=False)[0]
+    assert wide == answer(file, prompt, activations="wide")[0]
 
 
 @pytest.mark.thorough

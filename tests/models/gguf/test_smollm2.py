@@ -41,10 +41,10 @@ def file(tmp_path_factory) -> Path:
     return smollm2(tmp_path_factory.mktemp("smollm2"))
 
 
-@pytest.mark.parametrize("rounded", [True, False])
-def test_it_knows_the_capital_of_france(file, rounded):
+@pytest.mark.parametrize("activations", ["auto", "wide"])
+def test_it_knows_the_capital_of_france(file, activations):
     question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
-    settings = {"memory": "512MiB", "threads": 1, "max_length": 1024, "progress": False, "int8_activations": rounded}
+    settings = {"memory": "512MiB", "threads": 1, "max_length": 1024, "progress": False, "activations": activations}
     with LLM(str(file), **settings) as llm:
         [answer] = llm.chat(question, SamplingParams(temperature=0.0, max_tokens=60), use_tqdm=False)
     assert "Paris" in answer.text
@@ -61,8 +61,8 @@ def divergence(theirs: dict[int, float], ours: torch.Tensor) -> float:
 
 
 @pytest.mark.skipif(bool(llama_cpp.absent("xllamacpp")), reason="pip install --no-deps xllamacpp")
-@pytest.mark.parametrize("rounded", [True, False])
-def test_distributions_on_a_page_of_text_are_llama_cpps(file, rounded):
+@pytest.mark.parametrize("activations", ["auto", "wide"])
+def test_distributions_on_a_page_of_text_are_llama_cpps(file, activations):
     tokenizer = load_tokenizer(file)
     assert tokenizer is not None
     tokens = tokenizer.encode(PAGE)[:256]

@@ -48,11 +48,13 @@ class ExactSource(Protocol):
 
 
 @cache
-def exact_model(family: str, dtype: torch.dtype, pages: str = "auto", states: str = "float32") -> ExactModel:
+def exact_model(
+    family: str, dtype: torch.dtype, pages: str = "auto", states: str = "float32", activations: str = "wide"
+) -> ExactModel:
     """A model that keeps keys and values in the dtype `pages`, and its states in `states`."""
     bare = dummy_model(TINY[family], dtype)
     bare.keep(pages, states)
-    chosen = choose("cpu", dtype, bare.memories, exact=True)
+    chosen = choose("cpu", dtype, bare.memories, exact=True, activations=activations)
     spec = MemorySpec(bare.memories(chosen.operations), draft_room=DRAFTS)
     return ExactModel(dummy_model(TINY[family], dtype, chosen.operations), spec, chosen)
 
@@ -139,6 +141,29 @@ def check_long_traffic(family: str, dtype: torch.dtype, seed: int, threads: int 
     others serve few of the requests. With fewer engines most of the time would go to lone runs.
     """
     return check_traffic(family, dtype, seed, count=64, threads=threads, engines=12, most=32)
+
+
+def check_reuse(found: ExactSource, family: str, drafts: bool = True) -> None:
+    """Answer requests by cache hits, with drafts, and with too little memory; every digest is that of a lone run."""
+    first, other = (Ask(tokens(size, size), digesting(10, size)) for size in (122, 60))
+    first_answer, other_answer = alone(found, first), alone(found, other)
+    turn = Ask(first.prompt + first_answer.tokens + tokens(5, 7), digesting(10, 7))
+    asks, expected = [first, other, turn], [first_answer, other_answer, alone(found, turn)]
+    ample = found.engine(drafting=drafts_of(asks, expected, seed=1) if drafts else None)
+    answers = serve(ample, [other]) + serve(ample, [first]) + serve(ample, [turn])
+    for ask, answer, wanted in zip((other, first, turn), answers, (expected[1], expected[0], expected[2]), strict=True):
+        check_answer(ask, answer, wanted)
+    reports = [answer.report for answer in answers if answer.report is not None]
+    assert reports[-1].cached_tokens >= 64, "nothing was hit"
+    accepted = sum(report.drafts.accepted for report in reports)
+    assert not drafts or 0 < accepted < sum(report.drafts.proposed for report in reports), "no draft was verified"
+    tight = found.engine(smallest_memory(family, 160, 8, found.spec), max_length=160)
+    admit_everything(tight)
+    # Of different tenants, so that they share nothing.
+    together = [replace(ask, salt=bytes([place])) for place in range(2) for ask in asks]
+    for ask, answer, wanted in zip(together, serve(tight, together), expected * 2, strict=True):
+        check_answer(ask, answer, wanted)
+    assert tight.planner.preemptions > 0, "nothing was preempted"
 
 
 def compare_traffic(

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cpu.linear import prepared_as_stored
+from weft.kernels.formats.rounded import NOTHING, RoundedRows
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import embedding as kernels
 from weft.kernels.native import library as native
@@ -18,9 +19,12 @@ from weft.kernels.weight import Weight
 
 def prepare_table(table: Stored, head: Weight | None = None) -> Stored:
     """Return a table of a format in panels, which are also the head's if the model is tied."""
-    if head is not None and len(head.parts) == 1 and isinstance(head.parts[0].format, StoredPanels):
-        return head.parts[0]
-    return table if table.dense is not None else prepared_as_stored(table, rounds=False)
+    if head is not None and len(head.parts) == 1:
+        part = head.parts[0]
+        part = part.format.as_stored(part) if isinstance(part.format, RoundedRows) else part
+        if isinstance(part.format, StoredPanels):
+            return part
+    return table if table.dense is not None else prepared_as_stored(table, NOTHING)
 
 
 def look_up(

@@ -7,7 +7,7 @@ hardware, oneDNN is faster for more than a few rows. The choice is by measuremen
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
+from collections.abc import Set
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.formats.blocks import OtherInputs
 from weft.kernels.formats.rounded import BLOCK as ROUNDED_BLOCK
-from weft.kernels.formats.rounded import rounded
+from weft.kernels.formats.rounded import FP8, INTEGERS, NOTHING, RoundedRows, takes_fp8
 from weft.kernels.formats.stored import DENSE, Stored
 from weft.kernels.native import library as native
 from weft.kernels.native import linear as kernels
@@ -30,7 +30,6 @@ from weft.kernels.native.layouts import (
     BLOCKS_AND_PANELS,
     DENSE_AND_PANELS,
     PANELS,
-    RoundedRows,
     StoredPanels,
     as_panels,
     panels_of,
@@ -123,6 +122,9 @@ def panel_product(
 def multiplied(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | None) -> Float[Tensor, "*n outputs"]:
     if isinstance(part.format, OtherInputs):
         return multiplied(take_columns(x, part.tensors[-1]), part.format.as_stored(part), bias)
+    if isinstance(part.format, RoundedRows):
+        rows, own = part.format.rounded(x), None if bias is None else bias.float()
+        return multiplied(rows, part.format.as_stored(part), own).to(x.dtype)
     if isinstance(part.format, StoredPanels):
         return multiplied_as_stored(x, part, bias)
     panels = panels_of(part)
@@ -148,8 +150,6 @@ def decoded_product(x: Float[Tensor, "*n inputs"], part: Stored, bias: Tensor | 
     With C++, a sum adds its products in the order of the inputs, whatever the number of rows.
     """
     rows, found = as_rows(x).float(), []
-    if isinstance(part.format, RoundedRows):
-        rows, part = rounded(rows), replace(part, format=part.format.inner)
     for start in range(0, part.outputs, DECODED_OUTPUTS):
         end = min(start + DECODED_OUTPUTS, part.outputs)
         tile = part.format.rows(part, torch.arange(start, end)).decode()
@@ -224,17 +224,17 @@ def _weights_first(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product.t().contiguous()
 
 
-def prepare(weight: Weight, twice: bool, rounds: bool = False) -> Weight:
+def prepare(weight: Weight, twice: bool, rounds: Set[str] = NOTHING) -> Weight:
     """Return the weights in the fastest layout for any number of rows; `twice`: also in panels for few rows.
 
     With 16-bit units that layout is oneDNN's, whose blocks only `linear` can read; without, it is panels, except that
-    PyTorch's library is faster for many rows of float32 weights as stored. `rounds`: rows are rounded to integers where
+    PyTorch's library is faster for many rows of float32 weights as stored. `rounds`: what rows are rounded to, where
     formats have kernels for that.
     """
     return Weight(tuple(prepared(part, twice, rounds) for part in weight.parts), weight.bias)
 
 
-def prepared(part: Stored, twice: bool, rounds: bool = False) -> Stored:
+def prepared(part: Stored, twice: bool, rounds: Set[str] = NOTHING) -> Stored:
     matrix, sizes = part.dense, (part.outputs, part.inputs)
     if matrix is None:
         return prepared_as_stored(part, rounds)
@@ -253,16 +253,18 @@ def prepared(part: Stored, twice: bool, rounds: bool = False) -> Stored:
     return as_panels(part, packed)
 
 
-def prepared_as_stored(part: Stored, rounds: bool) -> Stored:
+def prepared_as_stored(part: Stored, rounds: Set[str]) -> Stored:
     """Return a matrix, or all experts', of another format in panels, if there is a kernel for it."""
     if isinstance(part.format, OtherInputs):
         inner = prepared_as_stored(part.format.as_stored(part), rounds)
         return OtherInputs.of(inner, part.tensors[-1])
-    packed = pack_stored(part, rounds) if native.available() else None
+    packed = pack_stored(part, INTEGERS in rounds) if native.available() else None
+    if FP8 in rounds and takes_fp8(part):
+        return RoundedRows.of(packed or part, FP8)
     if packed is not None:
         return packed
-    has_integers = rounds and name_of(part.format) is not None and part.inputs % ROUNDED_BLOCK == 0
-    return replace(part, format=RoundedRows(f"{part.format.name}, rounded", part.format)) if has_integers else part
+    has_integers = INTEGERS in rounds and name_of(part.format) is not None and part.inputs % ROUNDED_BLOCK == 0
+    return RoundedRows.of(part, INTEGERS) if has_integers else part
 
 
 def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*layout"]:

@@ -6,6 +6,7 @@ indices without waiting.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from weft.kernels.cpu.linear import (
     wide,
 )
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
+from weft.kernels.formats.rounded import NOTHING
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library as native
 from weft.kernels.native import moe as kernels
@@ -42,15 +44,15 @@ FEW_EACH = {torch.bfloat16: 4, torch.float32: 64}
 MOST_MIXED = 512
 
 
-def prepare_experts(layer: ExpertWeights, twice: bool, rounds: bool = False) -> ExpertWeights:
+def prepare_experts(layer: ExpertWeights, twice: bool, rounds: Set[str] = NOTHING) -> ExpertWeights:
     """Return the weights in panels; with 16-bit units, for which torch reads the checkpoint's layout, only a copy.
 
-    `rounds`: rows are rounded to integers where formats have kernels for that.
+    `rounds`: what rows are rounded to, where formats have kernels for that.
     """
     return replace(layer, first=prepared(layer.first, twice, rounds), second=prepared(layer.second, twice, rounds))
 
 
-def prepared(stored: Stored, twice: bool, rounds: bool) -> Stored:
+def prepared(stored: Stored, twice: bool, rounds: Set[str]) -> Stored:
     matrices = stored.dense
     if matrices is None:
         return prepared_as_stored(stored, rounds)

@@ -91,8 +91,8 @@ class OtherInputs(Format):
         return Stored(format, (*stored.tensors, order), stored.outputs, stored.inputs)
 
     @property
-    def rounds_rows(self) -> bool:
-        return self.inner.rounds_rows
+    def rows_in(self) -> str | None:
+        return self.inner.rows_in
 
     def as_stored(self, stored: Stored) -> Stored:
         """Return the matrix with its inputs in the order in which they are stored."""

@@ -68,9 +68,9 @@ class Format(ABC):
     name: str
 
     @property
-    def rounds_rows(self) -> bool:
-        """Return whether rows are rounded to integers before they are multiplied (`rounded.py`)."""
-        return False
+    def rows_in(self) -> str | None:
+        """Return what rows are rounded to before they are multiplied (`rounded.py`); None: they stay as they are."""
+        return None
 
     @abstractmethod
     def decode(self, stored: Stored) -> Float[Tensor, "*experts outputs inputs"]:

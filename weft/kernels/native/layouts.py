@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.formats.stored import Format, Layout, Stored
+from weft.kernels.formats.rounded import INTEGERS
+from weft.kernels.formats.stored import Layout, Stored
 
 # Panels of 32 outputs for our own kernels; blocks for oneDNN; or one of these layouts beside panels for few rows.
 PANELS = Layout("panels")
@@ -29,19 +30,8 @@ class StoredPanels(Layout):
     columns: int = 0
 
     @property
-    def rounds_rows(self) -> bool:
-        return self.are_rounded
-
-
-@dataclass(frozen=True, slots=True)
-class RoundedRows(Layout):
-    """A matrix in another format, without panels, whose rows are rounded to integers all the same."""
-
-    inner: Format
-
-    @property
-    def rounds_rows(self) -> bool:
-        return True
+    def rows_in(self) -> str | None:
+        return INTEGERS if self.are_rounded else None
 
 
 def as_panels(stored: Stored, panels: Float[Tensor, "*many panels inputs 32"]) -> Stored:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
-from weft.kernels.plain.linear import linear
+from weft.kernels.formats.rounded import NOTHING
+from weft.kernels.plain.linear import linear, prepared
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
 
-def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    return layer
+def prepare_experts(layer: ExpertWeights, twice: bool, rounds: Set[str] = NOTHING) -> ExpertWeights:
+    return replace(layer, first=prepared(layer.first, rounds), second=prepared(layer.second, rounds))
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:

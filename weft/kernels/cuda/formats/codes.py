@@ -120,6 +120,9 @@ def of_expert(
     number, steps, lines = expert.to(tl.int64), tl.cdiv(inputs, STEP), tl.cdiv(outputs, TILE) * TILE
     if FORMAT == "dense":
         codes += number * outputs * inputs
+    elif FORMAT == "e4m3":
+        codes += number * outputs * steps * STEP
+        scales += number * (tl.cdiv(outputs, BLOCK_ROWS) * steps if RUNS > 0 else outputs)
     else:
         codes += number * lines * steps * (STEP // (2 * PAIRS))
         if BLOCK_ROWS > 0:
@@ -138,17 +141,23 @@ def more_of_expert(more, expert, outputs, inputs, FORMAT: tl.constexpr, RUNS: tl
 
 @triton.jit
 def summed(
-    values, is_row, codes, scales, more, output, inputs, first, last,
+    values, factors, is_row, codes, scales, more, output, inputs, first, last,
     FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, FOLD: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Return the sums [outputs, rows] over the tiles of inputs from `first` to `last`, in order. Float32.
 
-    `values` are the addresses of rows. Lines of `output` beyond the matrix must be valid ones instead.
+    `values` are the addresses of rows; `factors` those of their scales, if they are codes too. Lines of `output` beyond
+    the matrix must be valid ones instead.
     """
     total = tl.zeros((ROWS, OUTPUTS) if ROWS_FIRST else (OUTPUTS, ROWS), tl.float32)
     if FORMAT == "dense":
         total = summed_numbers(values, is_row, codes, output, inputs, first, last, total, ROWS_FIRST, EVEN)
+    elif FORMAT == "e4m3":
+        tl.static_assert(not ROWS_FIRST)
+        total = summed_lines(
+            values, factors, is_row, codes, scales, output, inputs, first, last, total, BLOCK_ROWS, RUNS
+        )
     else:
         total = summed_codes(
             values, is_row, codes, scales, more, output, inputs, first, last, total,
@@ -169,6 +178,30 @@ def summed_numbers(
         tile = tl.load(place) if EVEN else tl.load(place, mask=is_input, other=0.0)
         value = rows_at(values, is_row, column + step * STEP, inputs, ROWS_FIRST, EVEN)
         total = multiplied(value, tile, total, True, ROWS_FIRST)
+    return total
+
+
+@triton.jit
+def summed_lines(
+    values, factors, is_row, codes, scales, output, inputs, first, last, total,
+    BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr,
+):  # fmt: skip
+    """Return the sums of products of codes. Those of a tile of inputs are one product of tensor cores."""
+    column = tl.arange(0, STEP)
+    lines = codes + output.to(tl.int64) * (tl.cdiv(inputs, STEP) * STEP)
+    owned, stride = scales_of(output, inputs, "e4m3", BLOCK_ROWS, RUNS)
+    for step in range(first, last):
+        tile = tl.load(lines[:, None] + (column + step * STEP)[None, :])
+        value = rows_at(values, is_row, column + step * STEP, inputs, False, True)
+        if PORTABLE:
+            tile, value = tile.to(tl.float32), value.to(tl.float32)
+        factor = tl.load(factors + step, mask=is_row, other=0.0)
+        part = tl.dot(tile, value, input_precision="ieee")
+        if RUNS > 0:
+            part *= tl.load(scales + owned + step * stride)[:, None]
+        total += part * factor[None, :]
+    if RUNS == 0:
+        total *= tl.load(scales + output)[:, None]
     return total
 
 

@@ -7,6 +7,7 @@ them let the next kernel start before they end.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cuda.activation import activate, gated_product
-from weft.kernels.cuda.formats.packed import pack
+from weft.kernels.cuda.formats.lines import prepared
 from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.linear.few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear.many import MANY_ROWS, are_many, many_rows
@@ -25,6 +26,7 @@ from weft.kernels.cuda.linear.some import are_parted, are_some, rows_in_parts, s
 from weft.kernels.cuda.linear.stored import activated_stored, multiply_stored, stored_into_stream
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.cuda.norm import LazyNorm, rows_of
+from weft.kernels.formats.rounded import NOTHING
 from weft.kernels.stream import Addend, Normed
 from weft.kernels.weight import Weight
 
@@ -39,9 +41,9 @@ ALIGNED = 8
 NORMING, NORMING_WIDE = 40 << 20, 8 << 20
 
 
-def prepare(weight: Weight, twice: bool) -> Weight:
-    """Return weights with their codes in the order in which kernels read them."""
-    return replace(weight, parts=tuple(pack(part) for part in weight.parts))
+def prepare(weight: Weight, twice: bool, rounds: Set[str] = NOTHING) -> Weight:
+    """Return weights with their codes in the order in which kernels read them. `rounds`: what rows are rounded to."""
+    return replace(weight, parts=tuple(prepared(part, rounds) for part in weight.parts))
 
 
 def linear(x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]:

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, most_rows, summed
+from weft.kernels.cuda.formats.lines import CodeLines, rows_in_fp8
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.formats.tiles import pointers
 from weft.kernels.cuda.launch.gpus import H200
@@ -79,6 +80,18 @@ def cut(rows: int, outputs: int, inputs: int) -> Division:
     return Division(64, 128, min((1, 2, 3, 4), key=length), 8, 3, False)
 
 
+def cut_lines(rows: int, outputs: int, inputs: int) -> Division:
+    """Return a division of a matmul with rows in FP8. Not measured yet.
+
+    >>> cut_lines(1, 4480, 15680)
+    Division(rows=8, outputs=64, shares=4, warps=4, stages=5, rows_first=False)
+    """
+    if rows > 128:
+        return Division(128, 64, 1, 4, 4, False)
+    height = next((size for size in (8, 16, 32) if rows <= size), 64)
+    return Division(height, 64, shares_of(outputs, inputs), 4, 5, False)
+
+
 def is_wide(outputs: int) -> bool:
     return -(-outputs // 64) >= WIDE
 
@@ -133,8 +146,9 @@ def multiply_packed(
     """
     form, (rows, inputs), outputs = form_of(part), x.shape, part.outputs
     assert form is not None
-    results, exact = outputs // parts, fold or x.dtype != torch.bfloat16
-    by = by or (exact_cut(rows, outputs, inputs) if exact else cut(rows, outputs, inputs))
+    results, has_codes = outputs // parts, isinstance(part.format, CodeLines)
+    exact = fold or (x.dtype != torch.bfloat16 and not has_codes)
+    by = by or (exact_cut if exact else cut_lines if has_codes else cut)(rows, outputs, inputs)
     by = by._replace(rows=min(by.rows, most_rows(part)))
     steps = -(-inputs // TILE_INPUTS)
     share = -(-steps // by.shares)
@@ -152,8 +166,9 @@ def multiply_packed(
             multiply_packed(some, part, bias, activation, parts, fold=fold, by=by, out=own)
         return y
     found = torch.empty(shares, rows, outputs, dtype=torch.float32, device=x.device) if partial else None
+    values, factors = rows_in_fp8(x) if has_codes else (x, None)
     packed_kernel[(tiles, shares)](
-        named(x=x, x_stride=x.stride(0), rows=rows), pointers(part),
+        named(x=values, x_stride=values.stride(0), rows=rows, factors=factors), pointers(part),
         named(
             bias=bias, y=y, y_stride=0 if y is None else y.stride(0), found=found,
             come=counters(x.device, on_branch()), outputs=outputs, inputs=inputs, share=share,
@@ -169,7 +184,7 @@ def multiply_packed(
 
 @jit(do_not_specialize=["rows"])
 def packed_kernel(
-    x, x_stride, rows, codes, scales, more, bias, y, y_stride, found, come, outputs, inputs, share,
+    x, x_stride, rows, factors, codes, scales, more, bias, y, y_stride, found, come, outputs, inputs, share,
     SHARES: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, FOLD: tl.constexpr,
     FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, EVEN: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, ADJACENT: tl.constexpr, EARLY: tl.constexpr,
@@ -181,8 +196,10 @@ def packed_kernel(
     is_row = row < rows
     first = part * share
     wait(EARLY)
+    if factors is not None:
+        factors += row.to(tl.int64) * tl.cdiv(inputs, STEP)
     total = summed(
-        x + row.to(tl.int64) * x_stride, is_row, codes, scales, more, output, inputs,
+        x + row.to(tl.int64) * x_stride, factors, is_row, codes, scales, more, output, inputs,
         first, tl.minimum(first + share, tl.cdiv(inputs, STEP)),
         FORMAT, PAIRS, BLOCK_ROWS, RUNS, FOLD, ROWS, OUTPUTS, ROWS_FIRST, EVEN,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
+from weft.kernels.cuda.formats.lines import CodeLines
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
@@ -19,6 +20,7 @@ from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import by_library, multiply_packed
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.formats.blocks import BlockFormat, OtherInputs
+from weft.kernels.formats.rounded import RoundedRows
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain.linear import decoded
 from weft.kernels.weight import Weight
@@ -54,13 +56,15 @@ def multiply_part(
         return
     if isinstance(part.format, OtherInputs):
         x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
+    if isinstance(part.format, RoundedRows):
+        x, part = part.format.rounded(x).to(x.dtype), part.format.as_stored(part)
     dense = part.dense
     is_ready = is_packed(part) or (dense is not None and dense.dtype == x.dtype and dense.is_contiguous())
     form = None if is_ready else form_of(part)
     can_decode = is_ready or (form is not None and dense is None)
     # The simple kernel decodes once for every few rows, which takes longer than the whole matrix.
     is_slow = isinstance(part.format, BlockFormat)
-    if can_decode and (is_slow or by_library(len(x), part.outputs)) and not exact:
+    if can_decode and (is_slow or decodes_first(len(x), part)) and not exact:
         multiply_decoded(x, part, bias, y)
         return
     if is_ready:
@@ -86,6 +90,11 @@ def is_packed(part: Stored) -> bool:
     return isinstance(part.format, CodeTiles)
 
 
+def decodes_first(rows: int, part: Stored) -> bool:
+    """Return whether it is faster to decode a matrix for torch's library, which multiplies no codes."""
+    return by_library(rows, part.outputs) and not isinstance(part.format, CodeLines)
+
+
 def whole(weight: Weight) -> Stored | None:
     """Return the only part of a weight, if it is packed."""
     return weight.parts[0] if len(weight.parts) == 1 and is_packed(weight.parts[0]) else None
@@ -98,7 +107,7 @@ def activated_stored(
     part = whole(weight)
     if part is None or activation not in NAMES or part.outputs % (LINES * parts) or x.ndim != 2 or x.stride(1) != 1:
         return None
-    if not len(x) or (by_library(len(x), part.outputs) and not exact):
+    if not len(x) or (decodes_first(len(x), part) and not exact):
         return None
     return multiply_packed(x, part, weight.bias, NAMES[activation], parts, fold=exact)
 
@@ -106,7 +115,7 @@ def activated_stored(
 def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tensor:
     """Return the matmul, possibly in parts that are still to be added up."""
     part = whole(weight)
-    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or by_library(len(x), part.outputs):
+    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or decodes_first(len(x), part):
         return multiply_stored(x, weight)
     return multiply_packed(x, part, weight.bias, summed=False)
 

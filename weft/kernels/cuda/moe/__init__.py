@@ -5,12 +5,13 @@ The choice of experts decides which memory is read, never the shape of a launch,
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.packed import pack
+from weft.kernels.cuda.formats.lines import prepared
 from weft.kernels.cuda.moe.choices import FEW_PAIRS, TILED_TOKENS, WHOLE_TOKENS, tiles, vectors
 from weft.kernels.cuda.moe.few import few_experts
 from weft.kernels.cuda.moe.many import can_group, many_experts
@@ -20,15 +21,19 @@ from weft.kernels.cuda.moe.some import some_experts
 from weft.kernels.cuda.moe.stored import stored_experts
 from weft.kernels.cuda.norm import rows_of
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
+from weft.kernels.formats.rounded import NOTHING
 from weft.kernels.plain import moe as plain
 from weft.kernels.stream import Normed
 from weft.kernels.weight import Weight
 
 
-def prepare_experts(layer: ExpertWeights, twice: bool) -> ExpertWeights:
-    """Return experts with their codes in the order in which kernels read them, if both matrices allow that."""
-    found = replace(layer, first=pack(layer.first), second=pack(layer.second))
-    return found if can_pack(found) else layer
+def prepare_experts(layer: ExpertWeights, twice: bool, rounds: Set[str] = NOTHING) -> ExpertWeights:
+    """Return experts with their codes in the order in which kernels read them, if both matrices allow that.
+
+    `rounds`: what rows are rounded to, in any case.
+    """
+    found = replace(layer, first=prepared(layer.first, rounds), second=prepared(layer.second, rounds))
+    return found if can_pack(found) else plain.prepare_experts(layer, twice, rounds)
 
 
 def score_experts(x: Normed, weight: Weight) -> Float[Tensor, "tokens experts"]:

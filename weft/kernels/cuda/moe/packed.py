@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, form_of, more_of_expert, most_rows, of_expert, summed
+from weft.kernels.cuda.formats.lines import CodeLines, rows_in_fp8
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.formats.tiles import pointers
@@ -45,6 +46,8 @@ TILES = {
     64: (PairTiles(64, 64, 4, 3, False),) * 2,
     128: (PairTiles(128, 128, 8, 3, False),) * 2,
 }
+# Of rows in FP8, whose sums are added up twice. Not measured yet.
+OF_LINES = {size: (PairTiles(size, 64, 4, 4, False),) * 2 for size in (8, 16, 32, 64, 128)}
 # Of exact mode, which adds up in the same order with all of them.
 EXACT = {size: (PairTiles(size, 64, 4, 3, False),) * 2 for size in (16, 32, 64, 128)}
 
@@ -59,8 +62,9 @@ def tiles_of(tokens: int, k: int, layer: ExpertWeights, exact: bool = False) -> 
     """Return the tiles of both matmuls, so that most experts have all their pairs in one."""
     experts = layer.first.experts
     if not exact and are_alone(tokens, k, experts):
-        return ALONE
-    tiles, most = EXACT if exact else TILES, min(most_rows(each) for each in (layer.first, layer.second))
+        return OF_LINES[8] if isinstance(layer.first.format, CodeLines) else ALONE
+    tiles = EXACT if exact else OF_LINES if isinstance(layer.first.format, CodeLines) else TILES
+    most = min(most_rows(each) for each in (layer.first, layer.second))
     return tiles[min(most, next((size for size in tiles if tokens <= most_tokens(size, k, experts)), 128))]
 
 
@@ -104,6 +108,7 @@ def multiply_experts(
     parts = 1 if activation is None else activation.parts
     fold = exact or x.dtype != torch.bfloat16
     out = torch.empty(pairs, matrices.outputs // parts, dtype=x.dtype, device=x.device)
+    values, factors = rows_in_fp8(x) if isinstance(matrices.format, CodeLines) else (x, None)
     # Every expert may have a partial tile, but no more tiles than pairs can be non-empty.
     by, slots = "pair" if pairs < count else "expert", min(pairs, count)
     if lists is None:
@@ -111,7 +116,7 @@ def multiply_experts(
     elif lists.tile_ends is not None:
         by, slots = "tile", min(pairs, count + pairs // tiles.pairs)
     packed_experts_kernel[(-(-out.shape[1] // (tiles.outputs // parts)), slots)](
-        named(x=x, chosen=chosen), listed(lists), pointers(matrices),
+        named(x=values, factors=factors, chosen=chosen), listed(lists), pointers(matrices),
         named(
             bias=bias, out=out, outputs=matrices.outputs, inputs=matrices.inputs,
             alpha=0.0 if activation is None else activation.alpha,
@@ -140,8 +145,8 @@ NOT_LISTED = named(listed=None, sizes=None, places=None, tile_ends=None, tokens=
 
 @jit(do_not_specialize=["tokens"])
 def packed_experts_kernel(
-    x, chosen, listed, sizes, places, tile_ends, tokens, codes, scales, more, bias, out, outputs, inputs, alpha, limit,
-    BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr, ROW_PAIRS: tl.constexpr,
+    x, factors, chosen, listed, sizes, places, tile_ends, tokens, codes, scales, more, bias, out, outputs, inputs,
+    alpha, limit, BY: tl.constexpr, COUNT: tl.constexpr, COUNT_BLOCK: tl.constexpr, ROW_PAIRS: tl.constexpr,
     NAME: tl.constexpr, PARTS: tl.constexpr, ROUNDED: tl.constexpr, FOLD: tl.constexpr,
     FORMAT: tl.constexpr, PAIRS: tl.constexpr, BLOCK_ROWS: tl.constexpr, RUNS: tl.constexpr, EVEN: tl.constexpr,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS_FIRST: tl.constexpr, EARLY: tl.constexpr,
@@ -178,8 +183,12 @@ def packed_experts_kernel(
         index = begin + tl.arange(0, ROWS)
         is_pair = index < size
         pair = slot + index * 0 if BY == "alone" else tl.load(ours + index, mask=is_pair, other=0)
+        values, of_rows = x + (pair // ROW_PAIRS).to(tl.int64) * inputs, factors
+        if factors is not None:
+            of_rows = factors + (pair // ROW_PAIRS).to(tl.int64) * tl.cdiv(inputs, STEP)
+            values = x + (pair // ROW_PAIRS).to(tl.int64) * (tl.cdiv(inputs, STEP) * STEP)
         total = summed(
-            x + (pair // ROW_PAIRS).to(tl.int64) * inputs, is_pair, codes, scales, more, output, inputs,
+            values, of_rows, is_pair, codes, scales, more, output, inputs,
             0, tl.cdiv(inputs, STEP), FORMAT, PAIRS, BLOCK_ROWS, RUNS, FOLD, ROWS, OUTPUTS, ROWS_FIRST, EVEN,
         )  # fmt: skip
         if ROUNDED:

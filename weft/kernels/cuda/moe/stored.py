@@ -22,6 +22,7 @@ from weft.kernels.cuda.moe.packed import can_pack, pair_results
 from weft.kernels.cuda.moe.routing import Lists, list_pairs
 from weft.kernels.cuda.moe.sums import weighted_sum
 from weft.kernels.experts import ExpertWeights, Routing, SharedExpert
+from weft.kernels.formats.rounded import RoundedRows
 from weft.kernels.formats.stored import Stored
 from weft.kernels.plain import moe as plain
 
@@ -43,13 +44,17 @@ def stored_experts(
         return x.new_empty(x.shape)
     if can_pack(layer):
         return weighted_sum(pair_results(x, chosen, layer, exact), weights, shared, linear=linear)
-    if form_of(layer.first) is None or form_of(layer.second) is None:
+    if any(form_of(unrounded(each)) is None for each in (layer.first, layer.second)):
         return plain.mixture(x, routing, layer, shared, linear) if exact else plain.experts(x, routing, layer, shared)
     lists = list_pairs(chosen, layer.first.experts)
     outer = multiply_experts(x, chosen.shape[1], chosen, lists, layer.first, layer.first_bias)
     inner = layer.activation(outer)
     results = multiply_experts(inner, 1, chosen, lists, layer.second, layer.second_bias)
     return weighted_sum(results, weights, shared, linear=linear)
+
+
+def unrounded(stored: Stored) -> Stored:
+    return stored.format.as_stored(stored) if isinstance(stored.format, RoundedRows) else stored
 
 
 def multiply_experts(
@@ -61,6 +66,8 @@ def multiply_experts(
     bias: Float[Tensor, "experts outputs"] | None,
 ) -> Float[Tensor, "pairs outputs"]:
     """Return matrix of the pair's expert @ x[pair // pairs_per_row] + bias, for every pair."""
+    if isinstance(matrices.format, RoundedRows):
+        x, matrices = matrices.format.rounded(x).to(x.dtype), matrices.format.as_stored(matrices)
     form = form_of(matrices)
     assert form is not None
     out = torch.empty(chosen.numel(), matrices.outputs, dtype=x.dtype, device=x.device)
