@@ -1,9 +1,9 @@
 """Measure what it costs that a page looks on: `python -m benchmarks.watched`.
 
 A whole server streams answers to 256 clients. In every second round a page is open: it listens to `/debug/events` and
-asks for `/cache/outline` and `/server_info` every two seconds. The device returns tokens at once, so all time is
-Weft's own and the cost shows in full. Prints the ratios of neighbouring rounds: tokens a second, and processor time of
-the server's two processes for each token.
+asks for `/cache/outline` and `/server_info` every two seconds. The device is a clock: a step takes ten milliseconds,
+less than a model's with as many rows. With `--step-ms 0` it returns at once, so that all time is Weft's own. Prints the
+ratios of neighbouring rounds: tokens a second, and processor time of the server's two processes for each token.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import statistics
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,12 @@ import numpy as np
 
 from benchmarks.http import Reader, request_bytes, run_server
 from benchmarks.instant import INFO
-from benchmarks.planner import SPEC, InstantDevice
+from benchmarks.planner import SPEC
 from weft.backends.backend import ModelInfo
 from weft.base.config import EngineConfig
 from weft.base.options import Options
-from weft.base.plan import Landing
+from weft.base.plan import Landing, Plan
+from weft.engine.device import Device
 from weft.engine.loop import Engine
 from weft.start.engine_process import main as run_engine
 from weft.start.process_backend import ProcessBackend
@@ -45,23 +47,34 @@ HEADERS = {"authorization": "Bearer admin"}
 SETTLE_SECONDS = 1.0
 
 
-class Letters(InstantDevice):
-    """Device that returns other letters at once."""
+class Letters(Device):
+    """Device whose steps take equal times, one after the other, and return random letters."""
 
-    def __init__(self) -> None:
+    def __init__(self, step_seconds: float) -> None:
+        self._step_seconds = step_seconds
         self._random = np.random.default_rng(5)
+        self._ready = 0.0
 
-    def land(self, flight: int) -> Landing:
-        return Landing(self._random.integers(97, 123, flight).astype(np.int32), None, None)
+    def launch(self, plan: Plan) -> tuple[float, int]:
+        self._ready = max(self._ready, time.perf_counter()) + self._step_seconds
+        return self._ready, plan.sample_count
+
+    def land(self, flight: tuple[float, int]) -> Landing:
+        ready, count = flight
+        time.sleep(max(0.0, ready - time.perf_counter()))
+        return Landing(self._random.integers(97, 123, count).astype(np.int32), None, None)
 
 
 def load(options: Options, progress: bool) -> tuple[Engine, ModelInfo]:
+    """Return an engine. `options.model` is the number of seconds per step."""
     most, length = 8192, ANSWER + 96
     config = EngineConfig(
         memory_bytes=8 << 30, max_sequences=STREAMS, max_tokens_per_step=most, max_length=length, depth=1
     )
     settings = {"exact": False, "draft": "off", "cache": True, "max_tokens_per_step": most}
-    return Engine(SPEC, Letters(), config), msgspec.structs.replace(INFO, max_length=length, settings=settings)
+    return Engine(SPEC, Letters(float(options.model)), config), msgspec.structs.replace(
+        INFO, max_length=length, settings=settings
+    )
 
 
 # what is measured -----------------------------------------------------------------------------------------------------
@@ -156,13 +169,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.watched", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each round")
+    parser.add_argument("--step-ms", type=float, default=10.0)
     asked = parser.parse_args()
     import uvloop
 
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=run_server, args=(partial(ProcessBackend, Options(), program=PROGRAM), theirs, 512, None)
+        target=run_server,
+        args=(partial(ProcessBackend, Options(model=str(asked.step_ms / 1e3)), program=PROGRAM), theirs, 512, None),
     )
     process.start()
     assert process.pid is not None
@@ -170,7 +185,8 @@ def main() -> None:
     ours.send("stop")
     process.join(30)
     for name, values in zip(("tokens a second", "processor time a token"), zip(*ratios, strict=True), strict=True):
-        print(f"{name}: median {statistics.median(values):.4f}, {min(values):.4f} to {max(values):.4f}")
+        low, middle, high = statistics.quantiles(values, n=4)
+        print(f"{name}: median {middle:.4f}, half of the pairs from {low:.4f} to {high:.4f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python release/wheel.py [--out dist] [--pure | --here] [--no-isolation]
 
 Everything happens in a copy: the checkout stays as it is. A wheel with kernels is for Linux with the oldest glibc that
-they ran against here; build releases in a container with an old one (`release/ci.yml`). `--pure` builds
+they ran against here; build releases in a container with an old one (`.github/workflows/release.yml`). `--pure` builds
 the wheel for all other systems. `--here` compiles only the variant that this machine would choose, to save time.
 """
 

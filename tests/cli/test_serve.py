@@ -60,7 +60,7 @@ def served(quiet_start):
 def test_five_lines_name_model_device_memory_what_auto_chose_and_the_address_alone(served):
     assert [line.split()[0] for line in served.lines[:4]] == ["model", "device", "memory", "auto"]
     assert served.lines[0].startswith("model    tiny: ")
-    assert re.fullmatch(r"device   cpu, 1 threads, (C\+\+ kernels|PyTorch kernels, no C\+\+: .*)", served.lines[1])
+    assert re.fullmatch(r"device   cpu, 1 thread, (C\+\+ kernels|PyTorch kernels, no C\+\+: .*)", served.lines[1])
     assert re.fullmatch(r"memory   0\.06 GiB, for \d+ tokens of context", served.lines[2])
     assert "exact off" in served.lines[3]
     assert served.lines[4] == served.url

@@ -310,19 +310,19 @@ def fill(server: Server) -> list[tuple[list[int], bytes]]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_with_host_memory_what_is_retained_moves_there_before_a_request_is_refused(kind: dict) -> None:
-    server = Server(1 << 15, host=1 << 17, **kind)
-    without = Server(1 << 15, **kind)
+    server = Server(1 << 14, host=1 << 16, **kind)
+    without = Server(1 << 14, **kind)
     kept = fill(server)
     fill(without)
     held = server.retained["bytes"]
     # More than the rest of memory holds at once.
-    prompts = [[number] * 140 for number in range(4)]
+    prompts = [[number] * 60 for number in range(3)]
     assert steps_for(server, prompts) < steps_for(without, prompts)
     assert server.retained["moved"] > 0
     assert (server.retained["bytes"], server.retained["given_up"]) == (held, 0)
     assert 0 < server.retained["host_bytes"] <= held
-    found = [server.ask(prompt, salt=salt) for prompt, salt in kept]
-    assert [each.cached_tokens for each in found] == [56] * len(kept)
+    found = [server.ask([*prompt, 7, 7], salt=salt) for prompt, salt in kept]
+    assert [each.cached_tokens for each in found] == [60] * len(kept)
     assert sum(each.loaded_tokens for each in found) > 0
     server.clock.seconds = 2000.0
     server.ask([5])
@@ -348,7 +348,7 @@ class Demoted(Server):
 
 def test_what_moved_to_host_memory_survives_there() -> None:
     server = Demoted(host=1 << 14)
-    server.crowd(200, salt=TWO)
+    server.crowd(80, salt=TWO)
     found = server.ask(list(range(42)), salt=ONE)
     assert (found.cached_tokens, found.loaded_tokens) == (40, 40)
 

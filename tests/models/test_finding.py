@@ -53,6 +53,12 @@ def test_a_folder_of_mlx_is_recognised_and_one_in_16_bits_is_not_refused(tmp_pat
     assert local_checkpoint(tiny_model.FOLDER, True) == tiny_model.FOLDER
 
 
+def test_a_folder_of_another_tool_is_recognised(tmp_path):
+    config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    with pytest.raises(ModelError, match="quantised by bitsandbytes, which is not supported"):
+        local_checkpoint(write(tmp_path / "four_bits", config=config), True)
+
+
 @pytest.mark.parametrize("name", ["./nosuchdir", "../no/such", "~/nosuchdir", "/no/such"])
 def test_what_begins_like_a_path_is_one(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -65,6 +71,9 @@ def test_a_hub_id_is_left_to_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert local_checkpoint("nosuch/dir", True) is None
     (tmp_path / "nosuch" / "dir").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"nosuch/dir has no config\.json"):
+        local_checkpoint("nosuch/dir", True)
+    (tmp_path / "nosuch" / "dir" / "config.json").touch()
     assert local_checkpoint("nosuch/dir", True) == Path("nosuch/dir")
 
 

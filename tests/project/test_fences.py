@@ -124,6 +124,7 @@ HARDWARE = ("weft.kernels", "weft.device", "weft.runner.cuda")
 # What else reads a name that looks like a question to a device, and why it is none.
 NO_QUESTIONS = {
     ("weft.base.options", "asks facts.device"): "the name of a device, by which defaults are looked up",
+    ("weft.cli.early", "asks options.device"): "the name of a device, which is handed on",
     ("weft.fleet.local", "asks options.device"): "the name of a device, by which replicas share a machine",
     ("weft.start.shares", "asks options.device"): "the name of a device, whose memory models share",
     ("weft.start.loading", "asks options.device"): "the name of a device, which is handed on",

@@ -12,11 +12,15 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from tests.support.deployment import DEPLOY, served
+from tests.support.deployment import DEPLOY, documents
 from tests.support.fences import ROOT
 from tests.support.helm import merged, render
 from weft import __version__
+from weft.base.errors import OptionError
 from weft.base.hub.short_names import SHORT_NAMES
+from weft.cli.main import COMMANDS, collected, parse
+from weft.cli.options import read_options
+from weft.cli.serve import ServeOptions
 
 CHART = DEPLOY / "helm" / "weft"
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -29,7 +33,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "cache": {"enabled": False},
         "hubToken": {"secret": "hub"},
     },
-    "options": {"options": {"max-length": 32768, "draft": "off", "exact": "on"}, "replicas": 3, "drainSeconds": 120},
+    # Helm reads `off` and `on` as booleans, and a large number as one with an exponent.
+    "options": {
+        "options": {
+            "max-length": 1048576.0,
+            "draft": False,
+            "exact": True,
+            "allowed-host": ["a", "*.b"],
+            "cache": "on",
+        },
+        "replicas": 3,
+        "drainSeconds": 120,
+    },
 }
 
 
@@ -40,6 +55,16 @@ def objects(given: dict[str, Any]) -> dict[str, Any]:
     return {each["kind"]: each for each in found}
 
 
+def options_of(given: dict[str, Any], folder: Path) -> ServeOptions:
+    """Return the options of a pod, whose file has the place that the container's arguments name."""
+    file = folder / "weft.yaml"
+    file.write_text(objects(given)["ConfigMap"]["data"]["weft.yaml"] or "")
+    _, container = container_of(given)
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    args = [each.replace(f"{mounts['options']}/weft.yaml", str(file)) for each in container["args"]]
+    return read_options(ServeOptions, collected(COMMANDS["serve"], vars(parse(args))).values)
+
+
 def container_of(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     pod = objects(given)["Deployment"]["spec"]["template"]["spec"]
     [container] = pod["containers"]
@@ -47,9 +72,9 @@ def container_of(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_what_is_rendered_starts_a_server_that_exists_and_is_probed(name):
+def test_what_is_rendered_starts_a_server_that_exists_and_is_probed(name, tmp_path):
     pod, container = container_of(VARIANTS[name])
-    options = served(container["args"])
+    options = options_of(VARIANTS[name], tmp_path)
     assert options.model in SHORT_NAMES
     assert container["ports"] == [{"name": "http", "containerPort": options.port}]
     assert pod["terminationGracePeriodSeconds"] > options.drain_seconds + 5
@@ -74,8 +99,20 @@ def test_a_pod_has_no_more_rights_than_it_needs(name):
     assert inner["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_options_are_a_config_file_whose_change_replaces_the_pods(tmp_path):
+    found = options_of(VARIANTS["options"], tmp_path)
+    assert (found.max_length, found.draft, found.exact, found.cache) == ("1048576", "off", True, True)
+    assert found.allowed_host == ("a", "*.b")
+    with pytest.raises(OptionError, match=r"weft.yaml:1: unknown option 'max-lenght'; did you mean max-length"):
+        options_of({"options": {"max-lenght": 1}}, tmp_path)
+    marks = {
+        objects(given)["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/options"]
+        for given in ({}, VARIANTS["options"], {"options": {"draft": False}})
+    }
+    assert len(marks) == 3
+
+
 def test_values_decide():
-    assert served(container_of(VARIANTS["options"])[1]["args"]).max_length == "32768"
     assert objects(VARIANTS["options"])["Deployment"]["spec"]["replicas"] == 3
     assert "PersistentVolumeClaim" not in objects(VARIANTS["on a CPU"])
     assert "HorizontalPodAutoscaler" not in objects({})
@@ -128,6 +165,20 @@ def test_our_renderer_refuses_what_it_does_not_know():
     with pytest.raises(AssertionError):
         render("{{ end }}", {})
     assert render("a {{- if .Values.a }} b{{ else }} c{{ end }}", {"a": False}) == "a c"
+
+
+@pytest.mark.parametrize("version", ["1.27.0", "1.37.0"])
+def test_kubernetes_knows_every_field_of_the_manifests_and_of_what_is_rendered(version):
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    found = [
+        *documents("kubernetes/weft.yaml"),
+        *(each for given in VARIANTS.values() for each in objects(given).values()),
+    ]
+    for each in found:
+        kubernetes.validate(each, version, strict=True)
+    wrong = merged(found[-1], {"spec": {"slector": {}}})
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(wrong, version, strict=True)
 
 
 @pytest.mark.skipif(shutil.which("helm") is None, reason="Helm is not installed")

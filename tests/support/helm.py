@@ -5,6 +5,7 @@ Anything else raises, so that a template cannot use what no test has rendered.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -113,10 +114,15 @@ def shown_as(value: Any) -> str:
 
 FUNCTIONS: Mapping[str, Any] = {
     "quote": lambda value: json.dumps(shown_as(value)),
-    "toJson": json.dumps,
+    # Go writes a whole number without a point, and no spaces.
+    "toJson": lambda value: json.dumps(
+        int(value) if isinstance(value, float) and value.is_integer() else value, separators=(",", ":")
+    ),
     "not": lambda value: not value,
     "add": lambda a, b: a + b,
     "mul": lambda a, b: a * b,
     "div": lambda a, b: a // b,
-    "printf": lambda form, *values: form.replace("%v", "%s") % tuple(map(shown_as, values)),
+    "printf": lambda form, *values: form % tuple(map(shown_as, values)),
+    "kindIs": lambda kind, value: isinstance(value, {"bool": bool}[kind]),
+    "sha256sum": lambda text: hashlib.sha256(text.encode()).hexdigest(),
 }

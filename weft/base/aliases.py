@@ -95,7 +95,7 @@ SERVER = (
     only("--data-parallel-size --dp-size --dp -dp", "1", "use --replicas"),
     only("--pipeline-parallel-size --pp-size --pp -pp", "1", "use --tensor-parallel"),
     only("--expert-parallel-size --ep-size --ep", "1", "use --tensor-parallel with --expert-parallel"),
-    value("--kv-cache-dtype", "--kv-dtype", {"fp8_e4m3": "fp8", "auto": "auto", "fp8": "fp8"}),
+    value("--kv-cache-dtype", "--kv-dtype", {"fp8_e4m3": "fp8", "auto": "auto", "fp8": "fp8", "int8": "int8"}),
     only("--block-size --page-size", "64", "a cell, the unit of reuse, is 64 tokens"),
     value("--gpu-memory-utilization --mem-fraction-static", "--memory-fraction"),
     ignored("--enforce-eager --disable-cuda-graph", "decode steps on a GPU always use CUDA graphs"),

@@ -35,7 +35,7 @@ AUTO_COUNTS = {
 }
 WEIGHTS = ("checkpoint", "dummy")
 QUANTISED = ("off", "fp8", "int8", "int4", "mxfp4", "q8_0", "q4_k")
-KV_DTYPES = ("auto", "fp8")
+KV_DTYPES = ("auto", "fp8", "int8")
 STATE_DTYPES = ("float32", "bfloat16", "int8")
 ACTIVATIONS = ("auto", "fp8", "wide")
 ORDERS = ("fcfs", "prefix")
@@ -74,7 +74,7 @@ class Options:
     quantize_head: bool = option(False, "with --quantize, the output head too")
     kv_dtype: str = option(
         "auto",
-        "data type of cached keys and values; fp8: eight bits, with a power of two for each token and head "
+        "data type of cached keys and values; int8, fp8: eight bits, with a power of two for each token and head "
         "(docs/formats.md); auto: that of the model",
         KV_DTYPES,
     )

@@ -123,9 +123,9 @@ def device() -> str:
 
 def examine(options: DoctorOptions) -> list[str]:
     """Load the model as the server would, print its facts, and return the problems."""
-    from weft.cli.early import check_model
+    from weft.cli.early import prepare
 
-    check_model(options)
+    prepare(options)
     from weft.offline.llm import LLM
 
     describe_file(options)

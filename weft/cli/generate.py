@@ -78,9 +78,9 @@ def following(llm: LLM, path: str, texts: Sequence[str | list[int]]) -> list[str
 
 
 def start(options: Options) -> LLM:
-    from weft.cli.early import check_model
+    from weft.cli.early import prepare
 
-    check_model(options)
+    prepare(options)
     from weft.offline.llm import LLM
 
     return LLM.from_options(options)

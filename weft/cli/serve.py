@@ -288,12 +288,12 @@ def set_up_logs(options: FrontOptions) -> None:
 
 
 def run(options: ServeOptions) -> int:
-    from weft.cli.early import check_model
+    from weft.cli.early import prepare
 
     if len(options.models) > 1:
         return run_several(options)
     options = alone(options)
-    check_model(options)
+    prepare(options)
     from weft.start.launch import launch, serving_engines
 
     place = replace(

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from weft.memory.kinds import Kind, unit_bytes
-from weft.memory.spec import ALIGNMENT, FP8, ITEM_BYTES, AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
+from weft.memory.spec import ALIGNMENT, CODES, ITEM_BYTES, AttentionMemory, MemorySpec, Part, RecurrentMemory, aligned
 
 DTYPES = {
-    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, FP8: torch.float8_e4m3fn,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "fp8": torch.float8_e4m3fn,
     "uint8": torch.uint8, "int8": torch.int8,
 }  # fmt: skip
 
@@ -26,7 +26,7 @@ DTYPES = {
 class AttentionView:
     """Keys and values of one layer, by page: [pages, cell, kv_heads, head_dim].
 
-    Values of a latent page are a view of its keys: their first features. Keys and values in FP8 have exponents
+    Values of a latent page are a view of its keys: their first features. Codes have exponents
     [pages, cell, kv_heads].
     """
 
@@ -124,7 +124,7 @@ class Store:
                 return AttentionView(keys, keys[..., : memory.latent], memory.window)
             size = prod(shape) * ITEM_BYTES[memory.dtype]
             keys, values = (take(kind, shape, memory.dtype, size) for _ in range(2))
-            if memory.dtype != FP8:
+            if memory.dtype not in CODES:
                 return AttentionView(keys, values, memory.window)
             of_keys, of_values = (take(kind, shape[:-1], "uint8", prod(shape[:-1])) for _ in range(2))
             return AttentionView(keys, values, memory.window, of_keys, of_values)

@@ -57,6 +57,7 @@ class PlannedStep:
     sequences: list[Sequence]  # by row
     grants: dict[int, Grant]  # by row
     plain_rows: NDArray[np.int64]  # rows without a grant
+    prompt_rows: range  # rows that compute tokens of prompts
     scored: tuple[tuple[Sequence, int], ...]  # sequences with scored prompt tokens, and how many, in order
     vectors: tuple[tuple[Sequence, int], ...]  # sequences with vectors, and how many, in order
     drafts: dict[int, RowDrafts] = field(default_factory=dict)  # by row
@@ -111,7 +112,8 @@ def assemble(
     )
     plain = np.ones(len(seats), np.bool_)
     plain[list(grants)] = False
-    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), scored, vectors, drafts)
+    prompt_rows = range(decodes, others)
+    return PlannedStep(plan, sequences, grants, np.flatnonzero(plain), prompt_rows, scored, vectors, drafts)
 
 
 def _joined(first: NDArray[np.int64], *others: list[int]) -> NDArray[np.int64]:

@@ -254,6 +254,8 @@ class Engine:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.reason = reason
+        if self.tracer is not None:
+            self.tracer.finishes(sequence.id)
         # Prompts of vectors are no texts that answers continue.
         if self.planner.drafting is not None and sequence.request.params.vector_from is None:
             text, drafts = sequence.tokens(0, sequence.length), sequence.drafting

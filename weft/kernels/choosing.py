@@ -175,7 +175,7 @@ def by_step(for_decodes: Callable[..., Any], for_others: Callable[..., Any]) -> 
 
 def check_device(operations: Operations, device: str) -> None:
     """Raise if CPU operations would run on a GPU: C++ kernels would dereference GPU addresses."""
-    if getattr(operations, "for_cpu", False) and torch.device(device).type != "cpu":
+    if operations.for_cpu and torch.device(device).type != "cpu":
         raise ValueError(f"these operations are for a CPU and cannot run on {device}")
 
 

@@ -183,6 +183,10 @@ class Operations(Protocol):
     slice of a wider matrix. So may inputs. Operations never wait for a device.
     """
 
+    # Some read memory as only a CPU can; some give a row the same bits in every batch.
+    for_cpu: bool
+    is_exact: bool
+
     # embedding
 
     def prepare_table(self, table: Stored, head: Weight | None) -> Stored:

@@ -57,20 +57,24 @@ class _Outline:
         return [self._branch(node) for node in ends]
 
     def _branch(self, end: Node) -> dict[str, Any]:
-        cell, clock, points = self.cache.cell, self.cache.clock, []
+        cell, clock, points, seen = self.cache.cell, self.cache.clock, [], self.seen
         top, hits, running, used, retained = end, 0, 0, end.used, 0.0
+        # The engine's steps wait for this loop.
         while True:
-            hits, running, used = hits + top.hits, running + top.pins, max(used, top.used)
-            if top.key in self.retained:
-                # A retention pins its cell.
-                running, retained = running - 1, max(retained, self.retained[top.key])
-            if top.resume is not None and self._points < MOST_POINTS:
+            hits += top.hits
+            if top.used > used:
+                used = top.used
+            if top.pins:
+                running += top.pins
+                if top.key in self.retained:
+                    # A retention pins its cell.
+                    running, retained = running - 1, max(retained, self.retained[top.key])
+            point = top.resume
+            if point is not None and self._points < MOST_POINTS:
                 self._points += 1
-                point = top.resume
-                origin = point.origin.value
-                points.append({"tokens": top.depth * cell, "origin": origin, "hits": point.hits})
+                points.append({"tokens": top.depth * cell, "origin": point.origin.value, "hits": point.hits})
             above = top.parent
-            if above is None or above.key not in self.seen or above.children != 1:
+            if above is None or above.children != 1 or above.key not in seen:
                 break
             top = above
         return {
@@ -90,10 +94,12 @@ class _Outline:
 
     def _digest(self, node: Node) -> str | None:
         """Return the tenant's digest, or None if the way to the first cell is too long to look."""
-        way: list[Key] = []
+        # Other branches come to this way where it forks.
+        way = [node.key]
         above = node
         while above.key not in self._digests:
-            way.append(above.key)
+            if above.children != 1:
+                way.append(above.key)
             if above.parent is None:
                 digest = self.tenancy.of(above)
                 self._digests[above.key] = None if digest == NO_TENANT else digest.hex()

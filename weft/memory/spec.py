@@ -13,8 +13,8 @@ from math import prod
 from weft.base.grid import CELL, cells_covering
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
-# Beside the numbers of a head whose pages have this dtype: its exponent.
-FP8 = "fp8"
+# Pages of these dtypes hold codes, and for each head of a token an exponent.
+CODES = ("fp8", "int8")
 ALIGNMENT = 64
 
 
@@ -42,8 +42,8 @@ class Part:
 class AttentionMemory:
     """Keys and values of one attention layer; with a window, only of the last `window` tokens.
 
-    With a `latent`, values are not stored: a token's value is the first `latent` features of its key. Pages of dtype
-    "fp8" have a byte for each number and one for each head of a token (`weft/kernels/pages.py`).
+    With a `latent`, values are not stored: a token's value is the first `latent` features of its key. Pages of codes
+    have a byte for each number and one for each head of a token (`weft/kernels/pages.py`).
     """
 
     kv_heads: int
@@ -56,7 +56,7 @@ class AttentionMemory:
     @property
     def bytes_per_token(self) -> int:
         stored = 2 if self.latent is None else 1
-        return stored * self.kv_heads * (self.head_dim * ITEM_BYTES[self.dtype] + (self.dtype == FP8))
+        return stored * self.kv_heads * (self.head_dim * ITEM_BYTES[self.dtype] + (self.dtype in CODES))
 
 
 @dataclass(frozen=True, slots=True)

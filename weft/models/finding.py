@@ -14,6 +14,7 @@ from weft.base.gguf.header import is_gguf
 from weft.base.gguf.places import chosen, hub_place, local_file
 from weft.base.hub.downloads import file_names, snapshot
 from weft.base.hub.short_names import hub_id_of
+from weft.kernels.formats import other_tools
 from weft.models import configurations
 from weft.models.bounds import CONFIG_BYTES
 from weft.models.hints import similar_id, similar_name
@@ -47,6 +48,8 @@ def local_checkpoint(path: str | Path, with_weights: bool) -> Path | None:
         raise ModelError(f"there is no file {path}")
     if local.is_dir():
         refuse_others(local)
+        if not (local / "config.json").exists():
+            raise ModelError(f"{local} has no config.json, so it is not a checkpoint; pass the folder of one")
         return local
     if local.is_file() and local.suffix == ".json" and not with_weights:
         return local
@@ -87,6 +90,9 @@ def refuse_others(folder: Path) -> None:
             f"{folder} is quantised by MLX, whose format only MLX reads; pass the model's 16-bit weights, with "
             "--quantize fp8 if memory is short, or a GGUF file"
         )
+    fields = config.get("quantization_config")
+    if isinstance(fields, dict):
+        other_tools.refuse(fields)
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -105,7 +105,8 @@ class Loaded:
         """Return the device and the kind of its kernels, for people to read."""
         name = device_name(self.device)
         if self.device == "cpu":
-            name = f"cpu, {threads or available_cores()} threads"
+            used = threads or available_cores()
+            name = f"cpu, {used} thread{'s' * (used > 1)}"
         return f"{name}, {self.chosen.kernels()}"
 
     @property

@@ -17,6 +17,7 @@ from tests.support.models import tiny_model
 from tests.support.servers.held_steps import SECONDS
 from weft import LLM, SamplingParams
 from weft.base.options import Options
+from weft.kernels import early
 from weft.kernels.choosing import DECODES
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import calls, compiling, library, prebuilt
@@ -39,7 +40,7 @@ def forget() -> None:
 @pytest.fixture
 def restarted(monkeypatch):
     """Nothing remembered of earlier attempts; what a test finds is forgotten after it."""
-    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.delenv(compiling.SWITCH, raising=False)
     forget()
     yield
     forget()
@@ -202,7 +203,7 @@ def test_only_what_a_model_uses_is_compiled_and_more_when_another_needs_it(quick
     attention, mixed = (AttentionMemory(1, 8, "float32"),), (short_conv_memory(4, 3, "float32"),)
     library.use(groups_of(MemorySpec(attention)))
     first = library.library()
-    assert library.OPTIONAL & set(compiled) == {"attention"}
+    assert compiling.OPTIONAL & set(compiled) == {"attention"}
     assert {"linear", "norm", "replay"} <= set(compiled)
     # A model that needs nothing else finds the same library.
     library.use(groups_of(MemorySpec(attention)))
@@ -304,6 +305,75 @@ def test_one_process_compiles_for_later_starts_and_none_waits_for_it(quick_sourc
 
 
 @needs_compiler
+def test_what_all_models_need_is_compiled_before_a_model_is_known(quick_sources, background, monkeypatch, fresh):
+    compiled = watch_compiler(monkeypatch)
+    early.compile_common()
+    assert {"linear", "norm", "replay"} <= set(compiled) <= quick_sources - compiling.OPTIONAL - {"moe_routing"}
+    library.use({"attention"})
+    assert library.available()
+    background[0].complete()
+    assert sorted(compiled) == sorted(quick_sources), "none twice"
+    early.compile_common()
+    assert len(libraries(fresh)) == 1, "nothing is left to do, and nothing else is left there"
+    assert len(compiled) == len(quick_sources)
+
+
+@needs_compiler
+def test_a_source_that_another_start_compiles_is_waited_for(quick_sources, background, monkeypatch, fresh):
+    compiled, is_compiling, may_end = watch_compiler(monkeypatch), threading.Event(), threading.Event()
+    call = compiling.call
+
+    def call_slowly(command):
+        call(command)
+        if threading.current_thread().name == "early":
+            is_compiling.set()
+            assert may_end.wait(SECONDS)
+
+    monkeypatch.setattr(compiling, "call", call_slowly)
+    first = threading.Thread(target=early.compile_common, name="early")
+    first.start()
+    assert is_compiling.wait(SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(library.load, frozenset({"attention"}))
+        may_end.set()
+        assert isinstance(start.result(SECONDS), ctypes.CDLL)
+    first.join()
+    assert len(set(compiled)) == len(compiled), "none twice"
+
+
+@needs_compiler
+def test_a_start_that_was_faster_leaves_nothing_behind(quick_sources, monkeypatch, fresh):
+    move = compiling._move
+
+    def keep_meanwhile(built, target):
+        move(built, target)
+        monkeypatch.setattr(compiling, "_move", move)
+        library.load()
+
+    monkeypatch.setattr(compiling, "_move", keep_meanwhile)
+    early.compile_common()
+    assert len(libraries(fresh)) == 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("reason", ["off", "shipped", "no compiler", "a GPU"])
+def test_nothing_is_compiled_early_where_no_model_would_use_it(quick_sources, monkeypatch, fresh, tmp_path, reason):
+    compiled = watch_compiler(monkeypatch)
+    monkeypatch.setattr(early, "has_gpu", lambda: reason == "a GPU")
+    if reason == "off":
+        monkeypatch.setenv(compiling.SWITCH, "0")
+    if reason == "shipped":
+        monkeypatch.setattr(prebuilt, "find", lambda isa: ("avx2", tmp_path))
+    if reason == "no compiler":
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    early.begin("auto")
+    for thread in threading.enumerate():
+        if thread.name == "weft-early":
+            thread.join()
+    assert not compiled
+
+
+@needs_compiler
 def test_the_longest_sources_are_compiled_first(monkeypatch):
     sizes = [source.stat().st_size for source in compiling.KernelBuild("g++", Path()).sources]
     assert sizes == sorted(sizes, reverse=True)
@@ -370,7 +440,7 @@ def test_answers_are_the_same_without_native_kernels(restarted, monkeypatch):
     asked = SamplingParams(max_tokens=24, temperature=0.0, logprobs=1)
     answers = []
     for switch in ("1", "0"):
-        monkeypatch.setenv(library.SWITCH, switch)
+        monkeypatch.setenv(compiling.SWITCH, switch)
         forget()
         llm = LLM(**tiny_model.OPTIONS, memory="32MiB")
         assert library.available() == (switch == "1")
@@ -382,11 +452,11 @@ def test_answers_are_the_same_without_native_kernels(restarted, monkeypatch):
 
 
 def test_nothing_is_said_where_it_was_switched_off(fresh, monkeypatch, recwarn):
-    monkeypatch.setenv(library.SWITCH, "0")
+    monkeypatch.setenv(compiling.SWITCH, "0")
     assert not library.available()
     assert not recwarn.list
-    assert library.SWITCH in library.why_not(torch.float32)
-    assert os.environ[library.SWITCH] == "0"
+    assert compiling.SWITCH in library.why_not(torch.float32)
+    assert os.environ[compiling.SWITCH] == "0"
 
 
 @needs_compiler
@@ -442,4 +512,4 @@ def test_kernels_allocate_nothing_themselves():
         if allocation.search(line.split("//")[0])
     }
     # Once in a process, and tiny.
-    assert found == {("pool.h", "static Pool* pool = new Pool;")}
+    assert found == {("pool.cpp", "static Pool* pool = new Pool;")}

@@ -60,7 +60,7 @@ def shipped(monkeypatch, tmp_path) -> Path:
     shutil.copy(built, folder / prebuilt.file_name(able[0], built))
     monkeypatch.setattr(prebuilt, "FOLDER", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(library.SWITCH, raising=False)
+    monkeypatch.delenv(compiling.SWITCH, raising=False)
     monkeypatch.delenv(processor.ISA, raising=False)
     forget()
     yield folder
@@ -89,7 +89,7 @@ def test_otherwise_the_machine_compiles_its_own(shipped, monkeypatch, tmp_path, 
     elif how == "damage":
         path.write_bytes(path.read_bytes() + b"x")
     else:
-        monkeypatch.setenv(library.SWITCH, library.COMPILE)
+        monkeypatch.setenv(compiling.SWITCH, compiling.COMPILE)
     sources = tmp_path / "sources"
     sources.mkdir()
     (tmp_path / "one.cpp").rename(sources / "one.cpp")

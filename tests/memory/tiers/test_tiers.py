@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from random import Random
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,6 +21,7 @@ from weft.base.config import EngineConfig
 from weft.base.copies import Direction
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
+from weft.base.retain import Retain
 from weft.base.sampling import SamplingParams
 from weft.engine.loop import Engine
 from weft.engine.request import Request
@@ -64,6 +66,29 @@ def test_a_prefix_that_the_device_evicted_is_answered_from_host_memory(family: s
     assert sum(a.report.loaded_tokens for a in again) > 256
     for a, b in zip(first, again, strict=True):
         assert max(abs(x - y) for x, y in zip(a.logprobs, b.logprobs, strict=True)) < 1e-5
+
+
+class Kept(Ask):
+    """A request that retains its prompt and its answer."""
+
+    def request(self) -> Request:
+        return msgspec.structs.replace(super().request(), retain=(Retain(1000.0),))
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "gemma3"])
+def test_a_retained_prefix_moves_to_host_memory_when_others_need_its_place(family: str) -> None:
+    engine = tiered_engine(family, 420, retain_share=0.9)
+    kept = tokens(300, 1)
+    first = serve(engine, [Kept(kept)])[0]
+    assert engine.stats()["retained"]["count"] > 0
+    serve(engine, [Ask(tokens(400, seed)) for seed in (2, 3)])
+    retained = engine.stats()["retained"]
+    assert retained["moved"] > 0
+    assert retained["given_up"] == 0
+    again = serve(engine, [Ask(kept)])[0]
+    assert again.tokens == first.tokens
+    assert again.report.loaded_tokens > 0
+    assert max(abs(x - y) for x, y in zip(first.logprobs, again.logprobs, strict=True)) < 1e-5
 
 
 def test_a_request_starts_although_its_prefix_is_scattered_over_all_slabs() -> None:

@@ -167,7 +167,7 @@ def kind_of(value: Any, specialized: bool) -> str:
 
 DTYPES = {
     "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int32": "i32", "int64": "i64", "uint8": "u8",
-    "bool": "i1", "float8_e4m3fn": "fp8e4nv",
+    "bool": "i1", "float8_e4m3fn": "fp8e4nv", "int8": "i8",
 }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class RequestState(StrEnum):
     DECODES = "decodes"
 
 
-class MissFacts(msgspec.Struct, frozen=True):
+class MissFacts(msgspec.Struct, frozen=True, gc=False):
     """Where a hit ended, and why. `at` is the first token that was not reused."""
 
     reason: Text
@@ -61,7 +61,7 @@ class MissFacts(msgspec.Struct, frozen=True):
         return cls(miss.reason.value, miss.sentence, miss.cached, miss.kv_matched, miss.reusable, miss.tokens_lost)
 
 
-class LoadedTokens(msgspec.Struct, frozen=True):
+class LoadedTokens(msgspec.Struct, frozen=True, gc=False):
     """Prompt tokens that were loaded from the tiers below the device's memory."""
 
     host: Count = 0
@@ -74,18 +74,19 @@ class LoadedTokens(msgspec.Struct, frozen=True):
         return cls(host, report.disk_tokens, report.remote_tokens)
 
 
-class TraceEvent(msgspec.Struct, frozen=True, tag_field="event", tag=str.lower, forbid_unknown_fields=True):
+# Without cycles, so that many of them cost no garbage collection.
+class TraceEvent(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag=str.lower, forbid_unknown_fields=True):
     id: RequestName
     tenant: Digest
     at: Milliseconds
 
 
-class Waits(TraceEvent, frozen=True, rename={"why": "for"}):
+class Waits(TraceEvent, frozen=True, gc=False, rename={"why": "for"}):
     why: Wait
     prompt: Count
 
 
-class Starts(TraceEvent, frozen=True):
+class Starts(TraceEvent, frozen=True, gc=False):
     """`again`: after a preemption. Then the other facts are those of the first start."""
 
     prompt: Count
@@ -95,7 +96,7 @@ class Starts(TraceEvent, frozen=True):
     again: bool
 
 
-class Computes(TraceEvent, frozen=True, rename={"first": "from", "end": "to", "known": "of"}):
+class Computes(TraceEvent, frozen=True, gc=False, rename={"first": "from", "end": "to", "known": "of"}):
     """A chunk of a prompt was computed."""
 
     first: Count
@@ -103,7 +104,7 @@ class Computes(TraceEvent, frozen=True, rename={"first": "from", "end": "to", "k
     known: Count
 
 
-class Decoded(TraceEvent, frozen=True, tag="decodes"):
+class Decoded(TraceEvent, frozen=True, gc=False, tag="decodes"):
     """What a request has decoded in the last `ms`, over any number of steps."""
 
     ms: Milliseconds
@@ -112,16 +113,16 @@ class Decoded(TraceEvent, frozen=True, tag="decodes"):
     accepted: Count
 
 
-class Preempted(TraceEvent, frozen=True):
+class Preempted(TraceEvent, frozen=True, gc=False):
     pass
 
 
-class Ends(TraceEvent, frozen=True):
+class Ends(TraceEvent, frozen=True, gc=False):
     reason: FinishReason
     tokens: Count
 
 
-class Runs(TraceEvent, frozen=True, rename={"why": "for"}):
+class Runs(TraceEvent, frozen=True, gc=False, rename={"why": "for"}):
     """All that is known of a request that waits or runs when it is asked for."""
 
     state: RequestState
@@ -140,7 +141,7 @@ class Runs(TraceEvent, frozen=True, rename={"why": "for"}):
 Event = Waits | Starts | Computes | Decoded | Preempted | Ends | Runs
 
 
-class StepFacts(msgspec.Struct, frozen=True):
+class StepFacts(msgspec.Struct, frozen=True, gc=False):
     """A landed step: from the landing before it, or its launch into an idle device, to its own."""
 
     at: Milliseconds

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-import numpy as np
-
 from weft.base.companions import Companion
 from weft.base.tenants import tenant_digest
 from weft.engine.assembly import PlannedStep
@@ -90,6 +88,8 @@ class Tracer(Companion):
         self._since: float | None = None
         self._flights = 0
         self._opening = False
+        # Sequences that have ended and whose last output is to come.
+        self._finishing: set[int] = set()
 
     @property
     def waiting(self) -> bool:
@@ -147,10 +147,19 @@ class Tracer(Companion):
         lane = self._lanes[sequence.id] = Lane(sequence, at)
         self._add(Waits(lane.id, lane.tenant, at, lane.why, len(sequence.known)))
 
+    def finishes(self, number: int) -> None:
+        """Expect the last output of a sequence. Without such, outputs are not looked at."""
+        self._finishing.add(number)
+
     def ended(self, outputs: Iterable[Output]) -> None:
         """Note the ends among the outputs of a step."""
+        if not self._finishing:
+            return
         for output in outputs:
-            if output.finish is not None and (lane := self._lanes.pop(output.sequence, None)) is not None:
+            if output.finish is None:
+                continue
+            self._finishing.discard(output.sequence)
+            if (lane := self._lanes.pop(output.sequence, None)) is not None:
                 at = self._milliseconds()
                 self._note_decodes(lane, at)
                 # What was computed for another engine goes on there.
@@ -169,7 +178,7 @@ class Tracer(Companion):
         if self._planner.preemptions != self._preemptions:
             self._preemptions = self._planner.preemptions
             self._note_preemptions()
-        for row in step.grants:
+        for row in step.prompt_rows:
             lane = self._lanes.get(step.sequences[row].id)
             if lane is not None and lane.state is RequestState.WAITS:
                 self._note_start(lane)
@@ -177,13 +186,12 @@ class Tracer(Companion):
     def landed(self, step: PlannedStep) -> None:
         now, plan, prompt = self._now(), step.plan, 0
         at = self._milliseconds()
-        for row in step.grants:
-            sequence, start, end = step.sequences[row], int(plan.start[row]), int(plan.end[row])
-            if start < len(sequence.known):
-                prompt += end - start
-                self._note_chunk(self._lanes.get(sequence.id), start, end, at)
+        for row in step.prompt_rows:
+            start, end = int(plan.start[row]), int(plan.end[row])
+            prompt += end - start
+            self._note_chunk(self._lanes.get(step.sequences[row].id), start, end, at)
         if self._since is not None:
-            drafts = int(np.sum(plan.drafts.counts))
+            drafts = int(plan.drafts.counts.sum()) if step.drafts else 0
             took = 1000 * (now - self._since)
             self._add_step(StepFacts(at, took, plan.rows, len(plan.tokens), prompt, drafts))
         self._since, self._flights = now, max(0, self._flights - 1)

@@ -188,9 +188,11 @@ def _store_codes(
     """Store heads as codes, and at `spot` their exponents, which come from all of their numbers."""
     first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     sizes = tl.maximum(tl.max(size_of(first), 1), tl.max(size_of(second), 1))
-    found = exponent_for(tl.maximum(sizes, tl.max(size_of(rest), 1)))
+    kind: tl.constexpr = to.dtype.element_ty
+    found = exponent_for(tl.maximum(sizes, tl.max(size_of(rest), 1)), kind)
     tl.store(spot, found.to(tl.uint8))
-    first, second, rest = coded(first, found[:, None]), coded(second, found[:, None]), coded(rest, found[:, None])
+    exponent = found[:, None]
+    first, second, rest = coded(first, exponent, kind), coded(second, exponent, kind), coded(rest, exponent, kind)
     _store_heads(to, place, rest_place, first, second, rest, in_pair, in_rest, HALF, HEAD_DIM)
 
 

@@ -1,27 +1,17 @@
-"""Quantised checkpoints of tools that Weft does not read: recognised by what they write, and refused by name."""
+"""Quantised checkpoints of tools that Weft does not read: recognised by the tensors that they write."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import NoReturn
 
 from torch import Tensor
 
 from weft.base.errors import ModelError
+from weft.kernels.formats.other_tools import refusal
 from weft.kernels.formats.scheme import Scheme, Spelling
 from weft.kernels.formats.stored import Stored
 
-ADVICE = (
-    "use GGUF, compressed-tensors, GPTQ, AWQ or AutoRound weights of this model, or --quantize with its 16-bit ones"
-)
-# Tools by their own name of the method, without version numbers.
-METHODS = {
-    "bitsandbytes": "bitsandbytes",
-    "hqq": "HQQ",
-    "exl2": "ExLlamaV2 (EXL2)",
-    "exl3": "ExLlamaV3 (EXL3)",
-    "mlx": "MLX",
-}
 FLOATS, BYTES = ("F32", "BF16", "F16"), ("U8", "I8")
 # Tensors that only this tool writes for a matrix, by what they append to its name, and their dtypes.
 TENSORS = {
@@ -34,20 +24,6 @@ TENSORS = {
         ((".weight", ("I8",)), (".SCB", FLOATS)),
     ),
 }
-
-
-def refuse(fields: Mapping[str, Any]) -> None:
-    """Raise if a configuration is that of another tool."""
-    method = fields.get("quant_method")
-    # MLX states sizes and no method.
-    is_mlx = method is None and "bits" in fields and "group_size" in fields
-    tool = "MLX" if is_mlx else METHODS.get(method.lower()) if isinstance(method, str) else None
-    if tool is not None:
-        raise ModelError(refusal(tool))
-
-
-def refusal(tool: str) -> str:
-    return f"the weights are quantised by {tool}, which is not supported; {ADVICE}"
 
 
 def _spelling(tool: str, tensors: tuple[tuple[str, tuple[str, ...]], ...]) -> Spelling:

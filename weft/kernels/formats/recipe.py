@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from weft.base.errors import ModelError
-from weft.kernels.formats import block_types, foreign, fp8, integers, mxfp4, mxfp8, nvfp4
+from weft.kernels.formats import block_types, foreign, fp8, integers, mxfp4, mxfp8, nvfp4, other_tools
 from weft.kernels.formats.fields import mapping, shown
 from weft.kernels.formats.rules import READERS, StatedRule
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
@@ -72,7 +72,7 @@ def recipe_of(stated: object, beside: object = None) -> Recipe:
     if not stated:
         return Recipe()
     fields = mapping(stated, "config.json")
-    foreign.refuse(fields)
+    other_tools.refuse(fields)
     method = fields.get("quant_method")
     reader = READERS.get(method) if isinstance(method, str) else None
     if reader is None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.kernels.interface import Batch
-from weft.kernels.native.library import OPTIONAL, library, use
+from weft.kernels.native.compiling import OPTIONAL
+from weft.kernels.native.library import library, use
 
 # Rows up to which a recorded step of our matmuls is faster than one with 16-bit units that is not recorded: their
 # matmuls alone take 0.75 of the time for 16 rows and 0.35 for 64 (docs/lab/benchmarks.md).

@@ -1,7 +1,10 @@
 """Compiles the C++ kernels of this folder: every source once, side by side, whichever process needs it first.
 
-A start compiles what its model needs. The other sources follow in the background, one at a time and at the lowest
-priority; then one library of all of them is kept for later starts of any model, and the compiled sources are removed.
+A start compiles what its model needs. It begins before it imports PyTorch, with what all models need
+(`kernels/early.py`), and waits for a source that another start is compiling. The other sources follow in the
+background, one at a time and at the lowest priority; then one library of all of them is kept for later starts of any
+model, and the compiled sources are removed.
+
 Both lie in the user's cache folder. A file's name has a fingerprint of the sources, the compiler and the CPU, and that
 of the library a checksum of its content: a damaged one is compiled again.
 """
@@ -16,7 +19,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +33,12 @@ from weft.kernels.native.flags import FLAGS
 
 log = logging.getLogger("weft")
 
+SWITCH = "WEFT_NATIVE"
+COMPILE = "compile"
+# Groups of operations with sources of their own, which only some models need.
+OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "moe", "ssd", "stored"})
+# Sources of a group that are not named like it.
+GROUP_OF = {"moe_routing": "moe"}
 FOLDER = Path(__file__).parent
 # The compiler's name of each instruction set.
 ISAS = {"native": "native", "sse2": "x86-64", "avx2": "x86-64-v3", "avx512": "x86-64-v4", "neon": "armv8-a"}
@@ -92,11 +101,20 @@ class KernelBuild:
                 if self.kept:
                     return
                 if not self._object(source).exists():
-                    self._compile_one(source, background=True)
+                    self._translate(source, ("nice", "-n", "19") if shutil.which("nice") else ())
         if is_first:
             with alone(self.folder):
                 if not self.kept:
                     self.keep()
+
+    def begin(self, sources: Sequence[Path]) -> None:
+        """Compile these sources, one at a time, for a start that will link them."""
+        self.objects.mkdir(mode=0o700, exist_ok=True)
+        for source in sources:
+            self._compile_one(source)
+        if self.kept:
+            # A start that was faster has removed the compiled sources already.
+            self.discard()
 
     def _object(self, source: Path) -> Path:
         return self.objects / f"{source.stem}.o"
@@ -114,11 +132,28 @@ class KernelBuild:
                 bar.update()
                 log.debug("compiling kernels: %d of %d, %.0f s", number, len(jobs), time.monotonic() - begun)
 
-    def _compile_one(self, source: Path, background: bool = False) -> None:
+    def _compile_one(self, source: Path) -> None:
+        """Compile a source, or wait for another start that does."""
+        with alone(self.objects, f"{source.stem}.lock"):
+            if not self._object(source).exists():
+                self._translate(source)
+
+    def _translate(self, source: Path, prefix: Sequence[str] = ()) -> None:
         built = self.objects / f"{source.stem}.{secrets.token_hex(8)}"
-        slowly = ["nice", "-n", "19"] if background and shutil.which("nice") else []
-        call([*slowly, self.compiler, *flags(), "-c", str(source), "-o", str(built)])
+        call([*prefix, self.compiler, *flags(), "-c", str(source), "-o", str(built)])
         _move(built, self._object(source))
+
+
+def needed(build: KernelBuild, groups: Set[str]) -> list[Path]:
+    """Return the sources of models that have these groups of operations."""
+    unused = OPTIONAL - groups
+    return [source for source in build.sources if GROUP_OF.get(source.stem, source.stem) not in unused]
+
+
+def shipped() -> Path | None:
+    """Return the library of a wheel, if there is one for this processor and it may be used."""
+    found = None if os.environ.get(SWITCH) == COMPILE else prebuilt.find(instruction_set())
+    return None if found is None else found[1]
 
 
 @contextmanager

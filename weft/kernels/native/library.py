@@ -25,16 +25,20 @@ import torch
 from torch import Tensor
 
 from weft.kernels.native import prebuilt
-from weft.kernels.native.compiling import KernelBuild, Unavailable, alone, cache_folder, find_compiler, instruction_set
+from weft.kernels.native.compiling import (
+    OPTIONAL,
+    SWITCH,
+    KernelBuild,
+    Unavailable,
+    alone,
+    cache_folder,
+    find_compiler,
+    needed,
+    shipped,
+)
 
 log = logging.getLogger("weft")
 
-SWITCH = "WEFT_NATIVE"
-COMPILE = "compile"
-# Groups of operations with sources of their own, which only some models need.
-OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "moe", "ssd", "stored"})
-# Sources of a group that are not named like it.
-GROUP_OF = {"moe_routing": "moe"}
 # Names of `float` and `Brain` in the interface; there are no kernels for other types.
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
@@ -127,8 +131,8 @@ def origin() -> str:
 
 def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
     """Load a prebuilt library, a kept one of all sources, or one of these groups' sources, which is compiled."""
-    shipped = None if os.environ.get(SWITCH) == COMPILE else prebuilt.find(instruction_set())
-    loaded = None if shipped is None else _open_kept(shipped[1])
+    prepared = shipped()
+    loaded = None if prepared is None else _open_kept(prepared)
     if loaded is not None:
         return loaded
     compiler, folder = find_compiler(), cache_folder()
@@ -150,11 +154,6 @@ def load(groups: frozenset[str] = OPTIONAL) -> ctypes.CDLL:
         linked.unlink()
     complete_later(build)
     return loaded
-
-
-def needed(build: KernelBuild, groups: frozenset[str]) -> list[Path]:
-    unused = OPTIONAL - groups
-    return [source for source in build.sources if GROUP_OF.get(source.stem, source.stem) not in unused]
 
 
 def complete_later(build: KernelBuild) -> None:

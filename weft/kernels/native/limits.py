@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.kernels.states import SCALES
-from weft.memory.spec import FP8, AttentionMemory, MemorySpec, RecurrentMemory
+from weft.memory.spec import CODES, AttentionMemory, MemorySpec, RecurrentMemory
 
 # Tokens of a cell; size of a head's keys, values and states; taps of a convolution.
 MOST_TOKENS, MOST_SIZE, MOST_WIDTH = 256, 512, 8
@@ -15,8 +15,8 @@ def declines(group: str, spec: MemorySpec) -> str | None:
         return f"cells of {spec.cell} tokens, at most {MOST_TOKENS} are supported"
     if group == "attention":
         own = attentions(spec, latent=False)
-        if any(memory.dtype == FP8 for memory in own):
-            return "there is no kernel for pages in FP8"
+        if any(memory.dtype in CODES for memory in own):
+            return "there is no kernel for pages in eight bits"
         return too_large("attention heads", [memory.head_dim for memory in own], MOST_SIZE)
     if group == "latent_attention":
         return "there is no kernel for latent attention" if attentions(spec, latent=True) else None

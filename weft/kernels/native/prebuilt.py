@@ -1,6 +1,6 @@
 """C++ kernels that a wheel carries: one library for each set of instructions, chosen when it is loaded.
 
-`packaging/wheel.py` compiles them; a checkout has none. A library's name has the fingerprint of the sources and flags
+`release/wheel.py` compiles them; a checkout has none. A library's name has the fingerprint of the sources and flags
 that it was compiled from, so that changed sources are never served by an old one, and a checksum of its content.
 Names of instructions are those of /proc/cpuinfo, which come from CPUID.
 """

@@ -66,7 +66,7 @@ def mark_of(
     import triton
 
     shapes = [f"{name} {tuple(each.shape)} {each.dtype}" for name, each in model.named_parameters()]
-    kind = "exact" if getattr(operations, "is_exact", False) else "usual"
+    kind = "exact" if operations.is_exact else "usual"
     versions = [weft.__version__, triton.__version__, torch.__version__, device_name("cuda")]
     digest = hashlib.sha256("\n".join([*versions, repr(spec), f"{tokens} {rows} {kind} {drafter}", *shapes]).encode())
     for folder in SOURCES:
@@ -114,7 +114,7 @@ def steps_of(
     runner = scratch_runner(model, spec, operations, rows + 1, device, drafter)
     for ends in (*largest_steps(tokens, rows), *expert_steps(model, tokens), *stored_steps(model, tokens)):
         yield lambda ends=ends: runner.run(trial_of(ends, runner))  # type: ignore[misc]
-    in_turns = getattr(operations, "is_exact", False) and spec.draft_room > 0
+    in_turns = operations.is_exact and spec.draft_room > 0
     room = 0 if in_turns else spec.draft_room
     yield from (step for _, step in recorded_steps(runner.placed, rows, 1, room).steps())
     if drafter:

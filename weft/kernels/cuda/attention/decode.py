@@ -307,13 +307,14 @@ def _store_whole(
 @triton.jit
 def _scores(
     q, odd_q, keys, exponents, powers, there, scale,
-    WORDS: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of keys. `odd_q`: odd features of queries, where keys are WORDS of two codes."""
-    # Powers arrive while keys are multiplied.
-    factor = None if exponents is None else powers_at(exponents, powers, there)
+    if exponents is not None:
+        # They arrive while keys are multiplied.
+        factor = powers_at(exponents, powers, there)
     if WORDS:
-        even_keys, odd_keys = numbers_of(keys, q.dtype)
+        even_keys, odd_keys = numbers_of(keys, q.dtype, KIND)
         found = tl.dot(q, tl.trans(even_keys), input_precision=PRECISION)
         found = tl.dot(odd_q, tl.trans(odd_keys), acc=found, input_precision=PRECISION) * scale
     else:
@@ -398,7 +399,7 @@ def _attend_share(
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
     is_feature = feature < HEAD_DIM
     UNIT: tl.constexpr = 2 if WORDS else 1
-    NOTHING: tl.constexpr = 0 if WORDS else 0.0
+    KIND: tl.constexpr = key_pages.dtype.element_ty
     key_units, value_units, in_page, is_unit = _units(
         key_pages, value_pages, index, kv_head, KV_HEADS, HEAD_DIM, BLOCK_DIM, UNIT
     )
@@ -456,16 +457,16 @@ def _attend_share(
             loaded = there[:, None] & is_unit
             if value_exponents is not None:
                 value_powers = powers_at(value_exponents, powers, there)
-            keys = tl.load(key_units + block_at + in_page, mask=loaded, other=NOTHING)
-            scores = _scores(q, odd_q, keys, key_exponents, powers, there, scale, WORDS, SOFTCAP, PRECISION)
+            keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
+            scores = _scores(q, odd_q, keys, key_exponents, powers, there, scale, WORDS, KIND, SOFTCAP, PRECISION)
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
             if value_exponents is not None:
                 weights *= value_powers[None, :]
-            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=NOTHING), weights.to(q.dtype)
+            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0), weights.to(q.dtype)
             if WORDS:
-                even_values, odd_values = numbers_of(values, q.dtype)
+                even_values, odd_values = numbers_of(values, q.dtype, KIND)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
                 odd = tl.dot(weights, odd_values, acc=odd * fading[:, None], input_precision=PRECISION)
             else:

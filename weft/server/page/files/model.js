@@ -55,8 +55,8 @@ export function Model({ model: named }) {
             ([name, tier]) => html`<${Chart} title=${`${TIERS[name] ?? name}, ${bytes(tier.limit_bytes)}`} values=${samples.current.map((each) => each.tiers[name] ?? 0)} format=${bytes} />`,
           )}`
         : null}
+      ${facts ? html`<${Misses} stats=${facts.stats} />` : null}
     </div>
-    ${facts ? html`<${Misses} stats=${facts.stats} />` : null}
   </section>`;
 }
 
