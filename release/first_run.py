@@ -6,6 +6,8 @@ A virtual environment, a home folder and an empty working directory are made for
 dependencies are installed with the wheel; `--dependencies` takes those of another environment instead, which is what
 `.ci/run` does, and then `install` is the time of Weft alone. `--no-compiler` hides compilers from the server. The run
 fails unless `weft` comes from the new environment, five lines end in an address, and a chat is answered.
+
+To try the account of a real new user, `useradd -m newcomer`, and run this as that user in a copy of the checkout.
 """
 
 from __future__ import annotations
