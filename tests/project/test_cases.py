@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from tests.support.cases import COSTS, OTHERS, REPRESENTATIVES, SECONDS, family_of, markers_of
+from tests.support.cases import COSTS, OTHERS, REPRESENTATIVES, SECONDS, WHOLE, family_of, markers_of
 from tests.support.fences import ROOT, project_files
 from tests.support.models.engines import FAMILIES, TINY
 
@@ -57,6 +57,13 @@ def test_of_a_long_test_no_more_cases_run_by_default_than_its_time_allows():
         assert 0 < found.count(None) * cost < SECONDS + cost
         assert set(found) <= {None, "thorough"}
         assert found.count(None) == len(found) or number > 2
+
+
+def test_every_mixer_has_a_case_in_tests_of_the_whole_engine():
+    [place], names = WHOLE, list(FAMILIES)
+    found = markers_of(place, families(*sorted(names * 3)), "test_long", {f"{place}::test_long": SECONDS})
+    run = [name for name, marker in zip(sorted(names * 3), found, strict=True) if marker is None]
+    assert run == sorted(REPRESENTATIVES)
 
 
 def test_the_first_case_of_a_long_test_depends_on_its_name():

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support import fences
-from tests.support.fences import ROOT, sources
+from tests.support.fences import ROOT, project_files, sources
 from tests.support.kernels.masks import masks_are_made_once_a_step
 from tests.support.models.engines import Ask, greedy, make_engine, seeded, serve, tokens
 from weft.kernels.cpu import sampling
@@ -249,6 +249,15 @@ def test_no_test_imports_another():
         "tests.test_z": "from tests.a import test_x\nimport tests.support.y",
     }
     assert fences.imports_of_tests(modules) == ["tests.test_z imports tests.a.test_x"]
+
+
+def test_tests_lie_in_the_folders_of_what_they_test():
+    """Beside them are the rules of the project, and tests of the folders at the top."""
+    others = {"project", "support", "benchmarks", "examples"}
+    folders = {path.parent.relative_to(ROOT / "tests") for path in project_files(".py", under="tests")}
+    folders = {each for each in folders if each.parts and each.parts[0] not in others}
+    assert len(folders) > 30
+    assert [str(each) for each in folders if not (ROOT / "weft" / each).is_dir()] == []
 
 
 def test_planted_bugs_patch_public_names_only():

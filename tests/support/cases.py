@@ -43,6 +43,8 @@ NOT_INTERPRETED = (
 # A parametrised test takes about this long by default, as measured (`costs.py`).
 SECONDS = 0.8
 COSTS = kept()
+# Tests of the whole engine, in which this holds for each family by itself: every mixer has at least one case.
+WHOLE = ("tests/engine/test_sameness.py",)
 # What a claim that a bug is noticed has in its name.
 PLANTED = ("planted", "caught", "be_seen", "is_seen", "noticed", "would_show")
 # Cases with these do not run by default anyway.
@@ -73,7 +75,14 @@ def markers_of(
         kept = set(REPRESENTATIVES).intersection(families) or {next(each for each in families if each)}
         found = [None if family is None or family in kept else "families" for family in families]
     test = f"{place}::{name}"
-    return some_of(found, ceil(found.count(None) * costs.get(test, 0.0) / SECONDS), crc32(test.encode()))
+    groups = families if place in WHOLE else [None] * len(cases)
+    for group in set(groups):
+        places = [each for each, family in enumerate(groups) if family == group]
+        ours = [found[each] for each in places]
+        every = ceil(ours.count(None) * costs.get(test, 0.0) / SECONDS)
+        for each, marker in zip(places, some_of(ours, every, crc32(f"{test} {group}".encode())), strict=True):
+            found[each] = marker
+    return found
 
 
 def some_of(markers: list[str | None], every: int, first: int = 0) -> list[str | None]:
