@@ -1,4 +1,4 @@
-"""The delta rule with decays by channel in extend form, by every package, against a loop over tokens."""
+"""What only the delta rule with decays by channel has. Its laws are in test_recurrent.py."""
 
 from __future__ import annotations
 
@@ -7,40 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.kernels.channel_delta import make_rig, naive_delta, random_inputs
+from tests.support.kernels.channel_delta import naive_delta, random_inputs
 from tests.support.kernels.operations import CPU, PLAIN
 from tests.support.kernels.plans import Known, Rig
 from weft.kernels.plain.channel_delta import decays_and_rates
 from weft.kernels.recurrent import ChannelDeltaInputs, ChannelDeltaShape
-
-
-@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
-@pytest.mark.parametrize("room", [0, 3])
-def test_packed_rows_of_any_length_equal_the_loop(operations, room):
-    rig = make_rig([50, 33, 24, 8, 7, 1, 65], room=room, seed=room, operations=operations)
-    rig.run([1, 1, 2, 3, 5, 8, 9, 16, 27])
-
-
-def test_full_cells_of_64_equal_the_loop():
-    rig = make_rig([200, 128, 64, 63, 5], cell=64, decay=0.05)
-    rig.run([1, 7, 64, 65, 128])
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 8, 64])
-def test_any_chunking_gives_the_same(chunk):
-    make_rig([64, 64, 30]).run([chunk])
-
-
-@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
-def test_strong_decay_neither_overflows_nor_leaks(operations):
-    make_rig([50, 33], decay=300.0, operations=operations, cell=32).run([1, 3, 8, 20])
-
-
-@pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])
-def test_rejected_drafts_leave_no_trace(operations):
-    rig = make_rig([60, 40], room=5, operations=operations)
-    rig.step([(0, 14), (1, 7)])
-    rig.run_with_drafts(6)
 
 
 @pytest.mark.parametrize("operations", [PLAIN, CPU], ids=["plain", "cpu"])

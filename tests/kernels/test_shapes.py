@@ -17,12 +17,12 @@ CHECKER = "beartype.beartype"
 TESTS = (
     "tests/kernels/test_causal_conv.py::test_windows_may_reach_behind_the_cell[8]",
     # As decodes, and in pieces of a cell.
-    "tests/kernels/test_ssd.py::test_any_chunking_gives_the_same[1]",
-    "tests/kernels/test_ssd.py::test_any_chunking_gives_the_same[64]",
-    "tests/kernels/test_gated_delta.py::test_any_chunking_gives_the_same[1]",
-    "tests/kernels/test_gated_delta.py::test_any_chunking_gives_the_same[64]",
-    "tests/kernels/test_channel_delta.py::test_any_chunking_gives_the_same[1]",
-    "tests/kernels/test_channel_delta.py::test_any_chunking_gives_the_same[64]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[ssd-cpu-1]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[ssd-cpu-64]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[gated_delta-cpu-1]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[gated_delta-cpu-64]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[channel_delta-cpu-1]",
+    "tests/kernels/test_recurrent.py::test_any_chunking_gives_the_same[channel_delta-cpu-64]",
     "tests/kernels/test_attention.py::test_blocks_of_queries_change_nothing",
     "tests/kernels/test_attention.py::test_a_common_beginning_read_once_equals_reading_it_for_each",
     "tests/kernels/test_latent_attention.py::test_sizes_may_be_odd",
