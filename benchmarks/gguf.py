@@ -2,7 +2,7 @@
 
     python -m benchmarks.gguf                                        # random models of 107 M, in Q8_0 and Q4_K
     python -m benchmarks.gguf model.gguf --threads 2 --rounds 5
-    python -m benchmarks.gguf --families lfm2 --kinds q4_k
+    python -m benchmarks.gguf --families lfm2 --kinds q4_k --pieces "one stream"
 
 Prints the median of Weft's rate over llama.cpp's, piece by piece, and what Weft holds in memory. Random models come
 from `benchmarks.peers.checkpoints` and `weft convert`. Needs xllamacpp, and transformers for random models.
@@ -55,7 +55,7 @@ class Piece:
         return tokens / (time.perf_counter() - start)
 
 
-PIECES = ("one stream", "prompt", "eight streams", "shared prefix")
+PIECES = ("one stream", "prompt", "eight streams", "shared prefix", "turns")
 
 
 def work(engine_name: str, file: str, threads: int) -> None:
@@ -133,18 +133,19 @@ class Worker:
         self.process.wait()
 
 
-def compare(file: Path, threads: int, rounds: int) -> None:
+def compare(file: Path, threads: int, rounds: int, pieces: list[str]) -> None:
     workers = {name: Worker(name, file, threads) for name in ("weft", "llama.cpp")}
     held = workers["weft"].facts["anonymous"] / 1e6
     print(f"{file.name}: {file.stat().st_size / 1e6:.0f} MB; Weft holds {held:.0f} MB before the first request")
-    for name in PIECES:
+    for name in (name for name in pieces if name != "turns"):
         # The first round is a warm-up.
         pairs = [[worker.run(Piece(name, number)) for worker in workers.values()] for number in range(rounds + 1)][1:]
         ours, theirs = (median(column) for column in zip(*pairs))
         ratio = median(own / other for own, other in pairs)
         print(f"  {name:14} {ours:8.1f} {theirs:8.1f} tokens/s   {ratio:.2f}", flush=True)
     for name, worker in workers.items():
-        print(f"  {name}: tokens computed in each of {TURNS} turns: {worker.run(Piece('turns', 0))}", flush=True)
+        if "turns" in pieces:
+            print(f"  {name}: tokens computed in each of {TURNS} turns: {worker.run(Piece('turns', 0))}", flush=True)
         worker.end()
 
 
@@ -169,6 +170,7 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--kinds", nargs="*", default=list(KINDS))
+    parser.add_argument("--pieces", nargs="*", default=list(PIECES), choices=PIECES)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "weft-benchmarks")
@@ -177,7 +179,7 @@ def main() -> None:
     if arguments.worker:
         return work(arguments.worker, str(arguments.files[0]), arguments.threads)
     for file in arguments.files or random_files(arguments.families, arguments.kinds, arguments.cache):
-        compare(file, arguments.threads, arguments.rounds)
+        compare(file, arguments.threads, arguments.rounds, arguments.pieces)
     return None
 
 

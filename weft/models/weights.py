@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from weft.base.errors import InvalidOption, ModelError
 from weft.base.gguf.header import is_gguf
+from weft.base.large_pages import use_large_pages
 from weft.base.returned_memory import return_free_memory
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
@@ -110,6 +111,7 @@ def load_model(
     prepare(model, operations, spare_bytes)
     # Matrices as they were stored have left holes between those that are kept.
     return_free_memory()
+    use_large_pages(places(model))
     pin(model)
     return model, config
 
@@ -165,6 +167,14 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.prepare(operations, twice)
+
+
+def places(model: CausalModel) -> Iterator[tuple[int, int]]:
+    """Return where in the memory of this process a model's tensors are."""
+    for tensor in model.state_dict().values():
+        memory = tensor.untyped_storage()
+        if memory.device.type == "cpu":
+            yield memory.data_ptr(), memory.data_ptr() + memory.nbytes()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from tests.support.fences import ROOT
 from weft.base import processor
 from weft.kernels.cpu import linear
 from weft.kernels.native import compiling, library
+from weft.kernels.native.flags import FLAGS
 
 NATIVE = sorted(compiling.FOLDER.glob("*.cpp"))
 IS_ARM = platform.machine() in ("aarch64", "arm64")
@@ -123,14 +124,14 @@ def test_clang_compiles_kernels_that_are_right(tmp_path):
 def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_path):
     compiler, emulator, runs, only_compiles = OTHER
     for architecture in (*runs, *only_compiles):
-        flags = [*library.FLAGS, f"-march={architecture}"]
+        flags = [*FLAGS, f"-march={architecture}"]
         for source in NATIVE:
             called([compiler, *flags, "-c", str(source), "-o", str(tmp_path / "kernel.o")])
     for architecture in runs:
         program = tmp_path / f"check-{architecture}"
         own = ROOT / "tests" / "support" / "kernels" / "native_check.cpp"
         sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in ("linear", "stored"))]
-        flags = [flag for flag in library.FLAGS if flag != "-fPIC"]
+        flags = [flag for flag in FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"
         assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 348

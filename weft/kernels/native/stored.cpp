@@ -10,7 +10,7 @@ namespace weft {
 namespace {
 
 // Bytes by which weights are asked for ahead: processors do it by themselves only inside a page.
-constexpr long DISTANCE = 2048;
+constexpr long DISTANCE = 3072;
 
 // Asks for the block after the next ones.
 template <class Format>
