@@ -130,7 +130,7 @@ def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_pa
     for architecture in runs:
         program = tmp_path / f"check-{architecture}"
         own = ROOT / "tests" / "support" / "kernels" / "native_check.cpp"
-        sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in ("linear", "stored"))]
+        sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in ("linear", "stored", "pool"))]
         flags = [flag for flag in FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"
