@@ -24,7 +24,6 @@ from tqdm import tqdm
 
 from weft.base.errors import InvalidOption, ModelError
 from weft.base.gguf.header import is_gguf
-from weft.base.large_pages import use_large_pages
 from weft.base.returned_memory import return_free_memory
 from weft.kernels.choosing import choose
 from weft.kernels.formats.quantising import AS_STORED, Quantising
@@ -32,6 +31,7 @@ from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, cla
 from weft.kernels.formats.scheme import Scheme
 from weft.kernels.formats.stored import DENSE, Format
 from weft.kernels.interface import Operations
+from weft.kernels.large_pages import use_large_pages
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
@@ -111,7 +111,7 @@ def load_model(
     prepare(model, operations, spare_bytes)
     # Matrices as they were stored have left holes between those that are kept.
     return_free_memory()
-    use_large_pages(places(model))
+    use_large_pages(model.state_dict().values())
     pin(model)
     return model, config
 
@@ -167,14 +167,6 @@ def prepare(model: CausalModel, operations: Operations, spare_bytes: int) -> Non
     for module in model.modules():
         if isinstance(module, MatrixLayer):
             module.prepare(operations, twice)
-
-
-def places(model: CausalModel) -> Iterator[tuple[int, int]]:
-    """Return where in the memory of this process a model's tensors are."""
-    for tensor in model.state_dict().values():
-        memory = tensor.untyped_storage()
-        if memory.device.type == "cpu":
-            yield memory.data_ptr(), memory.data_ptr() + memory.nbytes()
 
 
 @contextmanager

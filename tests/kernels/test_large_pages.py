@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.base.large_pages import BETWEEN, joined, use_large_pages
+from weft.kernels.large_pages import BETWEEN, joined, use_large_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 MEBIBYTE = 1 << 20
@@ -54,7 +54,7 @@ def test_memory_that_was_written_is_moved_and_says_the_same():
     numbers = torch.frombuffer(memory, dtype=torch.int32)
     numbers.copy_(torch.arange(len(numbers), dtype=torch.int32))
     before = large_bytes(numbers.data_ptr())
-    use_large_pages([(numbers.data_ptr() + 100, numbers.data_ptr() + 16 * MEBIBYTE)])
+    use_large_pages([numbers[25:]])
     found = large_bytes(numbers.data_ptr())
     assert torch.equal(numbers, torch.arange(len(numbers), dtype=torch.int32))
     if found == before:

@@ -11,18 +11,21 @@ import mmap
 import sys
 from collections.abc import Iterable, Iterator
 
+from torch import Tensor
+
 # Of Linux: use large pages from now on; move to large ones what is there (since 6.1, and an error before).
 HUGEPAGE, COLLAPSE = 14, 25
 # Bytes between two ranges that are moved with them.
 BETWEEN = 64 << 10
 
 
-def use_large_pages(ranges: Iterable[tuple[int, int]]) -> None:
-    """Ask for large pages for ranges of addresses. Nothing is read or written; where it cannot be done, nothing is."""
+def use_large_pages(tensors: Iterable[Tensor]) -> None:
+    """Move tensors of this process to large pages, where they lie. Where that cannot be done, nothing is."""
     if sys.platform != "linux":
         return
     advise = ctypes.CDLL(None).madvise
-    for start, end in joined(ranges):
+    memories = [each.untyped_storage() for each in tensors if each.device.type == "cpu"]
+    for start, end in joined((memory.data_ptr(), memory.data_ptr() + memory.nbytes()) for memory in memories):
         first = start // mmap.PAGESIZE * mmap.PAGESIZE
         for advice in (HUGEPAGE, COLLAPSE):
             advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
