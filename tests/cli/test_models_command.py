@@ -12,11 +12,12 @@ from weft import builtin
 from weft.base.errors import ModelError
 from weft.base.gguf.header import TYPES
 from weft.base.gguf.report import DECODED, REFUSED
+from weft.cli.doctor import DoctorOptions, describe_file
 from weft.cli.main import build_parser, main
 from weft.kernels.formats.block_types import BLOCK_TYPES
 from weft.kernels.native.stored import name_of
 from weft.memory.spec import MemorySpec
-from weft.models import configurations
+from weft.models import configurations, finding
 from weft.models.catalogue import BUILT_IN, CATALOGUE, hub_ids
 from weft.models.config import read_config
 from weft.models.finding import find_checkpoint
@@ -121,6 +122,18 @@ def test_a_file_is_described_by_its_header(tmp_path, capsys):
     assert found["fit"].startswith("fits: 0.68 GiB for weights and program")
     assert main(["models", str(file), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["family"] == "lfm2"
+
+
+def test_doctor_describes_a_file_of_the_hub_and_a_tag_chooses_it(tmp_path, monkeypatch, capsys):
+    file = write(
+        tmp_path / "model-Q8_0.gguf", {"general.architecture": "lfm2"}, {"a.weight": ("Q8_0", (4, 64), bytes(272))}
+    )
+    monkeypatch.setattr(finding, "file_names", lambda repository: ["model-F16.gguf", file.name])
+    monkeypatch.setattr(finding, "snapshot", lambda repository, names: tmp_path if names == [file.name] else None)
+    describe_file(DoctorOptions(model="owner/name:Q8_0"))
+    assert "Q8_0 100.0% of the bytes" in capsys.readouterr().out
+    describe_file(DoctorOptions(model="owner/name"))
+    assert capsys.readouterr().out == ""
 
 
 def test_what_is_no_file_is_refused_in_one_line(tmp_path, capsys):

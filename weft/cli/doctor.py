@@ -142,13 +142,19 @@ def examine(options: DoctorOptions) -> list[str]:
 
 
 def describe_file(options: DoctorOptions) -> None:
-    """Print what a GGUF file holds, before its weights are read."""
+    """Print what a GGUF file holds, before its weights are read. One of the hub is downloaded first."""
     from weft.base.gguf.header import read_header
-    from weft.base.gguf.places import local_file
+    from weft.base.gguf.places import hub_place, local_file
     from weft.base.gguf.report import about
+    from weft.base.hub.short_names import hub_id_of
     from weft.device.devices import free_bytes
+    from weft.models.finding import find_checkpoint
 
-    file = None if options.model is None else local_file(Path(options.model).expanduser())
+    if options.model is None:
+        return
+    file = local_file(Path(options.model).expanduser())
+    if file is None and hub_place(hub_id_of(options.model)) is not None:
+        file = local_file(find_checkpoint(options.model, with_weights=True))
     if file is not None:
         show("file", about(read_header(file), free_bytes()))
 
