@@ -235,7 +235,7 @@ def a_resumed_convolution_starts_from_zeros(patch: Patch) -> None:
 def only_the_first_row_of_a_batch_is_captured_rightly(patch: Patch) -> None:
     def confused(rank, states, part):
         for _, slot in rank.captures:
-            part[slot] = states[0]
+            part.write(slot, states, 0)
 
     patch.setattr(recurrence, "hand_out", confused)
 
@@ -266,7 +266,11 @@ def the_window_of_a_capture_is_one_token_old(patch: Patch) -> None:
 @plant(packed_ssd, packed_delta)
 def a_capture_passes_through_bfloat16(patch: Patch) -> None:
     original = cells.hand_out
-    patch.setattr(recurrence, "hand_out", lambda rank, states, part: original(rank, states.bfloat16().float(), part))
+
+    def coarse(rank, states, part):
+        original(rank, states._replace(numbers=states.numbers.bfloat16().float()), part)
+
+    patch.setattr(recurrence, "hand_out", coarse)
 
 
 @plant(decoded_ssd, decoded_delta)

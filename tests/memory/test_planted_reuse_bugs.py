@@ -102,8 +102,8 @@ def a_kept_state_is_quantised(patch: Patch) -> None:
     original = cells.hand_out
 
     def coarse(rank, states, part):
-        step = states.abs().amax() / 127
-        original(rank, (states / step).round() * step, part)
+        step = states.numbers.abs().amax() / 127
+        original(rank, states._replace(numbers=(states.numbers / step).round() * step), part)
 
     patch.setattr(recurrence, "hand_out", coarse)
 

@@ -127,6 +127,8 @@ class Chosen:
 class Table:
     """Operations by name, as fast to call as module functions."""
 
+    for_cpu = is_exact = False
+
     def __init__(self, members: Mapping[str, Any]) -> None:
         vars(self).update(members)
 

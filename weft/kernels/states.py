@@ -77,7 +77,7 @@ def encoded(
 
     >>> codes, scales = encoded(torch.tensor([[0.5], [-2.54], [0.0]]))
     >>> codes.flatten().tolist(), scales.tolist()
-    ([25, -127, 0], [[0.0200]])
+    ([25, -127, 0], [[0.02001953125]])
     """
     lines = state.shape[-2]
     padded = torch.nn.functional.pad(state, (0, 0, 0, -lines % LINES)).unflatten(-2, (-1, LINES))

@@ -25,6 +25,7 @@ struct OneDecay {
     float all_lines;
 
     float through(long) const { return all_lines; }
+    OneDecay from(long) const { return *this; }
 
     template <int COUNT>
     void weigh(long token, long, const float* key, float* weights) const {
@@ -38,6 +39,7 @@ struct LineDecays {
     OpenCell decay;
 
     float through(long line) const { return exponentials[line]; }
+    LineDecays from(long line) const { return {total + line, exponentials + line, decay.from(line)}; }
 
     template <int COUNT>
     void weigh(long token, long line, const float* key, float* weights) const {

@@ -2,8 +2,6 @@
 // (`weft/kernels/states.py` defines them). Sums and new states are computed of floats.
 #pragma once
 
-#include <vector>
-
 #include "closing.h"
 
 namespace weft {
@@ -29,6 +27,11 @@ struct State {
     }
     int8_t* codes(long line, long column) const {
         return reinterpret_cast<int8_t*>(numbers) + line * stride + column;
+    }
+    // The same state from a line on that begins a scale.
+    State from(long line) const {
+        long size = kind == FLOATS ? 4 : kind == BRAINS ? 2 : 1;
+        return {numbers + line * stride * size, scales ? scales + line / SCALED * stride : nullptr, stride, kind};
     }
 };
 
@@ -141,13 +144,15 @@ inline void close_state(const State* before, const State& behind, long lines, lo
                            cell.values, cell.new_key, cell.tokens},
                           decay);
     }
-    thread_local std::vector<float> wide;
-    wide.resize(lines * columns);
-    if (before) widen(*before, lines, 0, columns, wide.data(), columns);
-    close_cell({before ? wide.data() : nullptr, wide.data(), columns, lines, columns, cell.keys, cell.values,
-                cell.new_key, cell.tokens},
-               decay);
-    narrow(wide.data(), behind, lines, columns);
+    alignas(64) float wide[SCALED * MOST_SIZE];
+    for (long line = 0; line < lines; line += SCALED) {
+        long some = std::min(SCALED, lines - line);
+        if (before) widen(before->from(line), some, 0, columns, wide, columns);
+        close_cell({before ? wide : nullptr, wide, columns, some, columns, cell.keys.from(line), cell.values,
+                    cell.new_key + line, cell.tokens},
+                   decay.from(line));
+        narrow(wide, behind.from(line), some, columns);
+    }
 }
 
 }  // namespace weft

@@ -52,6 +52,9 @@ struct OpenCell {
         return head + (at < ring ? at : at - ring) * size;
     }
 
+    // The same tokens, each from a number on.
+    OpenCell from(long number) const { return {head + number, low, ring, size}; }
+
     // Call `work(first, count, values)` for the one or two stretches of memory that hold the cell's first tokens.
     template <class Work>
     void stretches(long tokens, Work work) const {
