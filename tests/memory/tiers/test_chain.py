@@ -14,16 +14,18 @@ from tests.support.tiers.chain import chain_of_two, chained_engine, missing, sav
 from tests.support.tiers.host_memory import finish
 
 SEEDS = 6
+# The file is read and written by threads, so what happens in a workload differs from run to run.
+MOST = 100
 
 
 def test_every_answer_is_the_oracles_with_host_memory_and_a_file() -> None:
+    """Until copies from and to both tiers have happened, and one has failed."""
     chain = Chain()
-    for seed in range(SEEDS):
+    for seed in range(MOST):
         run_chained(seed, chain)
-    assert chain.from_host > 0
-    assert chain.from_disk > 0
-    assert chain.to_disk > 0
-    assert chain.failed > 0
+        if seed >= SEEDS and min(chain.from_host, chain.from_disk, chain.to_disk, chain.failed) > 0:
+            return
+    raise AssertionError(chain)
 
 
 @pytest.mark.slow
