@@ -437,7 +437,7 @@ def measure_model(model: str, options: dict[str, Any], arguments: argparse.Names
 
 
 def time_per_prompt(llm: Any, tokens: int) -> float:
-    """Return the median seconds from a prompt, of which nothing is cached, to its first token."""
+    """Return the median seconds from an uncached prompt to its first token."""
     from benchmarks.gpu import fresh, random_prompt
     from benchmarks.prefill import first_token
 

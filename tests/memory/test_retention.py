@@ -330,7 +330,7 @@ def test_with_host_memory_what_is_retained_moves_there_before_a_request_is_refus
 
 
 class Demoted(Server):
-    """A retained prefix in host memory, of which the device has nothing."""
+    """A retained prefix that lies in host memory only."""
 
     def __init__(self, host: int = 1 << 17) -> None:
         super().__init__(host=host)

@@ -186,7 +186,7 @@ class Twins:
         captured: dict[tuple[int, int], int],
         decodes: int,
     ) -> dict[int, Tensor]:
-        """Compute some rows, of which so many are leading decodes; other rows of one token have one before them."""
+        """Compute rows, the first `decodes` of them as decodes; other rows of one token have one before them."""
         order = sorted(spans, key=lambda index: list(spans).index(index))
         beside = any(spans[index][1] - spans[index][0] == 1 for index in order[decodes:])
         rows, parts = [], []
