@@ -6,6 +6,7 @@
     python -m benchmarks.formats matmuls models --limit 150 --models-limit 120
     python -m benchmarks.formats matmuls --groups fp8-rows experts-fp8-rows --rows 1 32 512 8192
     python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:quantize=fp8,activations=fp8,exact=false --prompt 8192
+    python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:quantize=fp8 --step-rows 1 --kernels
     python -m benchmarks.formats models qwen3.5-9b qwen3.5-9b:kv_dtype=fp8 --step-rows 32 --context 32768 --memory 40GiB
 
 Every group of matmuls has a process, which first compiles its kernels in parallel. A kernel whose result is not that of
@@ -431,9 +432,33 @@ def measure_model(model: str, options: dict[str, Any], arguments: argparse.Names
                 f"  {rows} rows after {context} tokens: {seconds * 1e3:.3f} ms a step, {rows / seconds:.0f} tokens/s",
                 flush=True,
             )
+        if arguments.kernels:
+            show_kernels(llm, rows_of[0])
         for tokens in arguments.prompt:
             seconds = time_per_prompt(llm, tokens)
             print(f"  a prompt of {tokens} tokens: {seconds * 1e3:.1f} ms to its first token", flush=True)
+
+
+def show_kernels(llm: Any, rows: int, steps: int = 16) -> None:
+    """Print the kernels of a decode step by their share, from the profiler's timeline."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from benchmarks.decode import decoding, finish
+
+    engine = decoding(llm, rows, steps + 64, seed=78_000)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(steps):
+            engine.step()
+    finish(engine)
+    found: dict[str, list[float]] = {}
+    for event in profiler.events():
+        if str(event.device_type).endswith("CUDA"):
+            found.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
+    total = sum(map(sum, found.values()))
+    print(f"  kernels of a step of {rows} rows, {total / steps:.0f} µs in all:", flush=True)
+    for name, times in sorted(found.items(), key=lambda each: -sum(each[1]))[:24]:
+        count, micro = len(times) / steps, sum(times) / steps
+        print(f"    {micro:8.1f} µs, {count:6.1f} of {micro / count:6.2f}: {name[:90]}", flush=True)
 
 
 def time_per_prompt(llm: Any, tokens: int) -> float:
@@ -458,6 +483,7 @@ def main() -> int:
     parser.add_argument("--step-rows", type=int, nargs="+", default=list(STEP_ROWS), help="rows of decode steps")
     parser.add_argument("--context", type=int, default=100, help="tokens before those that a step decodes, in each row")
     parser.add_argument("--prompt", type=int, nargs="*", default=[], help="lengths of prompts to time")
+    parser.add_argument("--kernels", action="store_true", help="print the kernels of a step of the first rows")
     parser.add_argument("--memory", default="24GiB", help="memory of a model for pages and states")
     parser.add_argument("--limit", type=int, default=150, help="seconds for all matmuls")
     parser.add_argument("--models-limit", type=int, default=120, help="seconds for all models")
@@ -506,6 +532,7 @@ def separately(kind: str, name: str, seconds: float, arguments: argparse.Namespa
     command += ["--context", str(arguments.context), "--memory", arguments.memory]
     command += ["--prompt", *map(str, arguments.prompt)]
     command += ["--in-use"] if arguments.in_use else []
+    command += ["--kernels"] if arguments.kernels else []
     process = subprocess.Popen(command)
     try:
         code = process.wait(seconds)
