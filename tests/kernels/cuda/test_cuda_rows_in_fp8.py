@@ -7,13 +7,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.functional import ScalingType
 
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.unwritten import unwritten_is_nan  # noqa: F401 (used by all tests of the module)
 from weft.kernels.cuda.formats import lines
 from weft.kernels.cuda.formats.lines import CodeLines, rows_in_fp8
-from weft.kernels.cuda.linear import activated_linear, linear_into_stream, prepare
+from weft.kernels.cuda.linear import activated_linear, linear_into_stream, prepare, scaled
 from weft.kernels.cuda.linear.packed import Division, multiply_packed
+from weft.kernels.cuda.linear.scaled import Scales, can_scale, multiply_scaled
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import prepare_experts
 from weft.kernels.cuda.moe.packed import can_pack, pair_results
@@ -143,6 +145,136 @@ def test_a_row_is_the_same_in_every_batch_and_a_planted_scale_of_a_whole_batch_i
     monkeypatch.setattr("weft.kernels.cuda.linear.packed.rows_in_fp8", with_one_scale)
     alone, together = rows_alone_and_together(x, weight)
     assert not torch.equal(alone, together)
+
+
+# By the library ------------------------------------------------------------------------------------------------------
+
+
+def by_addresses(codes, factors, weights, scales, out):
+    """Multiply as the library does, which gets addresses of scales and knows where each one is."""
+    held, steps, outputs = len(codes), codes.shape[1] // 128, len(weights)
+    rows = floats_at(factors, held * steps).view(steps, held).t()
+    if scales.kind is ScalingType.BlockWise1x128:
+        own = floats_at(scales.tensor, outputs * steps).view(steps, outputs).t()
+    else:
+        fours, blocks = -(-steps // 4) * 4, -(-outputs // 128)
+        own = floats_at(scales.tensor, blocks * fours).view(blocks, fours)[:, :steps]
+        own = own.repeat_interleave(128, 0)[:outputs]
+    values = (codes.float().unflatten(-1, (-1, 128)) * rows.unsqueeze(-1)).flatten(-2)
+    matrix = (weights.float().unflatten(-1, (-1, 128)) * own.unsqueeze(-1)).flatten(-2)
+    out.copy_(values @ matrix.T)
+
+
+def floats_at(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the numbers from the address of a tensor on; NaN where its memory ends."""
+    memory = torch.empty(0).set_(tensor.untyped_storage())[tensor.storage_offset() :][:count]
+    return F.pad(memory, (0, count - len(memory)), value=torch.nan)
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A library on the CPU, from 20 rows on."""
+    monkeypatch.setattr(scaled, "has_scales", lambda device: True)
+    monkeypatch.setattr(scaled, "NARROW_ROWS", 20)
+    calls: list[tuple[int, int]] = []
+
+    def product(codes, factors, weights, scales, out):
+        assert codes.is_contiguous()
+        assert len(codes) % 16 == len(weights) % 16 == 0
+        calls.append((len(codes), len(weights)))
+        by_addresses(codes, factors, weights, scales, out)
+
+    monkeypatch.setattr(scaled, "scaled_product", product)
+    return calls
+
+
+@pytest.mark.parametrize("rows", [20, 48])
+@pytest.mark.parametrize(("kind", "inputs"), [("blocks", 640), ("blocks", 512), ("channels", 384), ("one scale", 384)])
+def test_the_library_multiplies_many_rows_with_scales_in_its_own_order(library, rows, kind, inputs):
+    part, other = matrix(kind, 176, inputs), matrix("blocks", 24, inputs)
+    dense = torch.randn(8, inputs) * 0.05
+    weight = prepare(Weight((part, other, Stored.of(dense)), torch.randn(208)), False, ROWS)
+    x = rows_like(rows, inputs)
+    wanted = torch.cat([in_fp8(x) @ each.decode().T for each in (part, other)], -1)
+    wanted = torch.cat([wanted, x @ dense.T], -1) + weight.bias
+    torch.testing.assert_close(multiply_stored(x, weight), wanted, rtol=1e-4, atol=1e-3)
+    # Outputs that are no multiple of 16 are ours, as is exact mode.
+    assert library == [(-(-rows // 16) * 16, 176)]
+    multiply_stored(x[:19], weight)
+    multiply_stored(x, weight, exact=True)
+    assert len(library) == 1
+
+
+def test_blocks_of_other_sizes_are_not_the_librarys(library):
+    x = rows_like(20, 832)
+    for kind in FORMS:
+        [part] = prepare(Weight((matrix(kind, 160, 832),)), False, ROWS).parts
+        assert can_scale(x, part) == (kind != "long blocks")
+
+
+def test_activations_and_the_stream_follow_the_librarys_products(library):
+    part, x = matrix("blocks", 128, 256), rows_like(21, 256)
+    weight, matmul = prepare(Weight((part,)), False, ROWS), in_fp8(x) @ part.decode().T
+    gate, up = matmul.chunk(2, -1)
+    torch.testing.assert_close(activated_linear(x, weight, F.silu, 2), F.silu(gate) * up, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(linear_into_stream(x, weight), matmul, rtol=1e-4, atol=1e-3)
+    assert library == [(32, 128)] * 2
+
+
+def test_rows_for_the_library_have_the_same_codes_and_are_padded_with_zeros():
+    x = rows_like(37, 300)
+    codes, scales = rows_in_fp8(x)
+    same, by_column = rows_in_fp8(x, by_column=True)
+    assert by_column.stride() == (1, len(same)) == (1, 48)
+    assert torch.equal(same[:37].view(torch.uint8), codes.view(torch.uint8))
+    assert torch.equal(by_column[:37], scales)
+    assert not same[37:].float().any()
+    assert by_column[37:].isfinite().all()
+
+
+def unpadded(part: Stored) -> Scales:
+    """Planted: scales of blocks without the columns that the library skips."""
+    return Scales(ScalingType.BlockWise128x128, part.tensors[1].t())
+
+
+def test_planted_scales_that_the_library_reads_from_other_places_are_caught(library, monkeypatch):
+    part, x = matrix("blocks", 256, 640), rows_like(20, 640)
+    [ready] = prepare(Weight((part,)), False, ROWS).parts
+
+    def error() -> float:
+        multiply_scaled(x, ready, None, found := torch.empty(20, 256))
+        wanted = in_fp8(x) @ part.decode().T
+        return float((found - wanted).norm() / wanted.norm())
+
+    assert error() < 1e-5
+    monkeypatch.setattr(scaled, "scales_of", unpadded)
+    assert not error() < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["blocks", "channels"])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"),
+    [(4480, 15680), (15680, 4480), (2880, 2880), (576, 1600), (144, 128), (16, 384), (4096, 4096)],
+)
+def test_the_library_of_a_gpu_multiplies_matrices_of_many_sizes(kind, outputs, inputs):
+    if not scaled.has_scales(torch.device("cuda")):
+        pytest.skip("the library has no scales for 128 inputs")
+    part = matrix(kind, outputs, inputs, device="cuda")
+    [ready] = prepare(Weight((part,)), False, ROWS).parts
+    assert can_scale(torch.zeros(1, inputs, device="cuda"), ready)
+    plain = part.decode()
+    for rows in (1, 3, 16, 17, 100, 129, 512, 1000, 8192):
+        x = rows_like(rows, inputs, "cuda", torch.bfloat16)
+        wanted = in_fp8(x) @ plain.T
+        # Whole, in columns of something wider, and of too few rows or at an odd address.
+        wide = torch.full((-(-rows // 16) * 16, outputs + 19), torch.nan, device="cuda", dtype=torch.bfloat16)
+        for out in (torch.empty_like(wide[:, :outputs]), wide[:, 8 : 8 + outputs], wide[:rows, 3 : 3 + outputs]):
+            multiply_scaled(x, ready, None, out)
+            error = (out[:rows].float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)
+            assert float(error.max()) < 1e-2, (rows, out.stride())
+        assert wide[:, :3].isnan().all()
+        assert wide[:, 8 + outputs :].isnan().all()
 
 
 @pytest.mark.gpu

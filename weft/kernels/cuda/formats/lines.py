@@ -26,8 +26,8 @@ from weft.kernels.formats.stored import Stored
 
 # The first GPUs whose tensor cores multiply FP8.
 CAPABILITY = (8, 9)
-# Rows of a program that rounds them.
-ROWS = 16
+# Rows of a program that rounds them, and a number that the library wants rows and outputs to be a multiple of.
+ROWS, HELD = 16, 16
 MOST, LEAST, INVERSE = tl.constexpr(LARGEST), tl.constexpr(FP8_LEAST), tl.constexpr(1 / LARGEST)
 INPUTS = tl.constexpr(FP8_BLOCK)
 assert FP8_BLOCK == STEP, "a tile of inputs has one scale of its rows"
@@ -95,25 +95,40 @@ def padded(codes: Tensor, columns: int) -> Tensor:
     return found.view(CODES)
 
 
-def rows_in_fp8(x: Float[Tensor, "rows inputs"]) -> tuple[Tensor, Float[Tensor, "rows steps"]]:
-    """Return the codes of rows, padded to whole tiles of inputs, and their scales. `in_fp8` is the definition."""
+def held_rows(rows: int) -> int:
+    """Return the number of rows with which the library computes these."""
+    return -(-rows // HELD) * HELD
+
+
+def rows_in_fp8(x: Float[Tensor, "rows inputs"], by_column: bool = False) -> tuple[Tensor, Float[Tensor, "held steps"]]:
+    """Return the codes of rows, padded to whole tiles of inputs, and their scales. `in_fp8` is the definition.
+
+    `by_column`: scales lie column by column, and rows of zeros follow, as the library needs them.
+    """
     rows, inputs = x.shape
-    steps = -(-inputs // STEP)
-    codes = torch.empty(rows, steps * STEP, dtype=CODES, device=x.device)
-    scales = torch.empty(rows, steps, dtype=torch.float32, device=x.device)
-    round_kernel[(-(-rows // ROWS), steps)](
-        named(x=x, x_stride=x.stride(0), rows=rows, codes=codes, scales=scales, inputs=inputs),
+    steps, held = -(-inputs // STEP), held_rows(rows) if by_column else rows
+    codes = torch.empty(held, steps * STEP, dtype=CODES, device=x.device)
+    shape = (steps, held) if by_column else (held, steps)
+    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
+    scales = scales.t() if by_column else scales
+    round_kernel[(-(-held // ROWS), steps)](
+        named(
+            x=x, x_stride=x.stride(0), rows=rows, held=held, codes=codes, scales=scales, row_stride=scales.stride(0),
+            step_stride=scales.stride(1), inputs=inputs,
+        ),
         ROWS=ROWS, num_warps=4, **early(x),
     )  # fmt: skip
     return codes, scales
 
 
-@jit(do_not_specialize=["rows"])
-def round_kernel(x, x_stride, rows, codes, scales, inputs, ROWS: tl.constexpr, EARLY: tl.constexpr):
+@jit(do_not_specialize=["rows", "held"])
+def round_kernel(
+    x, x_stride, rows, held, codes, scales, row_stride, step_stride, inputs, ROWS: tl.constexpr, EARLY: tl.constexpr
+):
     """Program (rows, 128 inputs)."""
     row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
     column = step * INPUTS + tl.arange(0, INPUTS)
-    is_row, steps = row < rows, tl.num_programs(1)
+    is_row, is_held, steps = row < rows, row < held, tl.num_programs(1)
     wait(EARLY)
     place = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
     value = tl.load(place, mask=is_row[:, None] & (column < inputs)[None, :], other=0.0).to(tl.float32)
@@ -123,5 +138,5 @@ def round_kernel(x, x_stride, rows, codes, scales, inputs, ROWS: tl.constexpr, E
     code = tl.clamp(code, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     code = code_of(code) if PORTABLE else code.to(tl.float8e4nv)
     target = codes + row.to(tl.int64)[:, None] * (steps * INPUTS) + column[None, :]
-    tl.store(target, code, mask=is_row[:, None])
-    tl.store(scales + row.to(tl.int64) * steps + step, scale, mask=is_row)
+    tl.store(target, code, mask=is_held[:, None])
+    tl.store(scales + row.to(tl.int64) * row_stride + step.to(tl.int64) * step_stride, scale, mask=is_held)

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.formats.lines import CodeLines
+from weft.kernels.cuda.formats.lines import CodeLines, held_rows
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import by_library, multiply_packed
+from weft.kernels.cuda.linear.scaled import by_scales, multiply_scaled
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.formats.blocks import BlockFormat, OtherInputs
 from weft.kernels.formats.rounded import RoundedRows
@@ -35,25 +36,30 @@ def multiply_stored(x: Float[Tensor, "*n inputs"], weight: Weight, exact: bool =
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1:
         rows = rows.contiguous()
-    y = torch.empty(len(rows), weight.outputs, dtype=x.dtype, device=x.device)
+    held = held_rows(len(rows)) if any(isinstance(part.format, CodeLines) for part in weight.parts) else len(rows)
+    y = torch.empty(held, weight.outputs, dtype=x.dtype, device=x.device)
     first = 0
     for part in weight.parts:
         place = slice(first, first + part.outputs)
         multiply_part(rows, part, None if weight.bias is None else weight.bias[place], y[:, place], exact)
         first += part.outputs
-    return y.view(*x.shape[:-1], weight.outputs)
+    return y[: len(rows)].view(*x.shape[:-1], weight.outputs)
 
 
 def multiply_part(
     x: Float[Tensor, "rows inputs"],
     part: Stored,
     bias: Float[Tensor, " outputs"] | None,
-    y: Float[Tensor, "rows part"],
+    y: Float[Tensor, "held part"],
     exact: bool,
 ) -> None:
-    """Fill the columns of an output that one part computes."""
+    """Fill the columns of an output that one part computes. It may have rows beyond those of `x`, of any content."""
     if not len(x):
         return
+    if by_scales(x, part) and not exact:
+        multiply_scaled(x, part, bias, y)
+        return
+    y = y[: len(x)]
     if isinstance(part.format, OtherInputs):
         x, part = x.index_select(1, part.tensors[-1]), part.format.as_stored(part)
     if isinstance(part.format, RoundedRows):
@@ -91,8 +97,13 @@ def is_packed(part: Stored) -> bool:
 
 
 def decodes_first(rows: int, part: Stored) -> bool:
-    """Return whether it is faster to decode a matrix for torch's library, which multiplies no codes."""
+    """Return whether it is faster to decode a matrix for torch's library."""
     return by_library(rows, part.outputs) and not isinstance(part.format, CodeLines)
+
+
+def is_librarys(x: Float[Tensor, "rows inputs"], part: Stored) -> bool:
+    """Return whether torch's library multiplies: what follows has kernels of its own."""
+    return decodes_first(len(x), part) or by_scales(x, part)
 
 
 def whole(weight: Weight) -> Stored | None:
@@ -107,7 +118,7 @@ def activated_stored(
     part = whole(weight)
     if part is None or activation not in NAMES or part.outputs % (LINES * parts) or x.ndim != 2 or x.stride(1) != 1:
         return None
-    if not len(x) or (decodes_first(len(x), part) and not exact):
+    if not len(x) or (is_librarys(x, part) and not exact):
         return None
     return multiply_packed(x, part, weight.bias, NAMES[activation], parts, fold=exact)
 
@@ -115,7 +126,7 @@ def activated_stored(
 def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tensor:
     """Return the matmul, possibly in parts that are still to be added up."""
     part = whole(weight)
-    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or decodes_first(len(x), part):
+    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or is_librarys(x, part):
         return multiply_stored(x, weight)
     return multiply_packed(x, part, weight.bias, summed=False)
 
