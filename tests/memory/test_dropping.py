@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.hashed.chained import Chain, run_chained
+from tests.support.hashed.chained import run_chained
 from tests.support.hashed.drops import DroppingEngine, drop
 from tests.support.models.engines import Ask, greedy, make_engine, serve, tokens
 from tests.support.servers.held_steps import SECONDS, wait_until
@@ -368,7 +368,7 @@ def test_every_answer_is_the_oracles_while_prefixes_are_dropped(monkeypatch: pyt
     begun = 0
     for seed in range(10):
         monkeypatch.setattr(dropping, "LOOKS_PER_STEP", (1, 20, 2048)[seed % 3])
-        engines = run_chained(seed, Chain(), DroppingEngine)
+        engines = run_chained(seed, DroppingEngine)
         for engine in engines:
             begun += engine.begun
             assert len(engine.answers) == engine.begun, "a drop was not answered"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.hashed.bad_wire import THERE, AreaDevice, SendingEnd, Wire
-from tests.support.hashed.disaggregated import make_pair, run_pair
+from tests.support.hashed.disaggregated import make_pair
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
 from weft.base.transfers import Destination, Granted, Offer, SendingEnded, StagedUnit, TransferEvent, UnitsSent
@@ -27,32 +27,6 @@ from weft.start.disaggregated import staging_bytes
 from weft.transfer.connection import Memories
 from weft.transfer.messages import Contract
 from weft.transfer.tcp import TcpTransport
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_answers_do_not_depend_on_what_happens_to_transfers(exact):
-    for seed in range(16):
-        run_pair(seed, exact=exact)
-
-
-@pytest.mark.parametrize("exact", [False, True])
-def test_answers_do_not_depend_on_what_happens_to_pulled_units(exact):
-    for seed in range(8):
-        run_pair(seed, exact=exact, pulled=True)
-
-
-@pytest.mark.parametrize("pulled", [False, True])
-def test_most_prefixes_arrive_on_a_good_wire_and_are_not_computed_again(pulled):
-    """Otherwise the tests above would hold for engines that refuse all transfers."""
-    loaded = confirmed = 0
-    for seed in range(16):
-        pair = run_pair(seed, pulled=pulled)
-        tiers = pair.decode.ledger.tiers
-        assert tiers is not None
-        assert tiers.arrivals is not None
-        loaded, confirmed = loaded + tiers.arrivals.loaded_tokens, confirmed + pair.wire.confirmed
-    assert confirmed > 20
-    assert loaded > 80
 
 
 class QuietEnd(SendingEnd):
@@ -225,10 +199,3 @@ def test_receivers_that_are_stuck_leave_room_for_others_however_large_states_are
     assert arena.take(Kind.PAGE) is not None
     assert arena.take(Kind.STATE) is not None
     assert sizes[Kind.STATE] <= SHARE * arena.slabs * arena.slab_bytes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exact", [False, True])
-def test_answers_do_not_depend_on_transfers_in_many_workloads(exact):
-    for seed in range(1000, 1600):
-        run_pair(seed, exact=exact)

@@ -1,37 +1,15 @@
-"""Device, host memory and a file: whatever is demoted, promoted, cancelled, killed or lost, the answers are right."""
+"""Device, host memory and a file: where a prefix lies, and what is loaded from where."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.hashed.chained import Chain, run_chained
 from tests.support.models.engines import Ask, serve, tokens
 from tests.support.tiers.chain import chain_of_two, chained_engine, missing, save_all
 from tests.support.tiers.host_memory import finish
-
-SEEDS = 6
-# The file is read and written by threads, so what happens in a workload differs from run to run.
-MOST = 100
-
-
-def test_every_answer_is_the_oracles_with_host_memory_and_a_file() -> None:
-    """Until copies from and to both tiers have happened, and one has failed."""
-    chain = Chain()
-    for seed in range(MOST):
-        run_chained(seed, chain)
-        if seed >= SEEDS and min(chain.from_host, chain.from_disk, chain.to_disk, chain.failed) > 0:
-            return
-    raise AssertionError(chain)
-
-
-@pytest.mark.slow
-def test_every_answer_is_the_oracles_with_host_memory_and_a_file_often() -> None:
-    for seed in range(SEEDS, SEEDS + int(os.environ.get("WEFT_EXAMPLES", "1000"))):
-        run_chained(seed, Chain())
 
 
 @pytest.mark.parametrize("family", ["falcon_h1", "gemma3", "llama"])

@@ -7,8 +7,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.support.hashed.chained import Chain, run_chained
-from tests.support.hashed.tiered import make_hasty, run_tiered, tiered_workload
 from tests.support.tiers.chain import chain_of_two, missing, save_all
 from tests.support.tiers.host_memory import engine_and_device, finish, two_prompts
 from tests.support.tiers.load_choice import check_second_turns, tiers_of
@@ -17,21 +15,6 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.tiers.load_choice import PATIENCE_SECONDS
 from weft.memory.tiers.rates import Rates, load_pays
-
-
-def test_every_answer_is_the_oracles_when_requests_choose_among_points_and_give_up_loads() -> None:
-    given_up = loaded = 0
-    for seed in range(26, 38):
-        tiers = tiers_of(run_tiered(tiered_workload(seed), seed, make_hasty).engine)
-        given_up += tiers.given_up
-        loaded += tiers.links[0].loaded_tokens
-    chain = Chain()
-    for seed in range(4):
-        run_chained(seed, chain, prepare=make_hasty)
-    assert given_up > 0
-    assert loaded > 0
-    assert chain.given_up > 0
-    assert chain.from_host > 0
 
 
 def two_ends() -> tuple[Engine, list[int], list[int]]:

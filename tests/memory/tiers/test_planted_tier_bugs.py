@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.support.hashed.chained import Chain, run_chained
+from tests.support.hashed.chained import run_chained
 from tests.support.hashed.drops import DroppingEngine
 from tests.support.hashed.tiered import TieredDevice, run_tiered, tiered_workload
 from tests.support.simulated_tiers import check_turns
@@ -87,7 +87,7 @@ def with_failed_syncs(seed: int) -> None:
 
 
 def with_drops(seed: int) -> None:
-    run_chained(seed, Chain(), DroppingEngine)
+    run_chained(seed, DroppingEngine)
 
 
 def with_many_loads(seed: int) -> None:

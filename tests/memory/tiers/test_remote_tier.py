@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 
 from tests.support.hashed.drops import drop
-from tests.support.hashed.remote import FakeStore, RemoteDevice
-from tests.support.hashed.tiered import tiered_workload
-from tests.support.hashed.workloads import Run, check_answers, drive
+from tests.support.hashed.remote import FakeStore
 from tests.support.models.engines import Ask, model_of, serve, spec_of, tokens
 from tests.support.servers.held_steps import SECONDS, wait_until
 from tests.support.tiers.disk_blocks import IDENTITY
@@ -26,7 +22,6 @@ from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
 from weft.base.sampling import SamplingParams
 from weft.base.tenants import tenant_digest
-from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.memory.captures import Origin
 from weft.memory.kinds import Kind
@@ -60,51 +55,6 @@ def test_what_one_engine_computed_the_other_loads() -> None:
     assert finish(other, PROMPT, TWO).cached_tokens == 0
     one.close()
     other.close()
-
-
-def run_remote(seed: int, faults: float) -> tuple[int, int]:
-    """Serve a workload by three engines, one after the other, on one store. Return loaded tokens and failed copies."""
-    workload, random = tiered_workload(seed), Random(f"remote {seed}")
-    if not workload.spec.page_bytes:
-        return 0, 0
-    workload = replace(workload, config=replace(workload.config, host_bytes=0, remote=True))
-    store = FakeStore(random, faults)
-    loaded = failed = 0
-    for _ in range(3):
-        # A clock that never moves: failures in a row would end everything that is to be tested.
-        guarded = GuardedStore(store, clock=lambda: 1e9)
-        device = RemoteDevice(workload, store, guarded)
-        guarded.__dict__["_note"] = lambda failed: None
-        engine = Engine(workload.spec, device, workload.config)
-        run = Run(engine, device)
-        drive(workload, run)
-        check_answers(workload, run)
-        save_all(engine)
-        assert engine.ledger.tiers is not None
-        (link,) = engine.ledger.tiers.links
-        loaded, failed = loaded + link.loaded_tokens, failed + link.failures
-        engine.close()
-    return loaded, failed
-
-
-def test_every_answer_is_the_oracles_with_a_shared_store() -> None:
-    results = [run_remote(seed, 0.0) for seed in range(5)]
-    loaded, failed = (sum(each) for each in zip(*results, strict=True))
-    assert loaded > 0
-    assert failed == 0
-
-
-def test_every_answer_is_the_oracles_while_the_store_loses_fails_repeats_and_damages() -> None:
-    results = [run_remote(seed, 0.1) for seed in range(8)]
-    loaded, failed = (sum(each) for each in zip(*results, strict=True))
-    assert loaded > 0
-    assert failed > 0
-
-
-@pytest.mark.slow
-def test_every_answer_is_the_oracles_whatever_the_store_does_often() -> None:
-    for seed in range(8, 8 + int(os.environ.get("WEFT_EXAMPLES", "300"))):
-        run_remote(seed, Random(seed).choice([0.0, 0.05, 0.3]))
 
 
 def test_a_store_that_hangs_delays_no_step_and_its_prompt_starts_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.hashed.chained import ChainedDevice, chained_workload, layout_of
+from tests.support.hashed.chained import layout_of
 from tests.support.hashed.remote import FakeStore
-from tests.support.hashed.tiered import TieredDevice
-from tests.support.hashed.workloads import Run, Workload, check_answers, drive
 from tests.support.models.engines import Ask, model_of, serve, smallest_memory, spec_of, tokens
+from tests.support.tiers.below import three_tiers
 from tests.support.tiers.disk_blocks import IDENTITY, FlakyBlocks
 from tests.support.tiers.host_memory import two_prompts
 from tests.support.tiers.remote_tier import finish, save_all
@@ -27,12 +26,9 @@ from weft.base.errors import CopyFailed
 from weft.base.options import Options, SizingFacts, resolve
 from weft.device.host_memory import HostMemory
 from weft.engine.loop import Engine
-from weft.memory.kinds import Kind, unit_bytes
+from weft.memory.kinds import Kind
 from weft.memory.tiers.copies import TiersBelow
-from weft.memory.tiers.disk.format import DiskLayout
-from weft.memory.tiers.disk.staged_copies import SLOTS, StagedCopies, slot_bytes
-from weft.memory.tiers.remote.store import GuardedStore
-from weft.memory.tiers.remote.tier import RemoteCopies
+from weft.memory.tiers.disk.staged_copies import StagedCopies
 from weft.runner.runner import Runner
 
 
@@ -44,60 +40,6 @@ def every_prompt_is_worth_asking_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # a file and a store -------------------------------------------------------------------------------------------------
-
-
-class ThreeTierDevice(ChainedDevice):
-    """Host memory, a file and a store below a hash device; level 2 is the store."""
-
-    def __init__(self, workload: Workload, blocks: FlakyBlocks, layout: DiskLayout, random: Random, store: FakeStore):
-        super().__init__(workload, blocks, layout, random)
-        sizes = {kind: self.memory[kind][:1].nbytes for kind in self.host if len(self.memory[kind])}
-        guarded = GuardedStore(store, clock=lambda: 1e9)
-        # Failures in a row would end everything that is to be tested.
-        guarded.__dict__["_note"] = lambda failed: None
-        self.remote = RemoteCopies(guarded, b"h" * 32, sizes, self.host_unit)
-
-    def copy(self, plan: CopyPlan) -> object:
-        return [self.remote.copy(plan)] if plan.level == 2 else super().copy(plan)
-
-    def copied(self, ticket: Any, wait: bool) -> float | None:
-        return self.remote.copied(ticket[0], wait) if isinstance(ticket, list) else super().copied(ticket, wait)
-
-    def close(self) -> None:
-        self.remote.close()
-        super().close()
-
-
-def three_tiers(
-    workload: Workload, blocks: FlakyBlocks, store: FakeStore, random: Random, disk_bytes: int = 1 << 20
-) -> Engine:
-    workload = replace(workload, config=replace(workload.config, disk_bytes=1, remote=True))
-    device = ThreeTierDevice(workload, blocks, layout_of(workload, disk_bytes), random, store)
-    return Engine(workload.spec, device, workload.config)
-
-
-def test_every_answer_is_the_oracles_with_host_memory_a_file_and_a_store() -> None:
-    loaded = {"host": 0, "disk": 0, "remote": 0}
-    for seed in range(5):
-        workload, random = chained_workload(seed), Random(f"three {seed}")
-        if workload is None:
-            continue
-        store = FakeStore(random, faults=random.choice([0.0, 0.05]))
-        size = layout_of(workload, 1 << 18).size_bytes
-        mine, other = FlakyBlocks(size), FlakyBlocks(size)
-        # Two machines with one store, the second of which starts twice.
-        for blocks in (mine, other, other):
-            engine = three_tiers(workload, blocks, store, random, 1 << 18)
-            device: Any = engine._device
-            run = Run(engine, device)
-            drive(workload, run)
-            check_answers(workload, run)
-            save_all(engine)
-            assert engine.ledger.tiers is not None
-            for link in engine.ledger.tiers.links:
-                loaded[link.name] += link.loaded_tokens
-            engine.close()
-    assert all(loaded.values()), loaded
 
 
 def test_what_the_file_got_the_store_gets_too_and_another_machine_loads_it() -> None:
@@ -160,55 +102,6 @@ def test_a_file_and_a_store_are_accepted_together_and_on_a_gpu_without_host_memo
 
 
 # through a little memory --------------------------------------------------------------------------------------------
-
-
-class StagedDevice(ChainedDevice):
-    """A hash device with a file below it, and a little host memory that copies pass through."""
-
-    def __init__(self, workload: Workload, blocks: FlakyBlocks, layout: DiskLayout, random: Random) -> None:
-        sizes = unit_bytes(workload.spec)
-        slot = slot_bytes(workload.spec, sizes, chunk_bytes=600)
-        staging = replace(workload.config, host_bytes=2 * SLOTS * slot)
-        super().__init__(replace(workload, config=staging), blocks, layout, random)
-        device = self
-
-        class Host:
-            def copy(self, plan: CopyPlan) -> object:
-                return TieredDevice.copy(device, plan)
-
-            def copied(self, ticket: Any, wait: bool) -> float | None:
-                return TieredDevice.copied(device, ticket, wait)
-
-        self.staged = StagedCopies(Host(), self.copies, sizes, slot)
-
-    def copy(self, plan: CopyPlan) -> object:
-        return self.staged.copy(plan)
-
-    def copied(self, ticket: Any, wait: bool) -> float | None:
-        return self.staged.copied(ticket, wait)
-
-
-def test_every_answer_is_the_oracles_when_copies_pass_through_a_little_memory() -> None:
-    loaded = 0
-    for seed in range(7):
-        workload, random = chained_workload(seed), Random(f"staged {seed}")
-        if workload is None:
-            continue
-        workload = replace(workload, config=replace(workload.config, host_bytes=0))
-        layout = layout_of(workload, 1 << 20)
-        blocks = FlakyBlocks(layout.size_bytes)
-        for _ in range(2):
-            device = StagedDevice(workload, blocks, layout, random)
-            engine = Engine(workload.spec, device, workload.config)
-            assert engine.ledger.tiers is not None
-            (link,) = engine.ledger.tiers.links
-            link.saves.chunk_bytes = link.loads.chunk_bytes = random.choice([1, 600])
-            run = Run(engine, device)
-            drive(workload, run)
-            check_answers(workload, run)
-            engine.close()
-            loaded += link.loaded_tokens
-    assert loaded > 0
 
 
 def test_a_model_is_answered_from_a_file_through_a_little_memory(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import TypeVar
 
@@ -47,25 +47,6 @@ class ChainedDevice(TieredDevice):
         self.copies.close()
 
 
-@dataclass
-class Chain:
-    """What a chain has done, over several processes."""
-
-    from_host: int = 0
-    from_disk: int = 0
-    to_disk: int = 0
-    failed: int = 0
-    given_up: int = 0
-
-    def add(self, tiers: Tiers) -> None:
-        host, disk = tiers.links
-        self.from_host += host.loaded_tokens
-        self.from_disk += disk.loaded_tokens
-        self.to_disk += disk.saves.bytes
-        self.failed += disk.failures
-        self.given_up += tiers.given_up
-
-
 def chained_workload(seed: int) -> Workload | None:
     """A workload whose device and host memory are tight; None if its model cannot use a file."""
     workload, random = tiered_workload(seed), Random(f"chain {seed}")
@@ -81,9 +62,7 @@ def layout_of(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(IDENTITY, rows, size)
 
 
-def run_chained(
-    seed: int, chain: Chain, kind: type[E] = Engine, prepare: Callable[[Tiers, Random], None] | None = None
-) -> list[E]:
+def run_chained(seed: int, kind: type[E] = Engine, prepare: Callable[[Tiers, Random], None] | None = None) -> list[E]:
     """Serve a workload in several processes on one file, each of which closes, is killed, or loses its power."""
     engines: list[E] = []
     workload, random = chained_workload(seed), Random(f"processes {seed}")
@@ -111,7 +90,6 @@ def run_chained(
             engine.close()
         else:
             device.close()
-        chain.add(engine.ledger.tiers)
         if end == "close":
             check_answers(workload, run)
         else:

@@ -75,20 +75,20 @@ def disk_layout(workload: Workload, size: int) -> DiskLayout:
     return DiskLayout.of(IDENTITY, rows, size)
 
 
-def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], faults: str = "none") -> tuple[int, int]:
-    """Serve a workload, end the process somehow, and serve it again from what is left. Return loaded and failed.
+def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], faults: str = "none") -> list[Engine]:
+    """Serve a workload, end the process somehow, and serve it again from what is left. Return all engines.
 
     While it is served, at random, writes stop in the middle and fail (`faults="tears"`), or syncs fail and lose what
     was written before them ("syncs").
     """
     workload, random = tiered_workload(seed), Random(f"disk {seed}")
     if not workload.spec.page_bytes:
-        return 0, 0
+        return []
     config = replace(workload.config, host_bytes=0, disk_bytes=1)
     workload = replace(workload, config=config)
     layout = disk_layout(workload, random.choice([1 << 18, 1 << 20]))
     blocks = FlakyBlocks(layout.size_bytes)
-    loaded = failed = 0
+    engines: list[Engine] = []
     for _ in range(3):
         device = DiskDevice(workload, blocks, layout)
         run = Run(Engine(workload.spec, device, config, closing_seconds=300.0), device)
@@ -97,12 +97,14 @@ def run_on_disk(seed: int, trouble: Callable[[FlakyBlocks, Random], None], fault
         drive(workload, run)
         check_answers(workload, run)
         blocks.tear = blocks.forget = None
-        tiers = run.engine.ledger.tiers
-        assert tiers is not None
-        loaded, failed = loaded + tiers.links[0].loaded_tokens, failed + tiers.links[0].failures
+        engines.append(run.engine)
         device.close()
         trouble(blocks, random)
-    return loaded, failed
+    return engines
+
+
+def nothing(blocks: FlakyBlocks, random: Random) -> None:
+    """What is there stays."""
 
 
 def power_loss(blocks: FlakyBlocks, random: Random) -> None:

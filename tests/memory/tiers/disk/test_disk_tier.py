@@ -22,8 +22,7 @@ from tests.support.models.disk_llm import PROMPTS
 from tests.support.models.engines import Ask, serve, tokens
 from tests.support.servers.http_server import serving
 from tests.support.servers.serving import serving as serving_process
-from tests.support.tiers.disk_blocks import FlakyBlocks
-from tests.support.tiers.disk_tier import disk_engine, power_loss, run_on_disk, save_all
+from tests.support.tiers.disk_tier import disk_engine, save_all
 from weft import LLM
 from weft.base.errors import InvalidOption
 from weft.base.options import Options, SizingFacts, resolve
@@ -116,31 +115,6 @@ def test_a_server_that_stops_closes_its_file_and_the_next_one_answers_from_it(tm
         with serving(ServerSettings(model_name="tiny"), **options) as server:
             details.append(server.post("/v1/completions", body)["usage"]["prompt_tokens_details"])
     assert [each.get("loaded_tokens") for each in details] == [None, 192]
-
-
-def nothing(blocks: FlakyBlocks, random: Random) -> None:
-    pass
-
-
-def test_every_answer_is_the_oracles_across_restarts() -> None:
-    loaded, failed = (sum(each) for each in zip(*(run_on_disk(seed, nothing) for seed in range(6)), strict=True))
-    assert loaded > 0
-    assert failed == 0
-
-
-def test_every_answer_is_the_oracles_whatever_the_file_has_become() -> None:
-    results = [run_on_disk(seed, power_loss) for seed in range(6)]
-    loaded, failed = (sum(each) for each in zip(*results, strict=True))
-    assert loaded > 0
-    assert failed > 0
-
-
-@pytest.mark.parametrize("faults", ["tears", "syncs"])
-def test_every_answer_is_the_oracles_while_writes_or_syncs_fail(faults: str) -> None:
-    results = [run_on_disk(seed, nothing if faults == "tears" else power_loss, faults) for seed in range(6)]
-    loaded, failed = (sum(each) for each in zip(*results, strict=True))
-    assert loaded > 0
-    assert failed > 0
 
 
 def test_a_start_decodes_no_header_and_a_lookup_those_of_its_path(
