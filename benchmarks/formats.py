@@ -36,10 +36,11 @@ from torch import Tensor
 
 from benchmarks.columns import options_of
 from benchmarks.floors import copy_bandwidth, one_after_another, recorded, seconds_of
-from weft.kernels.cuda.formats.lines import held_rows, prepared
+from weft.kernels.cuda.formats.lines import prepared
 from weft.kernels.cuda.launch.ahead import compiling_ahead
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import Division, cut, cut_lines, multiply_packed
+from weft.kernels.cuda.linear.rounding import held_rows
 from weft.kernels.cuda.linear.scaled import is_faster, multiply_scaled
 from weft.kernels.cuda.linear.stored import multiply_stored
 from weft.kernels.cuda.moe import experts, prepare_experts
@@ -441,6 +442,8 @@ def measure_model(model: str, options: dict[str, Any], arguments: argparse.Names
         for tokens in arguments.prompt:
             seconds = time_per_prompt(llm, tokens)
             print(f"  a prompt of {tokens} tokens: {seconds * 1e3:.1f} ms to its first token", flush=True)
+        if arguments.prompt:
+            show_kernels_of_prompt(llm, max(arguments.prompt))
 
 
 def show_kernels(llm: Any, rows: int, steps: int = 16) -> None:
@@ -454,14 +457,31 @@ def show_kernels(llm: Any, rows: int, steps: int = 16) -> None:
         for _ in range(steps):
             engine.step()
     finish(engine)
+    list_kernels(f"a step of {rows} rows", profiler, steps, 24)
+
+
+def show_kernels_of_prompt(llm: Any, tokens: int) -> None:
+    """Print the kernels that take longest of a prompt."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from benchmarks.gpu import fresh, random_prompt
+    from benchmarks.prefill import first_token
+
+    engine, prompt = fresh(llm, cache=False), random_prompt(llm, tokens, 32, 0)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        first_token(engine, prompt)
+    list_kernels(f"a prompt of {tokens} tokens", profiler, 1, 12)
+
+
+def list_kernels(title: str, profiler: Any, repeats: int, most: int) -> None:
     found: dict[str, list[float]] = {}
     for event in profiler.events():
         if str(event.device_type).endswith("CUDA"):
             found.setdefault(event.name, []).append(event.time_range.end - event.time_range.start)
     total = sum(map(sum, found.values()))
-    print(f"  kernels of a step of {rows} rows, {total / steps:.0f} µs in all:", flush=True)
-    for name, times in sorted(found.items(), key=lambda each: -sum(each[1]))[:24]:
-        count, micro = len(times) / steps, sum(times) / steps
+    print(f"  kernels of {title}, {total / repeats:.0f} µs in all:", flush=True)
+    for name, times in sorted(found.items(), key=lambda each: -sum(each[1]))[:most]:
+        count, micro = len(times) / repeats, sum(times) / repeats
         print(f"    {micro:8.1f} µs, {count:6.1f} of {micro / count:6.2f}: {name[:90]}", flush=True)
 
 

@@ -202,13 +202,14 @@ class Operations(Protocol):
 
     def linear(self, x: Normed, weight: Weight) -> Float[Tensor, "*n outputs"]: ...
 
-    def linear_into_stream(self, x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+    def linear_into_stream(self, x: Normed, weight: Weight) -> Addend:
         """Multiply for the residual stream. The result may be partial sums, which the stream adds up."""
 
-    def activated_linear(
-        self, x: Normed, weight: Weight, activation: Function, parts: int
-    ) -> Float[Tensor, "n results"]:
-        """Return the activation of a matmul; with two parts side by side, activation(first) * second."""
+    def activated_linear(self, x: Normed, weight: Weight, activation: Function, parts: int) -> Normed:
+        """Return the activation of a matmul; with two parts side by side, activation(first) * second.
+
+        The matmul that reads it may compute it.
+        """
 
     # norm
 

@@ -40,14 +40,14 @@ class Change:
 
 
 @runtime_checkable
-class UnreadNorm(Protocol):
-    """A norm that is not computed yet."""
+class Unread(Protocol):
+    """A norm, or an activation, that is not computed yet."""
 
     def computed(self) -> Float[Tensor, "n size"]: ...
 
 
-# Input of a block: rows, or a norm that is not computed yet. `Operations.rows_of` converts it to rows.
-Normed: TypeAlias = Tensor | UnreadNorm
+# Input of a matmul: rows, or what is not computed yet. `Operations.rows_of` converts it to rows.
+Normed: TypeAlias = Tensor | Unread
 # Output of a block, [*parts, rows, size]: the last projection may leave a sum in parts for the stream to add up.
 Addend: TypeAlias = Tensor
 

@@ -180,7 +180,7 @@ def take_columns(x: Float[Tensor, "*n inputs"], order: Int[Tensor, " inputs"]) -
     return kernels.take_columns(x, order) if fits and native.available() else x.index_select(-1, order)
 
 
-def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+def linear_into_stream(x: Normed, weight: Weight) -> Addend:
     return linear(x, weight)
 
 

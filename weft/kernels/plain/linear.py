@@ -44,7 +44,7 @@ def nothing_or(bias: Float[Tensor, " outputs"] | None) -> Float[Tensor, " output
     return 0.0 if bias is None else bias.float()
 
 
-def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+def linear_into_stream(x: Normed, weight: Weight) -> Addend:
     return linear(x, weight)
 
 

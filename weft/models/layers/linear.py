@@ -49,9 +49,7 @@ class Linear(MatrixLayer):
     def forward(self, x: Normed, batch: Batch) -> Float[Tensor, "*n outputs"]:
         return batch.operations.linear(x, self.weights)
 
-    def activated(
-        self, x: Normed, activation: Callable[[Tensor], Tensor], batch: Batch, parts: int = 1
-    ) -> Float[Tensor, "n results"]:
+    def activated(self, x: Normed, activation: Callable[[Tensor], Tensor], batch: Batch, parts: int = 1) -> Normed:
         """Return activation(output); if the output is two adjacent parts, activation(first) * second."""
         return batch.operations.activated_linear(x, self.weights, activation, parts)
 
@@ -86,7 +84,7 @@ class OutputLinear(SummandLinear):
     """Last projection of a block's mixer or MLP: its output goes only into the residual stream."""
 
     def forward(self, x: Normed, batch: Batch) -> Addend:
-        return batch.operations.linear_into_stream(batch.operations.rows_of(x), self.weights)
+        return batch.operations.linear_into_stream(x, self.weights)
 
 
 class PackedLinear(Linear):

@@ -10,26 +10,16 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 import torch
-import triton.language as tl
-from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.cuda.formats.codes import PORTABLE
-from weft.kernels.cuda.formats.fp8 import code_of
 from weft.kernels.cuda.formats.packed import STEP, CodeTiles, pack
 from weft.kernels.cuda.launch.gpus import gpu_of
-from weft.kernels.cuda.launch.launching import jit, named
-from weft.kernels.cuda.launch.overlap import early, wait
-from weft.kernels.formats.fp8 import CODES, LARGEST, Fp8
-from weft.kernels.formats.rounded import FP8, FP8_BLOCK, FP8_LEAST, RoundedRows, takes_fp8
+from weft.kernels.formats.fp8 import CODES, Fp8
+from weft.kernels.formats.rounded import FP8, FP8_BLOCK, RoundedRows, takes_fp8
 from weft.kernels.formats.stored import Stored
 
 # The first GPUs whose tensor cores multiply FP8.
 CAPABILITY = (8, 9)
-# Rows of a program that rounds them, and a number that the library wants rows and outputs to be a multiple of.
-ROWS, HELD = 16, 16
-MOST, LEAST, INVERSE = tl.constexpr(LARGEST), tl.constexpr(FP8_LEAST), tl.constexpr(1 / LARGEST)
-INPUTS = tl.constexpr(FP8_BLOCK)
 assert FP8_BLOCK == STEP, "a tile of inputs has one scale of its rows"
 
 
@@ -93,50 +83,3 @@ def padded(codes: Tensor, columns: int) -> Tensor:
     found = torch.zeros(*codes.shape[:-1], columns, dtype=torch.uint8, device=codes.device)
     found[..., : codes.shape[-1]] = codes.view(torch.uint8)
     return found.view(CODES)
-
-
-def held_rows(rows: int) -> int:
-    """Return the number of rows with which the library computes these."""
-    return -(-rows // HELD) * HELD
-
-
-def rows_in_fp8(x: Float[Tensor, "rows inputs"], by_column: bool = False) -> tuple[Tensor, Float[Tensor, "held steps"]]:
-    """Return the codes of rows, padded to whole tiles of inputs, and their scales. `in_fp8` is the definition.
-
-    `by_column`: scales lie column by column, and rows of zeros follow, as the library needs them.
-    """
-    rows, inputs = x.shape
-    steps, held = -(-inputs // STEP), held_rows(rows) if by_column else rows
-    codes = torch.empty(held, steps * STEP, dtype=CODES, device=x.device)
-    shape = (steps, held) if by_column else (held, steps)
-    scales = torch.empty(shape, dtype=torch.float32, device=x.device)
-    scales = scales.t() if by_column else scales
-    round_kernel[(-(-held // ROWS), steps)](
-        named(
-            x=x, x_stride=x.stride(0), rows=rows, held=held, codes=codes, scales=scales, row_stride=scales.stride(0),
-            step_stride=scales.stride(1), inputs=inputs,
-        ),
-        ROWS=ROWS, num_warps=4, **early(x),
-    )  # fmt: skip
-    return codes, scales
-
-
-@jit(do_not_specialize=["rows", "held"])
-def round_kernel(
-    x, x_stride, rows, held, codes, scales, row_stride, step_stride, inputs, ROWS: tl.constexpr, EARLY: tl.constexpr
-):
-    """Program (rows, 128 inputs)."""
-    row, step = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    column = step * INPUTS + tl.arange(0, INPUTS)
-    is_row, is_held, steps = row < rows, row < held, tl.num_programs(1)
-    wait(EARLY)
-    place = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
-    value = tl.load(place, mask=is_row[:, None] & (column < inputs)[None, :], other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(value), 1), LEAST) * INVERSE
-    # Exactly divided, as on a CPU: otherwise some codes would differ. What is no number stays so.
-    code = tl.div_rn(value, tl.broadcast_to(scale[:, None], value.shape))
-    code = tl.clamp(code, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
-    code = code_of(code) if PORTABLE else code.to(tl.float8e4nv)
-    target = codes + row.to(tl.int64)[:, None] * (steps * INPUTS) + column[None, :]
-    tl.store(target, code, mask=is_held[:, None])
-    tl.store(scales + row.to(tl.int64) * row_stride + step.to(tl.int64) * step_stride, scale, mask=is_held)

@@ -16,14 +16,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.activation import activate, gated_product
+from weft.kernels.cuda.activation import gated_product
 from weft.kernels.cuda.formats.lines import prepared
 from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.linear.few import MOST_ROWS, are_few, few_rows
 from weft.kernels.cuda.linear.many import MANY_ROWS, are_many, many_rows
 from weft.kernels.cuda.linear.one import one_row
+from weft.kernels.cuda.linear.rounding import LazyProduct
 from weft.kernels.cuda.linear.some import are_parted, are_some, rows_in_parts, some_rows
-from weft.kernels.cuda.linear.stored import activated_stored, multiply_stored, stored_into_stream
+from weft.kernels.cuda.linear.stored import activated_stored, lazy_product, multiply_stored, stored_into_stream
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.cuda.norm import LazyNorm, rows_of
 from weft.kernels.formats.rounded import NOTHING
@@ -64,10 +65,11 @@ def is_uneven(x: Float[Tensor, "*n inputs"], weight: Float[Tensor, "outputs inpu
     return half and len(weight) % ALIGNED != 0 and x.ndim == 2 and x.stride(1) == weight.stride(1) == 1
 
 
-def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+def linear_into_stream(x: Normed, weight: Weight) -> Addend:
     matrix = weight.matrix
     if matrix is None:
-        return stored_into_stream(x, weight)
+        return stored_into_stream(x if isinstance(x, LazyProduct) else rows_of(x), weight)
+    x = rows_of(x)
     if suits(x, matrix):
         return matmul(x, matrix, weight.bias, summed=False)
     if are_parted(x, matrix):
@@ -75,7 +77,7 @@ def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
     return linear(x, weight)
 
 
-def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Float[Tensor, "n results"]:
+def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int = 1) -> Normed:
     matrix = weight.matrix
     rows = rows_of(x) if matrix is None else for_matmul(x, matrix)
     if matrix is not None and activation in NAMES and suits(rows, matrix, activated=True):
@@ -86,10 +88,10 @@ def activated_linear(x: Normed, weight: Weight, activation: Function, parts: int
         if found is not None:
             return found
     projected = linear(rows, weight)
-    if parts == 2:
-        gate, gated = projected.chunk(2, -1)
-        return gated_product(gate, gated, activation)
-    return activate(NAMES[activation], projected) if activation in NAMES else activation(projected)
+    gate, up = projected.chunk(2, -1) if parts == 2 else (projected, None)
+    if activation in NAMES:
+        return lazy_product(NAMES[activation], gate, up, weight)
+    return activation(gate) if up is None else gated_product(gate, up, activation)
 
 
 def for_matmul(x: Normed, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "n inputs"] | LazyNorm:

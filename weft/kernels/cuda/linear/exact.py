@@ -62,8 +62,9 @@ def linear(x: Normed, weight: Weight) -> Float[Tensor, "n outputs"]:
     return product(rows, weight)
 
 
-def linear_into_stream(x: Float[Tensor, "n inputs"], weight: Weight) -> Addend:
+def linear_into_stream(x: Normed, weight: Weight) -> Addend:
     """Multiply for the residual stream, which adds up the shares of few rows in the same order as the other kernels."""
+    x = rows_of(x)
     outputs, inputs, matrix, gpu = weight.outputs, weight.inputs, weight.matrix, gpu_of(x.device)
     if matrix is not None and weight.bias is None and shares_of(outputs, inputs) > 1 and are_few(x, matrix):
         by = cut(len(x), outputs, inputs, gpu)

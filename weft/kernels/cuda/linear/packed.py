@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, TILE, form_of, most_rows, summed
-from weft.kernels.cuda.formats.lines import CodeLines, rows_in_fp8
+from weft.kernels.cuda.formats.lines import CodeLines
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.formats.tiles import pointers
 from weft.kernels.cuda.launch.gpus import H200
@@ -24,6 +24,7 @@ from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, on_branch, wait
 from weft.kernels.cuda.linear.between import between
 from weft.kernels.cuda.linear.few import COUNTERS, counters
+from weft.kernels.cuda.linear.rounding import rows_in_fp8
 from weft.kernels.cuda.linear.tiles import place
 from weft.kernels.formats.stored import Stored
 

@@ -15,10 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import ScalingType
 
-from weft.kernels.cuda.formats.lines import HELD, CodeLines, rows_in_fp8
+from weft.kernels.cuda.formats.lines import CodeLines
 from weft.kernels.cuda.formats.packed import STEP
 from weft.kernels.cuda.launch.gpus import HOPPER, gpu_of
 from weft.kernels.cuda.linear.packed import is_wide
+from weft.kernels.cuda.linear.rounding import HELD, LazyProduct, rows_in_fp8
 from weft.kernels.formats.stored import Stored
 
 # Rows from which it is faster, if the matrix is wide and if it is not.
@@ -56,26 +57,26 @@ def is_faster(rows: int, outputs: int) -> bool:
     return rows >= (WIDE_ROWS if is_wide(outputs) else NARROW_ROWS)
 
 
-def can_scale(x: Float[Tensor, "rows inputs"], part: Stored) -> bool:
-    """Return whether the library multiplies these rows with this matrix."""
+def can_scale(part: Stored) -> bool:
+    """Return whether the library multiplies rows in FP8 with this matrix."""
     form = part.format
     if not isinstance(form, CodeLines) or part.outputs % HELD:
         return False
-    return (not form.runs or form.block_rows == BLOCK) and has_scales(x.device)
+    return (not form.runs or form.block_rows == BLOCK) and has_scales(part.tensors[0].device)
 
 
-def by_scales(x: Float[Tensor, "rows inputs"], part: Stored) -> bool:
-    """Return whether the library is to multiply these rows with this matrix."""
-    return is_faster(len(x), part.outputs) and can_scale(x, part)
+def by_scales(rows: int, part: Stored) -> bool:
+    """Return whether the library is to multiply this number of rows with this matrix."""
+    return is_faster(rows, part.outputs) and can_scale(part)
 
 
 def multiply_scaled(
-    x: Float[Tensor, "rows inputs"],
+    x: Float[Tensor, "rows inputs"] | LazyProduct,
     part: Stored,
     bias: Float[Tensor, " outputs"] | None,
     out: Float[Tensor, "held outputs"],
 ) -> None:
-    """Fill the first rows of `out`. It is fastest if `out` has as many rows as `rows_in_fp8` returns."""
+    """Fill `out`. It is fastest if it has as many rows as `held_rows` says: then those beyond `x` may be anything."""
     codes, factors = rows_in_fp8(x, by_column=True)
     whole = len(out) == len(codes) and out.data_ptr() % ALIGNED == out.stride(0) * out.itemsize % ALIGNED == 0
     found = out if whole else torch.empty(len(codes), part.outputs, dtype=out.dtype, device=out.device)
@@ -83,7 +84,7 @@ def multiply_scaled(
     if bias is not None:
         found.add_(bias)
     if not whole:
-        out[: len(x)].copy_(found[: len(x)])
+        out.copy_(found[: len(out)])
 
 
 def scales_of(part: Stored) -> Scales:

@@ -11,13 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from weft.kernels.activations import NAMES, Function
-from weft.kernels.cuda.formats.lines import CodeLines, held_rows
+from weft.kernels.cuda.formats.lines import CodeLines
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.tiles import form_of, load_tile, pointers
 from weft.kernels.cuda.launch.launching import jit, named
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.decoded import multiply_decoded
 from weft.kernels.cuda.linear.packed import by_library, multiply_packed
+from weft.kernels.cuda.linear.rounding import LazyProduct, held_rows
 from weft.kernels.cuda.linear.scaled import by_scales, multiply_scaled
 from weft.kernels.cuda.linear.tiles import tiled
 from weft.kernels.formats.blocks import BlockFormat, OtherInputs
@@ -56,7 +57,7 @@ def multiply_part(
     """Fill the columns of an output that one part computes. It may have rows beyond those of `x`, of any content."""
     if not len(x):
         return
-    if by_scales(x, part) and not exact:
+    if by_scales(len(x), part) and not exact:
         multiply_scaled(x, part, bias, y)
         return
     y = y[: len(x)]
@@ -101,9 +102,9 @@ def decodes_first(rows: int, part: Stored) -> bool:
     return by_library(rows, part.outputs) and not isinstance(part.format, CodeLines)
 
 
-def is_librarys(x: Float[Tensor, "rows inputs"], part: Stored) -> bool:
+def is_librarys(rows: int, part: Stored) -> bool:
     """Return whether torch's library multiplies: what follows has kernels of its own."""
-    return decodes_first(len(x), part) or by_scales(x, part)
+    return decodes_first(rows, part) or by_scales(rows, part)
 
 
 def whole(weight: Weight) -> Stored | None:
@@ -118,15 +119,28 @@ def activated_stored(
     part = whole(weight)
     if part is None or activation not in NAMES or part.outputs % (LINES * parts) or x.ndim != 2 or x.stride(1) != 1:
         return None
-    if not len(x) or (is_librarys(x, part) and not exact):
+    if not len(x) or (is_librarys(len(x), part) and not exact):
         return None
     return multiply_packed(x, part, weight.bias, NAMES[activation], parts, fold=exact)
 
 
-def stored_into_stream(x: Float[Tensor, "rows inputs"], weight: Weight) -> Tensor:
+def lazy_product(name: str, gate: Tensor, up: Tensor | None, weight: Weight) -> Tensor | LazyProduct:
+    """Return activation(gate) * up. After a matmul with rows in FP8, the next one may compute it while it rounds."""
+    found = LazyProduct(name, gate, up)
+    return found if any(by_scales(len(gate), part) for part in weight.parts) else found.computed()
+
+
+def stored_into_stream(x: Float[Tensor, "rows inputs"] | LazyProduct, weight: Weight) -> Tensor:
     """Return the matmul, possibly in parts that are still to be added up."""
     part = whole(weight)
-    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or is_librarys(x, part):
+    if isinstance(x, LazyProduct):
+        rows = len(x.gate)
+        if part is not None and by_scales(rows, part):
+            y = torch.empty(held_rows(rows), part.outputs, dtype=x.gate.dtype, device=x.gate.device)
+            multiply_scaled(x, part, weight.bias, y)
+            return y[:rows]
+        x = x.computed()
+    if part is None or x.ndim != 2 or x.stride(1) != 1 or not len(x) or is_librarys(len(x), part):
         return multiply_stored(x, weight)
     return multiply_packed(x, part, weight.bias, summed=False)
 

@@ -14,13 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.cuda.formats.codes import STEP, form_of, more_of_expert, most_rows, of_expert, summed
-from weft.kernels.cuda.formats.lines import CodeLines, rows_in_fp8
+from weft.kernels.cuda.formats.lines import CodeLines
 from weft.kernels.cuda.formats.packed import LINES, CodeTiles
 from weft.kernels.cuda.formats.packed import STEP as TILE_INPUTS
 from weft.kernels.cuda.formats.tiles import pointers
 from weft.kernels.cuda.launch.launching import Arguments, jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.cuda.linear.packed import between_parts, lines_of
+from weft.kernels.cuda.linear.rounding import rows_in_fp8
 from weft.kernels.cuda.moe.choices import FEW_PAIRS, WHOLE_TOKENS, most_tokens
 from weft.kernels.cuda.moe.routing import Lists, list_pairs
 from weft.kernels.experts import Activation, ExpertWeights
