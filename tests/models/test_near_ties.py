@@ -16,6 +16,7 @@ from tests.support.models.near_ties import NearTies
 from weft.base.sampling import SamplingParams
 from weft.kernels.choosing import Table
 from weft.kernels.experts import Routing
+from weft.kernels.interface import DecodeSteps
 
 FAMILY = "lfm2_moe"
 # At the third token of the answer, the scores of experts 2 and 6 differ by 3e-7. An x86 machine chose one of them in a
@@ -45,7 +46,7 @@ def answer(expert: int = 0, by: float = 0.0, prompt: list[int] = ASKED.prompt) -
         return routing
 
     # Recorded steps would not come by here.
-    table = Table({**vars(ties().operations), "route_sigmoid": moved, "record_decodes": lambda compute: compute})
+    table = Table({**vars(ties().operations), "route_sigmoid": moved, "record_decodes": DecodeSteps})
     engine = engine_of(replace(subject(FAMILY, False, False), operations=table), False, MEMORY)
     return answer_all(engine, [replace(ASKED, prompt=prompt)])[0]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -162,17 +162,21 @@ class Batch:
 # Operations ----------------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
 class OrderedDecodes(Protocol):
-    """What `record_decodes` returns where rows of one token may be of one sequence: each sees those before it."""
-
-    def __call__(self, batch: Batch) -> Tensor: ...
+    """Computes decode-only steps in which rows may be of one sequence: each sees those before it."""
 
     def in_order(self, batch: Batch) -> Tensor | None:
         """Return the final hidden states; None if this step cannot be computed so, and tails may be overwritten."""
 
     def is_new(self, batch: Batch) -> bool:
         """Return whether `in_order` may return None and overwrite tails: no step with as many rows was recorded."""
+
+
+class DecodeSteps(NamedTuple):
+    """Ways to compute steps of a model: any step, and where that is possible decodes in order."""
+
+    compute: Callable[[Batch], Tensor]
+    ordered: OrderedDecodes | None = None
 
 
 @runtime_checkable
@@ -353,8 +357,8 @@ class Operations(Protocol):
     def side_by_side(self, like: Float[Tensor, "rows any"], sizes: Sequence[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Allocate one matrix for adjacent outputs; return it, and the columns of each output as a view."""
 
-    def record_decodes(self, compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-        """Return a `compute` that may record decode-only steps and replay their calls without Python.
+    def record_decodes(self, compute: Callable[[Batch], Tensor]) -> DecodeSteps:
+        """Return ways to compute steps that may record decode-only ones and replay their calls without Python.
 
         `compute` returns the final hidden states of a step, always of the same model on the same memory.
         """

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.kernels.choosing import Table
 from weft.kernels.formats.stored import Stored
-from weft.kernels.interface import Batch, Operations
+from weft.kernels.interface import Batch, DecodeSteps, Operations
 from weft.kernels.stream import Addend, Residual
 
 
@@ -65,9 +65,9 @@ def over_ranks(operations: Operations, group: RankGroup) -> Operations:
     def gather_ranks(x: Float[Tensor, "n part"], size: int) -> Float[Tensor, "n size"]:
         return torch.cat(group.gather(x.contiguous()), -1)[..., :size]
 
-    def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-        """Return `compute` unchanged: a replayed step would leave out the sums over ranks."""
-        return compute
+    def record_decodes(compute: Callable[[Batch], Tensor]) -> DecodeSteps:
+        """Compute every step anew: a replayed one would leave out the sums over ranks."""
+        return DecodeSteps(compute)
 
     own = {
         "residual": residual,

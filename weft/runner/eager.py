@@ -12,7 +12,7 @@ from weft.base.parts import rows_of_one
 from weft.base.plan import Plan
 from weft.device.staging import StagedValue
 from weft.device.upload import upload
-from weft.kernels.interface import Batch, OrderedDecodes
+from weft.kernels.interface import Batch
 from weft.memory.kinds import Kind
 from weft.runner.batching import build_batch, build_step
 from weft.runner.hidden_states import draft_places
@@ -32,9 +32,7 @@ class ComputedStep(NamedTuple):
 class EagerSteps:
     def __init__(self, placed: PlacedModel) -> None:
         self.placed = placed
-        self.compute = placed.operations.record_decodes(self.forward)
-        # What computes decodes in order, if they can be. Asked once: it takes as long as a few operators.
-        self.ordered = self.compute if isinstance(self.compute, OrderedDecodes) else None
+        self.compute, self.ordered = placed.operations.record_decodes(self.forward)
 
     def complete(self, plan: Plan) -> Plan:
         """Return the plan with what the step before it decided, as far as the host can read it.

@@ -22,7 +22,7 @@ from weft.engine.loop import Engine
 from weft.engine.request import Request
 from weft.kernels.choosing import Table
 from weft.kernels.experts import Routing
-from weft.kernels.interface import Operations
+from weft.kernels.interface import DecodeSteps, Operations
 from weft.memory.spec import MemorySpec
 from weft.models.model import CausalModel
 from weft.runner.runner import Runner
@@ -65,7 +65,7 @@ class Routes:
         self.found: list[Tie] = []
         routes = {name: self._following(getattr(operations, name)) for name in ROUTES}
         # What is recorded does not come by here.
-        self.operations = Table({**vars(operations), **routes, "record_decodes": lambda compute: compute})
+        self.operations = Table({**vars(operations), **routes, "record_decodes": DecodeSteps})
 
     def _following(self, route: Callable[..., Routing]) -> Callable[..., Routing]:
         def operation(logits: Float[Tensor, "tokens experts"], *others: Any, **more: Any) -> Routing:

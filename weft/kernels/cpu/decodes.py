@@ -9,7 +9,7 @@ from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.attention import AttentionInputs
 from weft.kernels.cpu.linear import linear
 from weft.kernels.cpu.ssd import gated
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, DecodeSteps
 from weft.kernels.native.attention import mix
 from weft.kernels.native.causal_conv import convolve
 from weft.kernels.native.channel_delta import channel_delta
@@ -45,9 +45,10 @@ def short_conv(
     return convolve(linear(x, projection), weights, batch, view, gated=True)
 
 
-def record_decodes(compute: Compute) -> Compute:
-    """Return `compute` with decode-only steps recorded once for each number of rows, and replayed without Python."""
-    return Replays(compute)
+def record_decodes(compute: Compute) -> DecodeSteps:
+    """Record decode-only steps once for each number of rows, and replay them without Python."""
+    replays = Replays(compute)
+    return DecodeSteps(replays, replays)
 
 
 def ssd(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, DecodeSteps
 from weft.kernels.native.calls import room
 
 
@@ -23,6 +23,6 @@ def side_by_side(
     return rows, rows.split_with_sizes(list(sizes), 1)
 
 
-def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Return `compute` unchanged: nothing is recorded here."""
-    return compute
+def record_decodes(compute: Callable[[Batch], Tensor]) -> DecodeSteps:
+    """Compute every step anew: nothing is recorded here."""
+    return DecodeSteps(compute)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from weft.kernels.interface import Batch
+from weft.kernels.interface import Batch, DecodeSteps
 
 
 def run_together(x: Tensor, one: Callable[[], object], *others: Callable[[], object]) -> None:
@@ -22,6 +22,6 @@ def side_by_side(
     return rows, rows.split_with_sizes(list(sizes), 1)
 
 
-def record_decodes(compute: Callable[[Batch], Tensor]) -> Callable[[Batch], Tensor]:
-    """Return `compute` unchanged: nothing is recorded here."""
-    return compute
+def record_decodes(compute: Callable[[Batch], Tensor]) -> DecodeSteps:
+    """Compute every step anew: nothing is recorded here."""
+    return DecodeSteps(compute)
