@@ -19,13 +19,22 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.cuda.attention.pages import halves_of, numbers_of, powers_at
+from weft.kernels.cuda.attention.pages import (
+    MOVED_UNIT,
+    halves_of,
+    in_float16,
+    numbers_by,
+    power_in_word,
+    powers_at,
+)
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.launch.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.interface import Batch, PageSections
 
+# What weights of codes that are moved are multiplied with: products stay far from the smallest numbers.
+LIFT = tl.constexpr(2.0**32)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -33,6 +42,9 @@ class DecodeLaunch(NamedTuple):
     keys: int  # keys of one cell loaded at once
     warps: int
     stages: int
+    # How codes are multiplied, and whether exponents are loaded a block ahead.
+    numbers: str = "now"
+    ahead: bool = False
 
 
 # By bytes of a head's key, padded to a power of two.
@@ -172,7 +184,7 @@ def attend_rows(
     _attend_share[(kv_heads, sharing.shares)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
-        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim),
+        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim), NUMBERS=launch.numbers, AHEAD=launch.ahead,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
@@ -306,15 +318,15 @@ def _store_whole(
 
 @triton.jit
 def _scores(
-    q, odd_q, keys, exponents, powers, there, scale,
-    WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+    q, odd_q, keys, exponents, powers, there, scale, known_factor,
+    WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of keys. `odd_q`: odd features of queries, where keys are WORDS of two codes."""
     if exponents is not None:
         # They arrive while keys are multiplied.
-        factor = powers_at(exponents, powers, there)
+        factor = powers_at(exponents, powers, there) if known_factor is None else known_factor
     if WORDS:
-        even_keys, odd_keys = numbers_of(keys, q.dtype, KIND)
+        even_keys, odd_keys = numbers_by(keys, q.dtype, KIND, NUMBERS)
         found = tl.dot(q, tl.trans(even_keys), input_precision=PRECISION)
         found = tl.dot(odd_q, tl.trans(odd_keys), acc=found, input_precision=PRECISION) * scale
     else:
@@ -335,6 +347,25 @@ def _weights(scores, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
     weights = tl.exp2(scores - reference[:, None])
     fading = tl.exp2(peak - reference)
     return weights, fading, new_peak, total * fading + tl.sum(weights, 1)
+
+
+@triton.jit
+def _rise_of(powers):
+    """Return logarithms of powers of two, those of infinity infinite, and inverse powers, down from 2**64."""
+    bits = tl.maximum(powers.to(tl.int32, bitcast=True), 63 << 23)
+    rise = ((bits >> 23) - 127).to(tl.float32)
+    rise = tl.where(bits == 255 << 23, float("inf"), rise)
+    return rise, ((254 << 23) - bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _rising_weights(scores, rise, fall, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
+    scores += rise[None, :]
+    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
+    weights = tl.exp2(scores - reference[:, None])
+    fading = tl.exp2(peak - reference)
+    return weights, fading, new_peak, total * fading + tl.sum(weights * fall[None, :], 1)
 
 
 @triton.jit
@@ -376,7 +407,7 @@ def _attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr,
-    WORDS: tl.constexpr, EARLY: tl.constexpr,
+    WORDS: tl.constexpr, NUMBERS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP.
 
@@ -434,8 +465,15 @@ def _attend_share(
         peak, total, mixed = _beginning(
             packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
         )
-        odd_q = q
+        odd_q, line_scale = q, scale
         if WORDS:
+            kept = q.dtype
+            if NUMBERS == "half" or NUMBERS == "mixed":
+                q, unit = in_float16(q)
+                line_scale = (scale * unit)[:, None]
+            elif NUMBERS == "moved" and tl.int8 != KIND:
+                q = (q.to(tl.float32) * LIFT).to(q.dtype)
+                line_scale = scale * (MOVED_UNIT / LIFT)
             q, odd_q = halves_of(q, LINES, BLOCK_DIM)
             even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
@@ -448,6 +486,7 @@ def _attend_share(
             block_at = next_page.to(tl.int64) * (page_stride // UNIT)
             block_at += block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM // UNIT)
             powers = next_page.to(tl.int64) * exponent_stride + (block % BLOCKS * KEYS + index) * KV_HEADS + kv_head
+            key_factor = None
             next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
             there = key_position <= last
@@ -455,24 +494,39 @@ def _attend_share(
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
             loaded = there[:, None] & is_unit
-            if value_exponents is not None:
+            if AHEAD:
+                key_factor = power_in_word(key_exponents, powers, there)
+                value_powers = power_in_word(value_exponents, powers, there)
+            elif value_exponents is not None:
                 value_powers = powers_at(value_exponents, powers, there)
             keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
-            scores = _scores(q, odd_q, keys, key_exponents, powers, there, scale, WORDS, KIND, SOFTCAP, PRECISION)
+            scores = _scores(
+                q, odd_q, keys, key_exponents, powers, there, line_scale, key_factor,
+                WORDS, KIND, SOFTCAP, PRECISION, NUMBERS,
+            )
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-            weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
-            if value_exponents is not None:
-                weights *= value_powers[None, :]
-            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0), weights.to(q.dtype)
+            if NUMBERS == "half":
+                rise, fall = _rise_of(value_powers)
+                weights, fading, peak, total = _rising_weights(scores, rise, fall, peak, total, TOKENS, GROUPED)
+            else:
+                weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
+                if value_exponents is not None:
+                    if WORDS and NUMBERS != "now" and tl.int8 != KIND:
+                        value_powers *= LIFT
+                    weights *= value_powers[None, :]
+            values = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0)
+            weights = weights.to(kept if WORDS and NUMBERS != "half" else q.dtype)
             if WORDS:
-                even_values, odd_values = numbers_of(values, q.dtype, KIND)
+                even_values, odd_values = numbers_by(values, weights.dtype, KIND, NUMBERS)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
                 odd = tl.dot(weights, odd_values, acc=odd * fading[:, None], input_precision=PRECISION)
             else:
                 mixed = tl.dot(weights, values.to(q.dtype), acc=mixed * fading[:, None], input_precision=PRECISION)
         if WORDS:
             mixed = tl.reshape(tl.join(even, odd), (LINES, BLOCK_DIM))
+            if (NUMBERS == "moved" or NUMBERS == "mixed") and tl.int8 != KIND:
+                mixed *= MOVED_UNIT / LIFT
 
         out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
         if (begin == row_begin) & (end == row_end):

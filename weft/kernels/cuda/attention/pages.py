@@ -41,6 +41,62 @@ LOW_INTEGERS = tl.constexpr("{ .reg .b32 u, v, c; mov.b32 u, $1; " + INTEGERS_OF
 HIGH_INTEGERS = tl.constexpr("{ .reg .b32 u, v, c; shr.b32 u, $1, 8; " + INTEGERS_OF)
 
 
+# Variants. Two numbers each, $0 of the low bytes and $1 of the high ones, of a pair of words, $2.
+# bfloat16 of e4m3, times 2**-120.
+MOVED_CODES = tl.constexpr(
+    "{ .reg .b32 u, v, w; mov.b32 w, $2; shl.b32 u, w, 4; shl.b32 v, w, 8; and.b32 v, v, 0x80008000;"
+    " lop3.b32 $0, u, 0x07f007f0, v, 0xea; shr.b32 u, w, 4; and.b32 v, w, 0x80008000;"
+    " lop3.b32 $1, u, 0x07f007f0, v, 0xea; }"
+)
+HALF_CODES = tl.constexpr(
+    "{ .reg .b32 p; .reg .b16 l, h; prmt.b32 p, $2, 0, 0x3120; mov.b32 {l, h}, p;"
+    " cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
+)
+MOVED_INTEGERS = tl.constexpr(
+    "{ .reg .b32 u, v, w, c, d; mov.b32 w, $2; mov.b32 c, 0x43004300; mov.b32 d, 0xbf80bf80;"
+    " lop3.b32 u, w, 0x007f007f, c, 0xea; lop3.b32 v, w, 0x00800080, c, 0xea; fma.rn.bf16x2 $0, v, d, u;"
+    " shr.b32 w, w, 8; lop3.b32 u, w, 0x007f007f, c, 0xea; lop3.b32 v, w, 0x00800080, c, 0xea;"
+    " fma.rn.bf16x2 $1, v, d, u; }"
+)
+HALF_INTEGERS = tl.constexpr(
+    "{ .reg .b32 x, u, v, c; xor.b32 x, $2, 0x80808080; mov.b32 c, 0x64806480; prmt.b32 u, x, 0x64646464, 0x4240;"
+    " prmt.b32 v, x, 0x64646464, 0x4341; sub.rn.f16x2 $0, u, c; sub.rn.f16x2 $1, v, c; }"
+)
+
+
+MOVED_UNIT = tl.constexpr(1.0 if PORTABLE else 2.0**120)
+
+
+@triton.jit
+def in_float16(q):
+    """Return lines times powers of two that make their largest number one of 2**14 to 2**15, and inverse powers."""
+    wide = q.to(tl.float32)
+    largest = tl.max(tl.abs(wide), 1).to(tl.int32, bitcast=True) & 0x7F800000
+    largest = tl.maximum(largest, 30 << 23)
+    power = ((141 << 23) - largest + (127 << 23)).to(tl.float32, bitcast=True)
+    inverse = (largest - (14 << 23)).to(tl.float32, bitcast=True)
+    return (wide * power[:, None]).to(tl.float16), inverse
+
+
+@triton.jit
+def numbers_by(words, dtype: tl.constexpr, KIND: tl.constexpr, BY: tl.constexpr):
+    """Return the even features of words of two codes, and the odd ones, times `unit_of`."""
+    if BY == "now" or PORTABLE or dtype == tl.float32:
+        low, high = numbers_of(words, dtype, KIND)
+    else:
+        half: tl.constexpr = HALF_INTEGERS if tl.int8 == KIND else HALF_CODES
+        moved: tl.constexpr = MOVED_INTEGERS if tl.int8 == KIND else MOVED_CODES
+        if dtype == tl.float16:
+            low, high = tl.inline_asm_elementwise(
+                half, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+            )
+        else:
+            low, high = tl.inline_asm_elementwise(
+                moved, "=r,=r,r", [words], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2
+            )
+    return low, high
+
+
 @triton.jit
 def size_of(value):
     """Return how large numbers are, as bits: those of infinity, and of what is no number, are the largest."""
@@ -101,6 +157,14 @@ def powers_at(exponents, place, there):
     """Return the powers of two of some tokens of a head; `there` may be None."""
     found = tl.load(exponents + place) if there is None else tl.load(exponents + place, mask=there, other=BIAS_BYTE)
     return power_of(found)
+
+
+@triton.jit
+def power_in_word(exponents, place, there):
+    """Return powers of two as `powers_at` does. Words of four exponents are read: only such loads are spread over stages.
+    Exponents of tokens that are not there are none."""
+    words = tl.load((exponents + place // 4 * 4).to(tl.pointer_type(tl.int32), bitcast=True), mask=there, other=0)
+    return (((words >> (place % 4 * 8).to(tl.int32)) & 255) << 23).to(tl.float32, bitcast=True)
 
 
 BIAS_BYTE = tl.constexpr(BIAS)
