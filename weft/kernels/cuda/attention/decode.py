@@ -45,6 +45,8 @@ class DecodeLaunch(NamedTuple):
     # How codes are multiplied, and whether exponents are loaded a block ahead.
     numbers: str = "now"
     ahead: bool = False
+    # At most so many of a thread, if not None.
+    registers: int | None = None
 
 
 # By bytes of a head's key, padded to a power of two.
@@ -184,9 +186,11 @@ def attend_rows(
     _attend_share[(kv_heads, sharing.shares)](
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
-        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim), NUMBERS=launch.numbers, AHEAD=launch.ahead,
+        LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim),
+        NUMBERS=launch.numbers, AHEAD=launch.ahead,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
+        **({} if launch.registers is None else {"maxnreg": launch.registers}),
     )  # fmt: skip
     # Every border of two shares cuts at most one row.
     borders = sharing.shares - 1
@@ -501,8 +505,19 @@ def _attend_share(
                 value_powers = powers_at(value_exponents, powers, there)
             keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
             scores = _scores(
-                q, odd_q, keys, key_exponents, powers, there, line_scale, key_factor,
-                WORDS, KIND, SOFTCAP, PRECISION, NUMBERS,
+                q,
+                odd_q,
+                keys,
+                key_exponents,
+                powers,
+                there,
+                line_scale,
+                key_factor,
+                WORDS,
+                KIND,
+                SOFTCAP,
+                PRECISION,
+                NUMBERS,
             )
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))

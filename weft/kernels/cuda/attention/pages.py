@@ -161,8 +161,10 @@ def powers_at(exponents, place, there):
 
 @triton.jit
 def power_in_word(exponents, place, there):
-    """Return powers of two as `powers_at` does. Words of four exponents are read: only such loads are spread over stages.
-    Exponents of tokens that are not there are none."""
+    """Return powers of two as `powers_at` does, by words of four: only such loads are spread over stages.
+
+    The power of a token that is not there is zero.
+    """
     words = tl.load((exponents + place // 4 * 4).to(tl.pointer_type(tl.int32), bitcast=True), mask=there, other=0)
     return (((words >> (place % 4 * 8).to(tl.int32)) & 255) << 23).to(tl.float32, bitcast=True)
 
