@@ -354,6 +354,23 @@ def _weights(scores, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
 
 
 @triton.jit
+def _halves_of_queries(
+    q, scale, KIND: tl.constexpr, NUMBERS: tl.constexpr, LINES: tl.constexpr, BLOCK_DIM: tl.constexpr
+):
+    """Return even and odd features as codes are multiplied with, and what the products are."""
+    if NUMBERS == "half" or NUMBERS == "mixed":
+        q, unit = in_float16(q)
+        line_scale = (scale * unit)[:, None]
+    elif NUMBERS == "moved" and tl.int8 != KIND:
+        q = (q.to(tl.float32) * LIFT).to(q.dtype)
+        line_scale = scale * (MOVED_UNIT / LIFT)
+    else:
+        line_scale = scale
+    even, odd = halves_of(q, LINES, BLOCK_DIM)
+    return even, odd, line_scale
+
+
+@triton.jit
 def _rise_of(powers):
     """Return logarithms of powers of two, those of infinity infinite, and inverse powers, down from 2**64."""
     bits = tl.maximum(powers.to(tl.int32, bitcast=True), 63 << 23)
@@ -472,13 +489,7 @@ def _attend_share(
         odd_q, line_scale = q, scale
         if WORDS:
             kept = q.dtype
-            if NUMBERS == "half" or NUMBERS == "mixed":
-                q, unit = in_float16(q)
-                line_scale = (scale * unit)[:, None]
-            elif NUMBERS == "moved" and tl.int8 != KIND:
-                q = (q.to(tl.float32) * LIFT).to(q.dtype)
-                line_scale = scale * (MOVED_UNIT / LIFT)
-            q, odd_q = halves_of(q, LINES, BLOCK_DIM)
+            q, odd_q, line_scale = _halves_of_queries(q, scale, KIND, NUMBERS, LINES, BLOCK_DIM)
             even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
