@@ -390,6 +390,24 @@ def _rising_weights(scores, rise, fall, peak, total, TOKENS: tl.constexpr, GROUP
 
 
 @triton.jit
+def _weights_by(
+    scores, powers, peak, total,
+    WORDS: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, TOKENS: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    """As `_weights`, times the powers of values."""
+    if NUMBERS == "half":
+        rise, fall = _rise_of(powers)
+        weights, fading, peak, total = _rising_weights(scores, rise, fall, peak, total, TOKENS, GROUPED)
+    else:
+        weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
+        if powers is not None:
+            if WORDS and NUMBERS != "now" and tl.int8 != KIND:
+                powers *= LIFT
+            weights *= powers[None, :]
+    return weights, fading, peak, total
+
+
+@triton.jit
 def _seen(there, key_position, position, TOKENS: tl.constexpr, GROUPED: tl.constexpr, WINDOW: tl.constexpr):
     """Return which keys that are there each line sees."""
     seen = there[None, :]
@@ -532,15 +550,10 @@ def _attend_share(
             )
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-            if NUMBERS == "half":
-                rise, fall = _rise_of(value_powers)
-                weights, fading, peak, total = _rising_weights(scores, rise, fall, peak, total, TOKENS, GROUPED)
-            else:
-                weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
-                if value_exponents is not None:
-                    if WORDS and NUMBERS != "now" and tl.int8 != KIND:
-                        value_powers *= LIFT
-                    weights *= value_powers[None, :]
+            weights, fading, peak, total = _weights_by(
+                scores, value_powers if value_exponents is not None else None, peak, total,
+                WORDS, KIND, NUMBERS, TOKENS, GROUPED,
+            )  # fmt: skip
             values = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0)
             weights = weights.to(kept if WORDS and NUMBERS != "half" else q.dtype)
             if WORDS:
