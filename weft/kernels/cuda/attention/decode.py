@@ -321,14 +321,39 @@ def _store_whole(
 
 
 @triton.jit
+def _store(
+    out_ptr, out_token_stride, parts_ptr, sinks_ptr, prefix_sums_ptr, is_whole, part, shares, packed, head, line,
+    peak, total, mixed, is_line, is_query, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    feature = tl.arange(0, mixed.shape[1])
+    if is_whole:
+        out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+        _store_whole(
+            out_ptr, out_at, sinks_ptr, prefix_sums_ptr, packed * HEADS + head, head, peak, total, mixed, is_line,
+            is_query, HAS_SINKS, GROUPED,
+        )  # fmt: skip
+    else:
+        which = part * (TOKENS * GROUP) + line
+        sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
+        _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM)
+
+
+@triton.jit
+def _powers(exponents, place, there, AHEAD: tl.constexpr):
+    return power_in_word(exponents, place, there) if AHEAD else powers_at(exponents, place, there)
+
+
+@triton.jit
 def _scores(
-    q, odd_q, keys, exponents, powers, there, scale, known_factor,
+    q, odd_q, keys, exponents, powers, there, scale,
     WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, NUMBERS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of keys. `odd_q`: odd features of queries, where keys are WORDS of two codes."""
     if exponents is not None:
         # They arrive while keys are multiplied.
-        factor = powers_at(exponents, powers, there) if known_factor is None else known_factor
+        factor = _powers(exponents, powers, there, AHEAD)
     if WORDS:
         even_keys, odd_keys = numbers_by(keys, q.dtype, KIND, NUMBERS)
         found = tl.dot(q, tl.trans(even_keys), input_precision=PRECISION)
@@ -506,7 +531,6 @@ def _attend_share(
         )
         odd_q, line_scale = q, scale
         if WORDS:
-            kept = q.dtype
             q, odd_q, line_scale = _halves_of_queries(q, scale, KIND, NUMBERS, LINES, BLOCK_DIM)
             even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
@@ -519,7 +543,6 @@ def _attend_share(
             block_at = next_page.to(tl.int64) * (page_stride // UNIT)
             block_at += block % BLOCKS * (KEYS * KV_HEADS * HEAD_DIM // UNIT)
             powers = next_page.to(tl.int64) * exponent_stride + (block % BLOCKS * KEYS + index) * KV_HEADS + kv_head
-            key_factor = None
             next_page = tl.load(pages + tl.minimum(block + 1, last_block) // BLOCKS)
             key_position = block * KEYS + index
             there = key_position <= last
@@ -527,27 +550,12 @@ def _attend_share(
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
             loaded = there[:, None] & is_unit
-            if AHEAD:
-                key_factor = power_in_word(key_exponents, powers, there)
-                value_powers = power_in_word(value_exponents, powers, there)
-            elif value_exponents is not None:
-                value_powers = powers_at(value_exponents, powers, there)
+            if value_exponents is not None:
+                value_powers = _powers(value_exponents, powers, there, AHEAD)
             keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
             scores = _scores(
-                q,
-                odd_q,
-                keys,
-                key_exponents,
-                powers,
-                there,
-                line_scale,
-                key_factor,
-                WORDS,
-                KIND,
-                SOFTCAP,
-                PRECISION,
-                NUMBERS,
-            )
+                q, odd_q, keys, key_exponents, powers, there, line_scale, WORDS, KIND, SOFTCAP, PRECISION, NUMBERS, AHEAD,
+            )  # fmt: skip
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             weights, fading, peak, total = _weights_by(
@@ -555,7 +563,7 @@ def _attend_share(
                 WORDS, KIND, NUMBERS, TOKENS, GROUPED,
             )  # fmt: skip
             values = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0)
-            weights = weights.to(kept if WORDS and NUMBERS != "half" else q.dtype)
+            weights = weights.to(tl.bfloat16 if NUMBERS == "mixed" else q.dtype)
             if WORDS:
                 even_values, odd_values = numbers_by(values, weights.dtype, KIND, NUMBERS)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
@@ -564,19 +572,12 @@ def _attend_share(
                 mixed = tl.dot(weights, values.to(q.dtype), acc=mixed * fading[:, None], input_precision=PRECISION)
         if WORDS:
             mixed = tl.reshape(tl.join(even, odd), (LINES, BLOCK_DIM))
-            if (NUMBERS == "moved" or NUMBERS == "mixed") and tl.int8 != KIND:
-                mixed *= MOVED_UNIT / LIFT
-
-        out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
-        if (begin == row_begin) & (end == row_end):
-            _store_whole(
-                out_ptr, out_at, sinks_ptr, prefix_sums_ptr, packed * HEADS + head, head, peak, total, mixed, is_line,
-                is_query, HAS_SINKS, GROUPED,
-            )  # fmt: skip
-        else:
-            which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * (TOKENS * GROUP) + line
-            sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
-            _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM)
+            mixed *= 1.0 if NUMBERS == "now" or NUMBERS == "half" or tl.int8 == KIND else MOVED_UNIT / LIFT
+        _store(
+            out_ptr, out_token_stride, parts_ptr, sinks_ptr, prefix_sums_ptr, (begin == row_begin) & (end == row_end),
+            (kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32), shares, packed, head, line,
+            peak, total, mixed, is_line, is_query, HEADS, GROUP, HEAD_DIM, TOKENS, HAS_SINKS, GROUPED,
+        )  # fmt: skip
         row_begin = row_end
         row_end, start, first_position, place, first, known = following
 
