@@ -50,11 +50,11 @@ class Variant(NamedTuple):
 
 CODED = (
     Variant(None),
-    Variant(DecodeLaunch(32, 4, 4, "now", True)),
+    Variant(DecodeLaunch(32, 4, 4, "now", True, 168)),
     Variant(DecodeLaunch(32, 4, 4, "moved", True, 168)),
     Variant(DecodeLaunch(32, 4, 4, "mixed", True, 168)),
-    Variant(DecodeLaunch(32, 4, 4, "half", True)),
-    Variant(DecodeLaunch(32, 4, 3, "half", True)),
+    Variant(DecodeLaunch(32, 4, 4, "half", True, 168)),
+    Variant(DecodeLaunch(32, 4, 3, "half", True, 168)),
     Variant(DecodeLaunch(32, 4, 3, "half", True, 128), 4),
     Variant(DecodeLaunch(64, 4, 3, "half", True), 2),
     Variant(DecodeLaunch(64, 4, 2, "half", True), 2),

@@ -45,7 +45,7 @@ class DecodeLaunch(NamedTuple):
     # How codes are multiplied, and whether exponents are loaded a block ahead.
     numbers: str = "now"
     ahead: bool = False
-    # At most so many of a thread, if not None.
+    # Maximum of a thread, if not None.
     registers: int | None = None
 
 
@@ -419,7 +419,7 @@ def _weights_by(
     scores, powers, peak, total,
     WORDS: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, TOKENS: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """As `_weights`, times the powers of values."""
+    """Return what `_weights` does, weights times the powers of values."""
     if NUMBERS == "half":
         rise, fall = _rise_of(powers)
         weights, fading, peak, total = _rising_weights(scores, rise, fall, peak, total, TOKENS, GROUPED)
@@ -554,8 +554,8 @@ def _attend_share(
                 value_powers = _powers(value_exponents, powers, there, AHEAD)
             keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
             scores = _scores(
-                q, odd_q, keys, key_exponents, powers, there, line_scale, WORDS, KIND, SOFTCAP, PRECISION, NUMBERS, AHEAD,
-            )  # fmt: skip
+                q, odd_q, keys, key_exponents, powers, there, line_scale,
+                WORDS, KIND, SOFTCAP, PRECISION, NUMBERS, AHEAD)  # fmt: skip
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
             weights, fading, peak, total = _weights_by(

@@ -163,7 +163,7 @@ def powers_at(exponents, place, there):
 def power_in_word(exponents, place, there):
     """Return powers of two as `powers_at` does, by words of four: only such loads are spread over stages.
 
-    The power of a token that is not there is zero.
+    A masked token has a power of zero.
     """
     words = tl.load((exponents + place // 4 * 4).to(tl.pointer_type(tl.int32), bitcast=True), mask=there, other=0)
     return (((words >> (place % 4 * 8).to(tl.int32)) & 255) << 23).to(tl.float32, bitcast=True)
