@@ -22,6 +22,7 @@ pytestmark = pytest.mark.gpu
 # Tokens of traffic for each model, and the first seed: processes with seeds far apart compare different traffic.
 TOKENS = int(os.environ.get("WEFT_EXACT_TOKENS", "4000"))
 FIRST_SEED = int(os.environ.get("WEFT_EXACT_SEED", "0"))
+SMALL_STATES = ("nemotron_h", "qwen3_next", "kimi_linear", "falcon_h1")
 PUBLISHED = ("lfm2-1.2b", "nemotron-nano-9b-v2", "qwen3.5-9b", "gpt-oss-20b")
 
 
@@ -67,6 +68,14 @@ def test_every_digest_over_pages_in_fp8_is_that_of_a_lone_cold_run(family: str) 
         return load_tiny(family, "bfloat16", exact=True, draft="suffix", kv_dtype="fp8")
 
     compare(family, OnGpu(held(f"tiny {family} exact fp8", make_it)))
+
+
+@pytest.mark.parametrize("family", for_each(SMALL_STATES, "tiny {} exact int8 states"))
+def test_every_digest_over_states_in_fewer_bits_is_that_of_a_lone_cold_run(family: str) -> None:
+    def make_it() -> LLM:
+        return load_tiny(family, "bfloat16", exact=True, draft="suffix", state_dtype="int8")
+
+    compare(family, OnGpu(held(f"tiny {family} exact int8 states", make_it)))
 
 
 @pytest.mark.parametrize("name", for_each(PUBLISHED))

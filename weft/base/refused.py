@@ -57,7 +57,6 @@ REFUSED = (
         "sums of FP8 products have no canonical order there",
     ),
     RefusedFeatures(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
-    RefusedFeatures(("small states", GPU), "state_dtype", "must be float32 on a GPU", "its kernels read no other"),
     RefusedFeatures(
         ("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"
     ),

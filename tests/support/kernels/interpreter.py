@@ -6,8 +6,9 @@ a kernel calls; and it builds a table of types whenever it needs one of them. It
 result anew, although a kernel has few, converts operands that have the same type already, and reduces element by
 element wherever a kernel brings a function of its own.
 
-It also checks every address. Triton's own reads and writes whatever lies outside of a kernel's tensors. On a GPU, such
-an access may end the process.
+Two things differ. It checks every address: Triton's own reads and writes whatever lies outside of a kernel's tensors,
+and on a GPU such an access may end the process. And a float32 becomes the nearest bfloat16, as on a GPU: Triton's own
+drops bits.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def speed_up() -> None:
         Patches(interpreter).install()
         Shapes(interpreter.tl.core).install()
         Operands(interpreter).install()
+        Narrowing(interpreter).install()
         interpreter.ReduceOps.generic_reduce = reduce_by_halves
         Bounds(interpreter).install()
 
@@ -193,6 +195,27 @@ class Operands:
         semantic.binary_op_type_checking_impl = convert_unless_same
         semantic.broadcast_impl_value = broadcast_unless_same
         semantic.scalar_constant = make_number_once
+
+
+class Narrowing:
+    """Rounds float32 to bfloat16 to the nearest, to even ones between two."""
+
+    def __init__(self, interpreter: Any) -> None:
+        self.language, self.make_handle = interpreter.tl, interpreter.TensorHandle
+        self.builder = interpreter.InterpreterBuilder
+
+    def install(self) -> None:
+        convert, language, make_handle = self.builder.create_fp_trunc, self.language, self.make_handle
+
+        def round_to_nearest(builder: Any, source: Any, kind: Any) -> Any:
+            if source.dtype.scalar != language.float32 or kind.scalar != language.bfloat16:
+                return convert(builder, source, kind)
+            bits = np.ascontiguousarray(source.data).view(np.uint32)
+            rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
+            rounded = np.where(np.isnan(source.data), 0x7FC0, rounded)
+            return make_handle(rounded.astype(np.uint16), kind.scalar)
+
+        self.builder.create_fp_trunc = round_to_nearest
 
 
 def reduce_by_halves(each: Any, values: Any) -> Any:

@@ -10,7 +10,7 @@ from weft.kernels.cuda.gated_delta.decode import CLOSED, add_both, sums
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
 from weft.kernels.cuda.launch.overlap import wait
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import decay_before, open_cell, place_of
 
 
@@ -27,7 +27,7 @@ def channel_gates(step, strength, head, lane, real, rates, bias, KEY_DIM: tl.con
 @jit(**STEP)
 def weigh_channels(
     q, k, token_stride, step, step_stride, strength, strength_stride, rates, bias, lookups, weights, factors,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, BLOCK: tl.constexpr,
     KEYS: tl.constexpr, CHUNK: tl.constexpr, EARLY: tl.constexpr,
@@ -78,7 +78,7 @@ def weigh_channels(
 @jit(**STEP)
 def decode_channels(
     v, value_stride, y, lookups, weights, factors,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -92,7 +92,9 @@ def decode_channels(
     # Load what is older than the step while the previous kernel ends.
     state += head * (KEY_DIM * VALUE_DIM)
     real_state = (lane < KEY_DIM)[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, lane[:, None] * VALUE_DIM + value[None, :], real_state, CELL)
+    inside = lane[:, None] * VALUE_DIM + value[None, :]
+    scales = scales_of(state_scales, head, 0, value, real_value, KEYS, KEY_DIM, VALUE_DIM)
+    memory = load_state(state, state_stride, at, inside, real_state, CELL, scales)
     tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
     is_tail, ring = open_cell(at.start, at.offset, column, CELL, RING)
     u_at = tail_u + ring[:, None] * VALUE_DIM + value[None, :]
@@ -115,7 +117,7 @@ def decode_channels(
     tl.store(tail_u + (at.start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)
     if at.closing >= 0:
         close_channels(
-            state, state_stride, at, lookups + 2 * KEYS, u, tail_u, value,
+            state, state_stride, state_scales, head, at, lookups + 2 * KEYS, u, tail_u, value,
             tail_k + at.tail * tail_k_stride + head * (RING * KEY_DIM),
             tail_decay + at.tail * tail_decay_stride + head * (RING * KEY_DIM),
             CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, PRECISION,
@@ -124,7 +126,7 @@ def decode_channels(
 
 @triton.jit
 def close_channels(
-    state, state_stride, at, new_key, u, tail_u, value, tail_k, decays,
+    state, state_stride, state_scales, head, at, new_key, u, tail_u, value, tail_k, decays,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +142,10 @@ def close_channels(
         total = tl.load(decays + (at.start % RING) * KEY_DIM + lane, real_key, 0.0)
         since = tl.exp(total[:, None] - tl.load(decays + token_at, known, 0.0))
         keys = tl.load(tail_k + token_at, known, 0.0).to(tl.float32) * since
-        memory = load_state(state, state_stride, at, inside, real, CELL) * tl.exp(total)[:, None]
+        scales = scales_of(
+            state_scales, head, low, value, value < VALUE_DIM, min(CLOSED, KEYS), KEY_DIM, VALUE_DIM
+        )  # fmt: skip
+        memory = load_state(state, state_stride, at, inside, real, CELL, scales) * tl.exp(total)[:, None]
         memory += tl.load(new_key + lane)[:, None] * u[None, :]
         memory = tl.dot(keys, corrected, memory, input_precision=PRECISION)
-        capture(state, state_stride, at.closing, inside, memory, real)
+        capture(state, state_stride, at.closing, inside, memory, real, scales)

@@ -14,7 +14,7 @@ from weft.kernels.cuda.gated_delta.cells import NORM_EPSILON, invert
 from weft.kernels.cuda.gated_delta.decode import add_both
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
-from weft.kernels.cuda.recurrent.closing import capture_halves, half, load_state
+from weft.kernels.cuda.recurrent.closing import capture_halves, half, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import columns_of, decay_before, kept_from, place_of
 
 
@@ -43,7 +43,7 @@ def weigh_pairs(keys, queries, total, units, totals, count, KEY_DIM: tl.constexp
 def solve_channels(
     q, k, token_stride, step, step_stride, strength, strength_stride, rates, bias,
     systems, operands, units, totals, scales,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
@@ -130,7 +130,7 @@ def keep_lines(
 @jit(**STEP)
 def walk_channels(
     v, value_stride, y, systems, operands, units, totals, scales,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
@@ -146,7 +146,9 @@ def walk_channels(
     real_key, real_value = (lane < KEY_DIM)[None, :], (value < VALUE_DIM)[None, :]
     state += head * (KEY_DIM * VALUE_DIM)
     inside = lane[:, None] * VALUE_DIM + value[None, :]
-    memory = load_state(state, state_stride, at, inside, (lane < KEY_DIM)[:, None] & real_value, CELL)
+    scales_at = scales_of(state_scales, head, 0, value, value < VALUE_DIM, KEYS, KEY_DIM, VALUE_DIM)
+    real_state = (lane < KEY_DIM)[:, None] & real_value
+    memory = load_state(state, state_stride, at, inside, real_state, CELL, scales_at)
     tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
     for piece in tl.range(begin, stop, num_stages=STAGES):
         tokens = columns_of(at, opening + (piece - begin) * CELL, column, CELL, RING)
@@ -172,7 +174,9 @@ def walk_channels(
         y_at = y + (tokens.token[:, None] * HEADS + head) * VALUE_DIM + value[None, :]
         tl.store(y_at, read.to(y.dtype.element_ty), is_new)
         tl.store(tail_at, u.to(tail_u.dtype.element_ty), is_new & (tokens.position >= kept)[:, None])
-        capture_halves(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM)
+        memory = capture_halves(
+            state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, scales_at
+        )  # fmt: skip
 
     if tl.program_id(0) == 0:
         own = (begin * HEADS + head).to(tl.int64) * (BLOCK * KEY_DIM)

@@ -92,7 +92,7 @@ def gated_delta(
         # The way of few rows: for many it costs less than the other would cost one.
         launch_decode(inputs, batch, view, y, DECODE, WEIGH_FEW if exact else None)
     if batch.rows > batch.decodes:
-        new = 0 if exact else short_tokens(batch, NEW)
+        new = 0 if exact else short_tokens(batch, view, NEW)
         # Tails have room for drafts, so steps of decodes and drafts have no other rows.
         room = short_room(batch.cell, view.tail["u"].shape[1])
         all_short = batch.longest <= min(new, room - batch.cell + 1)

@@ -77,7 +77,7 @@ def invert(below, BLOCK: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.conste
 def solve_cells(
     q, k, token_stride, step, strength, gate_stride, rates, bias,
     systems, scales, head_keys,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,

@@ -14,7 +14,7 @@ from weft.kernels.cuda.gated_delta.cells import NORM_EPSILON, gates
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
 from weft.kernels.cuda.launch.overlap import wait
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import decay_before, open_cell, place_of
 
 # Rows of a state that are closed at a time.
@@ -24,7 +24,7 @@ CLOSED = tl.constexpr(32)
 @jit(**STEP)
 def weigh_tails(
     q, k, token_stride, step, strength, gate_stride, rates, bias, lookups, weights, factors,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr, KEY_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr, CHUNK: tl.constexpr, PROJECTED: tl.constexpr,
@@ -96,7 +96,7 @@ def load_keys(
 
 @triton.jit
 def close_cell(
-    state, state_stride, at, lookups, u, opened, tail_k, tail_u, decays,
+    state, state_stride, state_scales, head, at, lookups, u, opened, tail_k, tail_u, decays,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -119,12 +119,15 @@ def close_cell(
         real_key = lane < KEY_DIM
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
-        memory = load_state(state, state_stride, at, inside, real, CELL) * opened
+        scales = scales_of(
+            state_scales, head, low, value, real_value, min(CLOSED, KEYS), KEY_DIM, VALUE_DIM
+        )  # fmt: skip
+        memory = load_state(state, state_stride, at, inside, real, CELL, scales) * opened
         k_at = tail_k + lane[:, None] + ring[None, :] * KEY_DIM
         keys = tl.load(k_at, real_key[:, None] & is_tail[None, :], 0.0)
         memory += tl.load(lookups + lane)[:, None] * u[None, :]
         memory = tl.dot(keys.to(tl.float32), scaled, memory, input_precision=PRECISION)
-        capture(state, state_stride, at.closing, inside, memory, real)
+        capture(state, state_stride, at.closing, inside, memory, real, scales)
 
 
 @triton.jit
@@ -141,7 +144,7 @@ def sums(a, b):
 @jit(**STEP)
 def decode_rows(
     v, value_stride, y, lookups, weights, factors,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
     KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
@@ -158,7 +161,8 @@ def decode_rows(
     state += head * (KEY_DIM * VALUE_DIM)
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     real_state = (lane < KEY_DIM)[:, None] & real_value[None, :]
-    memory = load_state(state, state_stride, at, inside, real_state, CELL)
+    scales = scales_of(state_scales, head, 0, value, real_value, KEYS, KEY_DIM, VALUE_DIM)
+    memory = load_state(state, state_stride, at, inside, real_state, CELL, scales)
 
     tail_u += at.tail * tail_u_stride + head * (RING * VALUE_DIM)
     column = tl.arange(0, BLOCK)
@@ -186,7 +190,8 @@ def decode_rows(
     tl.store(tail_u + (at.start % RING) * VALUE_DIM + value, u.to(tail_u.dtype.element_ty), real_value)
     if at.closing >= 0:
         close_cell(
-            state, state_stride, at, lookups, u, opened, tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM),
-            tail_u, tail_decay + at.tail * tail_decay_stride + head * RING,
+            state, state_stride, state_scales, head, at, lookups, u, opened,
+            tail_k + at.tail * tail_k_stride + key_head * (RING * KEY_DIM), tail_u,
+            tail_decay + at.tail * tail_decay_stride + head * RING,
             CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip

@@ -129,7 +129,7 @@ def list_closing(
 @jit(**STEP)
 def solve_short(
     q, k, token_stride, step, strength, gate_stride, rates, bias, systems, factors, closing,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
@@ -221,7 +221,7 @@ def close_columns(
 @jit(**STEP)
 def read_short(
     q, k, token_stride, v, value_stride, y, systems, factors,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
@@ -310,7 +310,7 @@ def read_short(
 @jit(**STEP)
 def close_short(
     closing,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, ROOM: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,

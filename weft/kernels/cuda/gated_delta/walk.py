@@ -11,7 +11,7 @@ import triton.language as tl
 from weft.kernels.cuda.gated_delta.cells import NORM_EPSILON
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
-from weft.kernels.cuda.recurrent.closing import capture_halves, half, load_state
+from weft.kernels.cuda.recurrent.closing import capture_halves, half, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import columns_of, is_short, kept_from, place_of, whole_cells
 
 
@@ -138,7 +138,7 @@ def pass_whole(
 @jit(**STEP)
 def walk_cells(
     k, q_offset, token_stride, v, value_stride, y, systems, scales, head_keys,
-    state, state_stride, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
+    state, state_stride, state_scales, tail_k, tail_k_stride, tail_u, tail_u_stride, tail_decay, tail_decay_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_HEADS: tl.constexpr, SHARED: tl.constexpr,
@@ -162,7 +162,8 @@ def walk_cells(
     state += head * (KEY_DIM * VALUE_DIM)
     inside = lane[:, None] * VALUE_DIM + value[None, :]
     real_state = (lane < KEY_DIM)[:, None] & (value < VALUE_DIM)[None, :]
-    memory = load_state(state, state_stride, at, inside, real_state, CELL)
+    scales_at = scales_of(state_scales, head, 0, value, value < VALUE_DIM, KEYS, KEY_DIM, VALUE_DIM)
+    memory = load_state(state, state_stride, at, inside, real_state, CELL, scales_at)
 
     # Pointers to where the row's position 0 would be, to its tail and to its copied keys.
     zero = (at.first - at.start).to(tl.int64)
@@ -184,14 +185,18 @@ def walk_cells(
             systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
-        capture_halves(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM)
+        memory = capture_halves(
+            state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, scales_at
+        )  # fmt: skip
     for piece in tl.range(whole, rest, num_stages=STAGES):
         memory = pass_whole(
             memory, opening + (piece - begin) * CELL, kept, k, q_offset, token_stride, v, value_stride, y, tail_u,
             systems + (piece - begin) * SYSTEM, scales + (piece - begin) * SCALES, value,
             CELL, RING, HEADS, KEY_DIM, VALUE_DIM, BLOCK, KEYS, VALUES, PRECISION,
         )  # fmt: skip
-        capture_halves(state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM)
+        memory = capture_halves(
+            state, state_stride, tl.load(piece_slot + piece), memory, value, KEY_DIM, VALUE_DIM, scales_at
+        )  # fmt: skip
     for piece in tl.range(rest, stop, num_stages=STAGES):
         memory = pass_part(
             memory, at, opening + (piece - begin) * CELL, kept, k, q_offset, token_stride, head_at,

@@ -5,7 +5,8 @@ A kernel that takes a group lists all of its parameters, in this order:
     rows      row_start, row_first, row_slot, row_tail, row_closing
     pieces    piece_row, piece_position, piece_slot, first_piece, decodes, pieces
     pages     positions, write_page, page_first, page_bounds, page_list
-    memory    state, state_stride, then tail_NAME, tail_NAME_stride for each part of the mixer's tail
+    memory    state, state_stride, state_scales, then tail_NAME, tail_NAME_stride for each part of the mixer's tail
+    window    the same of a convolution, without scales
     cache     key_pages, value_pages, page_stride, key_exponents, value_exponents, exponent_stride
 """
 
@@ -13,9 +14,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from weft.device.store import AttentionView, RecurrentView
 from weft.kernels.cuda.launch.launching import Arguments, named
 from weft.kernels.interface import Batch
+from weft.kernels.states import SCALES
 
 # They lie in a step's upload at varying addresses, and their numbers vary: neither must be compiled in.
 UPLOADED = (
@@ -42,10 +47,18 @@ def rows_of(batch: Batch) -> Arguments:
     return found
 
 
-def short_tokens(batch: Batch, most: int) -> int:
-    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
+def short_tokens(batch: Batch, view: RecurrentView, most: int) -> int:
+    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short.
+
+    Kernels for short rows go on across the end of a cell with a state that is not rounded, so they read float32 alone.
+    """
     rows = batch.rows - batch.decodes
-    return most if batch.tokens - batch.decodes <= rows * most else 0
+    return most if batch.tokens - batch.decodes <= rows * most and not is_rounded(view) else 0
+
+
+def is_rounded(view: RecurrentView) -> bool:
+    """Return whether states are stored in fewer bits than they are computed with."""
+    return view.state[_state_of(view)].dtype != torch.float32
 
 
 def short_room(cell: int, ring: int) -> int:
@@ -95,23 +108,30 @@ def memory_of(view: RecurrentView) -> Arguments:
     """Return a recurrent mixer's state and tail, without those of the convolution before it."""
     found: Arguments | None = view.derived.get("memory")
     if found is None:
-        names = [name for name in view.state if name != CONVOLUTION]
-        assert len(names) == 1, "a mixer has one state"
+        state, scales = view.state[_state_of(view)], view.state.get(SCALES)
+        # Kernels know one stride.
+        assert scales is None or scales.stride(0) * scales.itemsize == state.stride(0) * state.itemsize
         tails = [name for name in view.tail if name != CONVOLUTION]
-        found = view.derived["memory"] = _memory(view, names[0], tails)
+        found = view.derived["memory"] = _memory(view, state, tails, state_scales=scales)
     return found
+
+
+def _state_of(view: RecurrentView) -> str:
+    names = [name for name in view.state if name not in (CONVOLUTION, SCALES)]
+    assert len(names) == 1, "a mixer has one state"
+    return names[0]
 
 
 def window_of(view: RecurrentView) -> Arguments:
     """Return the state and tail of a convolution."""
     found: Arguments | None = view.derived.get("window")
     if found is None:
-        found = view.derived["window"] = _memory(view, CONVOLUTION, [CONVOLUTION])
+        found = view.derived["window"] = _memory(view, view.state[CONVOLUTION], [CONVOLUTION])
     return found
 
 
-def _memory(view: RecurrentView, state: str, tails: list[str]) -> Arguments:
-    given: dict[str, Any] = {"state": view.state[state], "state_stride": view.state[state].stride(0)}
+def _memory(view: RecurrentView, state: Tensor, tails: list[str], **more: Any) -> Arguments:
+    given: dict[str, Any] = {"state": state, "state_stride": state.stride(0), **more}
     for name in tails:
         given |= {f"tail_{name}": view.tail[name], f"tail_{name}_stride": view.tail[name].stride(0)}
     return named(**given)

@@ -153,7 +153,7 @@ def extend(
     groups, state = B.shape[1:]
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
     ring = view.tail["input"].shape[1]
-    new = 0 if exact else short_tokens(batch, NEW)
+    new = 0 if exact else short_tokens(batch, view, NEW)
     # Tails have room for drafts, so steps of decodes and drafts have no other rows, and none that is longer.
     room = short_room(cell, ring)
     drafts = min(new, room - cell + 1)

@@ -16,7 +16,7 @@ import triton.language as tl
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
 from weft.kernels.cuda.launch.overlap import wait
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import decay_before, open_cell, place_of
 from weft.kernels.cuda.ssd.steps import LOG2_E, load_unpadded, time_step, unpadded
 
@@ -24,8 +24,8 @@ from weft.kernels.cuda.ssd.steps import LOG2_E, load_unpadded, time_step, unpadd
 @jit(**STEP)
 def weigh_kernel(
     dt, dt_stride, A, B, B_stride, C, C_stride, D, dt_bias, low_limit, high_limit, weights, scales,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
     CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr, EARLY: tl.constexpr,
@@ -83,8 +83,8 @@ def weigh_kernel(
 @jit(**STEP)
 def read_kernel(
     x, x_stride, C, C_stride, weights, scales, gate, gate_stride, y, y_stride, rows,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
@@ -104,9 +104,10 @@ def read_kernel(
         if closes:
             at = place_of(row, row_start, row_first, row_slot, row_tail, row_closing, CELL)
             close_columns(
-                state, state_stride, tail_input + at.tail * tail_input_stride, tail_B + at.tail * tail_B_stride,
-                tail_dt + at.tail * tail_dt_stride, tail_decay + at.tail * tail_decay_stride, x, x_stride, at,
-                at.closing, chunk, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK,
+                state, state_stride, state_scales, tail_input + at.tail * tail_input_stride,
+                tail_B + at.tail * tail_B_stride, tail_dt + at.tail * tail_dt_stride,
+                tail_decay + at.tail * tail_decay_stride, x, x_stride, at, at.closing, chunk, GROUPS, GROUP_HEADS,
+                HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, CLOSING_BLOCK,
                 CLOSING_BLOCKS, PRECISION,
             )  # fmt: skip
     else:
@@ -116,7 +117,7 @@ def read_kernel(
         read_columns(
             x + row * x_stride, C + row * C_stride, weights + row * (GROUPS * GROUP_HEADS * CELL),
             scales + row * (GROUPS * GROUP_HEADS * 2), None if gate is None else gate + row * gate_stride,
-            y + row * y_stride, state, state_stride, tail_input + at.tail * tail_input_stride, at, chunk,
+            y + row * y_stride, state, state_stride, state_scales, tail_input + at.tail * tail_input_stride, at, chunk,
             GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, HEAD_BLOCK, BLOCK, BLOCKS, STAGES,
             PRECISION, EARLY,
         )  # fmt: skip
@@ -124,7 +125,7 @@ def read_kernel(
 
 @triton.jit
 def read_columns(
-    x, C, weights, scales, gate, y, state, state_stride, tail_input, at, chunk,
+    x, C, weights, scales, gate, y, state, state_stride, state_scales, tail_input, at, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -140,9 +141,11 @@ def read_columns(
     inside = (group * STATE + n[:, None]) * WIDTH
     if BLOCKS == 1:
         # The state is older than the step: load it while the previous kernel ends.
-        only = (first_column + tl.arange(0, BLOCK))[None, :]
+        only_column = first_column + tl.arange(0, BLOCK)
+        only = only_column[None, :]
         stored = unpadded(only < WIDTH, n[:, None], STATE, BLOCK_STATE)
-        values = load_state(state, state_stride, at, inside + only, stored, CELL)
+        scales_at = scales_of(state_scales, group, 0, only_column, only_column < WIDTH, BLOCK_STATE, STATE, WIDTH)
+        values = load_state(state, state_stride, at, inside + only, stored, CELL, scales_at)
     wait(EARLY)
     query = load_unpadded(C + group * STATE + n, n, STATE, BLOCK_STATE).to(tl.float32)
     own = first_column // HEAD_DIM + tl.arange(0, HEAD_BLOCK)
@@ -156,7 +159,8 @@ def read_columns(
         real = column < WIDTH
         if BLOCKS > 1:
             stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
-            values = load_state(state, state_stride, at, inside + column[None, :], stored, CELL)
+            scales_at = scales_of(state_scales, group, 0, column, real, BLOCK_STATE, STATE, WIDTH)
+            values = load_state(state, state_stride, at, inside + column[None, :], stored, CELL, scales_at)
         place = group * WIDTH + column
         in_tail = tail_input + place // HEAD_DIM * (RING * HEAD_DIM) + place % HEAD_DIM
         inputs = tl.load(in_tail[None, :] + ring[:, None] * HEAD_DIM, mask=kept[:, None] & real[None, :], other=0.0)
@@ -178,7 +182,7 @@ def read_columns(
 
 @triton.jit
 def close_columns(
-    state, state_stride, tail_input, tail_B, tail_dt, tail_decay, x, x_stride, at, slot, chunk,
+    state, state_stride, state_scales, tail_input, tail_B, tail_dt, tail_decay, x, x_stride, at, slot, chunk,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -210,7 +214,9 @@ def close_columns(
         left *= tl.load(tail_dt + head * RING + ring, mask=real, other=0.0)
         inside = (group * STATE + n[None, :]) * WIDTH + column
         stored = unpadded(real, n[None, :], STATE, BLOCK_STATE)
-        values = load_state(state, state_stride, at, inside, stored, CELL) * tl.exp2(last)
+        own = first_column + block * BLOCK + tl.arange(0, BLOCK)
+        scales_at = scales_of(state_scales, group, 0, own, own < WIDTH, BLOCK_STATE, STATE, WIDTH)
+        values = load_state(state, state_stride, at, inside, stored, CELL, scales_at, ACROSS=True) * tl.exp2(last)
         added = (inputs.to(tl.float32) * left).to(inputs.dtype)
         values = tl.dot(added, keys, values, input_precision=PRECISION)
-        capture(state, state_stride, slot, inside, values, stored)
+        capture(state, state_stride, slot, inside, values, stored, scales_at, ACROSS=True)

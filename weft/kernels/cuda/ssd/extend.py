@@ -15,7 +15,7 @@ import triton.language as tl
 
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import columns_of, is_short, keep_token, kept_from, open_cell, place_of
 from weft.kernels.cuda.ssd.steps import LOG2_E, load_unpadded, time_step, unpadded
 
@@ -23,8 +23,8 @@ from weft.kernels.cuda.ssd.steps import LOG2_E, load_unpadded, time_step, unpadd
 @jit(**STEP)
 def steps_kernel(
     dt, dt_stride, A, dt_bias, low_limit, high_limit, totals, shifted, left,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, HEAD_BLOCK: tl.constexpr,
@@ -97,8 +97,8 @@ def load_opened(kept_at, new_at, kept, real):
 @jit(**STEP)
 def cells_kernel(
     x, x_stride, B, B_stride, C, C_stride, D, y, y_stride, totals, shifted, left,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
@@ -139,7 +139,9 @@ def cells_kernel(
     B += group * STATE
     piece_slot += piece
 
-    values = load_state(state, state_stride, at, inside, stored, CELL)
+    of_group = (head % GROUP_HEADS) * HEAD_DIM + column
+    scales_at = scales_of(state_scales, group, 0, of_group, real, BLOCK_STATE, STATE, WIDTH)
+    values = load_state(state, state_stride, at, inside, stored, CELL, scales_at)
 
     # The first cell, whose beginning may be in the tail.
     kept, ring = open_cell(at.start, at.offset, cell, CELL, RING)
@@ -158,7 +160,7 @@ def cells_kernel(
     outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
     y_at = y + packed * y_stride + line * y_stride
     tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
-    capture(state, state_stride, tl.load(piece_slot), inside, values, stored)
+    values = capture(state, state_stride, tl.load(piece_slot), inside, values, stored, scales_at)
 
     # Triton does not prefetch loads that only scale sums, so they are issued one cell ahead.
     next_last = tl.load(totals + step_at + 2 * CELL - 1 + same, mask=count > 1, other=0.0)
@@ -180,14 +182,14 @@ def cells_kernel(
         inputs = load_columns(x + here * x_stride + (line * x_stride + column[None, :]), real, WHOLE)
         outputs, values = pass_cell(values, inputs, queries, keys, weights, total, remains, last, skip, PRECISION)
         tl.store(y_at + column[None, :], outputs.to(y.dtype.element_ty), mask=is_new & real[None, :])
-        capture(state, state_stride, slot, inside, values, stored)
+        values = capture(state, state_stride, slot, inside, values, stored, scales_at)
 
 
 @jit(**STEP)
 def keep_kernel(
     x, x_stride, dt, dt_stride, B, B_stride, dt_bias, low_limit, high_limit, totals,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr, STATE: tl.constexpr,

@@ -43,8 +43,8 @@ def is_taken(at, ROOM: tl.constexpr, NEW: tl.constexpr):
 @jit(**STEP)
 def weigh_short(
     dt, dt_stride, A, B, B_stride, C, C_stride, dt_bias, low_limit, high_limit, weights, scales,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, STATE: tl.constexpr, BLOCK_STATE: tl.constexpr,
@@ -157,8 +157,8 @@ def chosen_lines(x, chosen):
 @jit(**STEP)
 def short_kernel(
     x, x_stride, C, C_stride, D, weights, scales, y, y_stride,
-    state, state_stride, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay, tail_decay_stride,
-    tail_dt, tail_dt_stride,
+    state, state_stride, state_scales, tail_input, tail_input_stride, tail_B, tail_B_stride, tail_decay,
+    tail_decay_stride, tail_dt, tail_dt_stride,
     row_start, row_first, row_slot, row_tail, row_closing,
     piece_row, piece_position, piece_slot, first_piece, decodes, pieces,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
