@@ -512,7 +512,7 @@ def main() -> int:
     parser.add_argument("--limit", type=int, default=150, help="seconds for all matmuls")
     parser.add_argument("--models-limit", type=int, default=120, help="seconds for all models")
     parser.add_argument("--here", choices=("group", "model"), help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.here == "group":
         return measure_group(arguments.what[0], arguments)
     if arguments.here == "model":

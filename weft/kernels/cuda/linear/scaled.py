@@ -22,8 +22,8 @@ from weft.kernels.cuda.linear.packed import is_wide
 from weft.kernels.cuda.linear.rounding import HELD, LazyProduct, rows_in_fp8
 from weft.kernels.formats.stored import Stored
 
-# Rows from which it is faster, if the matrix is wide and if it is not.
-WIDE_ROWS, NARROW_ROWS = 128, 256
+# Rows from which it is faster on an H200, if the matrix is wide and if it is not.
+WIDE_ROWS, NARROW_ROWS = 33, 65
 # The first CUDA whose library has such scales, and the outputs of a block that it scales.
 CUDA, BLOCK = (12, 9), 128
 # The library needs addresses of lines that are multiples of this number of bytes.
@@ -51,7 +51,7 @@ def has_scales(device: torch.device) -> bool:
 def is_faster(rows: int, outputs: int) -> bool:
     """Return whether the library takes less time than `multiply_packed`.
 
-    >>> is_faster(128, 22656), is_faster(128, 4480), is_faster(512, 4480)
+    >>> is_faster(64, 22656), is_faster(64, 4480), is_faster(128, 4480)
     (True, False, True)
     """
     return rows >= (WIDE_ROWS if is_wide(outputs) else NARROW_ROWS)
