@@ -64,6 +64,36 @@ def test_codes_are_those_of_the_definition(device, inputs, dtype):
     assert not codes.float()[:, inputs:].any()
 
 
+def mantissas() -> torch.Tensor:
+    return 1 + torch.arange(128) / 128
+
+
+def fused(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Return x * y + z, rounded once: sums of these numbers fit into float64."""
+    return (x.double() * y.double() + z.double()).float()
+
+
+def test_a_quotient_of_bfloat16_is_exact_after_one_correction():
+    """A power of two changes nothing, so the mantissas of a block's largest number and of others are all cases."""
+    powers = torch.arange(24.0).exp2()[:, None, None]
+    for largest in (mantissas(), torch.tensor([1e-10])):
+        scale, value = (largest * (1 / 448))[:, None], largest.log2().floor().exp2().max() * mantissas() / powers
+        inverse = 1 / scale
+        first = value * inverse
+        assert torch.equal(fused(fused(-first, scale, value), inverse, first), value / scale)
+        assert not torch.equal(first, value / scale)
+
+
+@pytest.mark.gpu
+def test_all_quotients_of_bfloat16_have_the_codes_of_the_definition():
+    powers, others = torch.arange(24.0).exp2(), mantissas()
+    x = (others[None, None, :] / powers[:, None, None]).repeat(1, 128, 2)
+    x[..., 0] = x[..., 255] = 2 * others
+    x = x.flatten(0, 1).to("cuda", torch.bfloat16)
+    codes, scales = rows_in_fp8(x)
+    assert torch.equal((codes.float().unflatten(-1, (-1, 128)) * scales.unsqueeze(-1)).flatten(-2), in_fp8(x))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rows", [1, 20, 140])
 @pytest.mark.parametrize("kind", [*FORMS, *ODD])

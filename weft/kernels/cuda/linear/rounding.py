@@ -86,7 +86,14 @@ def round_kernel(
         value = tl.where(real, value, 0.0)
     scale = tl.maximum(tl.max(tl.abs(value), 1), LEAST) * INVERSE
     # Exactly divided, as on a CPU: otherwise some codes would differ. What is no number stays so.
-    code = tl.div_rn(value, tl.broadcast_to(scale[:, None], value.shape))
+    divisor = tl.broadcast_to(scale[:, None], value.shape)
+    if PORTABLE or x.dtype.element_ty != tl.bfloat16:
+        code = tl.div_rn(value, divisor)
+    else:
+        # The same float32 for all bfloat16, in fewer instructions: what is left of a first quotient corrects it.
+        inverse = tl.broadcast_to(tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)[:, None], value.shape)
+        first = value * inverse
+        code = tl.fma(tl.fma(-first, divisor, value), inverse, first)
     code = tl.clamp(code, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     code = code_of(code) if PORTABLE else code.to(tl.float8e4nv)
     tl.store(codes + line * (steps * INPUTS) + column[None, :], code, mask=is_held[:, None])
