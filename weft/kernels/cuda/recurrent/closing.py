@@ -22,7 +22,7 @@ WHOLE = tl.constexpr(1.5 * 2**23)
 
 
 class StateScales(NamedTuple):
-    """StateScales of some lines, [blocks, columns]."""
+    """Scales of some lines, [blocks, columns]."""
 
     place: tl.tensor  # in slot 0
     real: tl.tensor
