@@ -359,6 +359,7 @@ def compile_early(options: Options, folder: Path, model: CausalModel, device: st
         needed = {
             "moe": any(isinstance(module, ExpertLayer) for module in model.modules()),
             "stored": options.quantize != "off" or is_quantised(folder, config),
+            "coded_attention": options.kv_dtype != "auto",
         }
         begin_compiling(model.memories, {group for group, is_needed in needed.items() if is_needed})
         return

@@ -281,11 +281,12 @@ def test_panels_of_stored_formats_extend_a_library_without_their_kernels(quick_s
 
 @needs_compiler
 @pytest.mark.parametrize(("name", "needed"), [("lfm2-1.2b", set()), ("lfm2-8b-a1b", {"moe"})])
-@pytest.mark.parametrize("quantize", ["off", "int8"])
-def test_experts_and_formats_are_compiled_while_weights_load(fresh, one_source, name, needed, quantize):
-    folder, options = find_checkpoint(name, with_weights=False), Options(quantize=quantize)
+@pytest.mark.parametrize(("quantize", "kv_dtype"), [("off", "fp8"), ("int8", "auto")])
+def test_what_options_need_is_compiled_while_weights_load(fresh, one_source, name, needed, quantize, kv_dtype):
+    folder, options = find_checkpoint(name, with_weights=False), Options(quantize=quantize, kv_dtype=kv_dtype)
     compile_early(options, folder, build(checkpoint_config(folder), torch.float32, "meta"), "cpu", torch.float32)
-    assert library.Wanted.groups & {"moe", "stored"} == needed | ({"stored"} if quantize != "off" else set())
+    of_options = {"stored"} if quantize != "off" else {"coded_attention"}
+    assert library.Wanted.groups & {"coded_attention", "moe", "stored"} == needed | of_options
     assert isinstance(library.attempt(), ctypes.CDLL)
 
 

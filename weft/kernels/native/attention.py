@@ -21,7 +21,9 @@ from weft.kernels.native.library import DTYPES, address
 from weft.kernels.native.limits import MOST_SIZE
 from weft.kernels.rotary import Rotation
 
-LAYER = Struct("9P7q3f")
+LAYER = Struct("11P9q3f")
+# Kinds of codes in C.
+CODE_KINDS = {torch.float8_e4m3fn: 0, torch.int8: 1}
 # Floats of a vector: lines of sums are whole vectors.
 VECTOR = 16
 # Positions with separate sums, so that several threads can read one long row.
@@ -31,7 +33,7 @@ LEAST_SHARED = 1 << 17
 
 
 class AttentionStepFields(ctypes.Structure):
-    """A step in C; attention.cpp has the same fields."""
+    """A step in C; attention.h has the same fields."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("start", "write_page", "first_position", "bounds", "pages", "scratch")),
@@ -64,6 +66,7 @@ def mix(
     if step is None:
         step = batch.derived[key] = AttentionStep(batch, view, heads)
     assert sinks is None or sinks.dtype == projected.dtype
+    assert view.keys.dtype == projected.dtype or view.key_exponents is not None
     if out is None:
         out = room((rows, heads, head_dim), projected.dtype)
     assert out.dtype == projected.dtype
@@ -71,11 +74,13 @@ def mix(
     cosine, sine = (None, None) if rotation is None else (rotation.cosine, rotation.sine)
     values = LAYER.pack(
         ctypes.addressof(step.values), projected.data_ptr(), address(weight), address(cosine), address(sine),
-        view.keys.data_ptr(), view.values.data_ptr(), address(sinks), out.data_ptr(),
-        projected.stride(0), 0 if cosine is None else cosine.shape[-1] // 2, view.keys.stride(0), out.stride(0),
-        gated, DTYPES[projected.dtype], 0 if weight is None else DTYPES[weight.dtype], eps, scale, softcap or 0.0,
+        view.keys.data_ptr(), view.values.data_ptr(), address(view.key_exponents), address(view.value_exponents),
+        address(sinks), out.data_ptr(), projected.stride(0), 0 if cosine is None else cosine.shape[-1] // 2,
+        view.keys.stride(0), 0 if view.key_exponents is None else view.key_exponents.stride(0), out.stride(0),
+        gated, DTYPES[projected.dtype], 0 if weight is None else DTYPES[weight.dtype],
+        CODE_KINDS.get(view.keys.dtype, 0), eps, scale, softcap or 0.0,
     )  # fmt: skip
-    call("weft_attention", values)
+    call("weft_attention" if view.key_exponents is None else "weft_coded_attention", values)
     return out
 
 

@@ -11,9 +11,9 @@ namespace weft {
 
 // Queries, keys and vectors of values in registers at once; AVX-512 has 32 registers that hold a whole vector.
 #ifdef __AVX512F__
-constexpr long MOST_QUERIES = 6, TOKENS = 4, WIDTH = 4;
+constexpr long MOST_QUERIES = 6, TOKENS = 4, ABREAST = 4;
 #else
-constexpr long MOST_QUERIES = 4, TOKENS = 1, WIDTH = 1;
+constexpr long MOST_QUERIES = 4, TOKENS = 1, ABREAST = 1;
 #endif
 // Tokens that are scored before their values are mixed.
 constexpr long CHUNK = 64;
@@ -32,20 +32,39 @@ struct Seen {
     float* top() const { return mixed + padded + LANES; }
 };
 
+// Whether pages hold codes (pages.h): then `load` gives multiples of a unit, and each token's head has its own.
+template <class Number>
+constexpr bool ARE_CODES = false;
+
+// Keys or values of one head. Only codes have exponents.
+template <class Number>
+struct Heads {
+    Number* numbers;  // null: none
+    uint8_t* exponents;
+};
+
 // One key head's tokens in memory.
-template <class Value>
+template <class Number>
 struct Tokens {
-    const Value *keys, *values;
-    long stride;  // from token to token
-    long size;  // values of a head
+    Heads<Number> keys, values;
+    long stride, exponent_stride;  // from token to token
+    long size;  // numbers of a head
     long count;
-    const Value *next_keys, *next_values;  // read after these, prefetched meanwhile; may be null
+    Heads<Number> next_keys, next_values;  // read after these, prefetched meanwhile; may be null
 };
 
 // Heads of consecutive tokens are too far apart for the hardware prefetcher.
 template <class Value>
 inline void fetch(const Value* from, long size) {
     for (long i = 0; i < size; i += 64 / long(sizeof(Value))) __builtin_prefetch(from + i);
+}
+
+// The units of up to LANES tokens; 0 behind them.
+template <class Code>
+inline Vector units(const uint8_t* exponents, long stride, long count) {
+    float found[LANES] = {};
+    for (long i = 0; i < count && i < LANES; i++) found[i] = Code::unit(exponents[i * stride]);
+    return load(found);
 }
 
 inline void forget(Seen seen) {
@@ -77,12 +96,12 @@ inline void multiply(const Vector* keys, const float* queries, long padded, Vect
 }
 
 // Products of QUERIES with TOKENS, before the sum over lanes; each query has room for LANES tokens.
-template <class Value, long QUERIES, long KEYS>
-inline void products_of(const Value* keys, long stride, const float* queries, long padded, long size,
+template <class Number, long QUERIES, long KEYS>
+inline void products_of(const Number* keys, long stride, const float* queries, long padded, long size,
                         Partial* products) {
 #if defined(__aarch64__)
     static_assert(KEYS == 1);
-    multiply_key<Value, QUERIES>(keys, queries, padded, size, products);
+    multiply_key<Number, QUERIES>(keys, queries, padded, size, products);
 #else
     Vector part[QUERIES][KEYS] = {}, key[KEYS];
     long whole = size / LANES * LANES;
@@ -100,23 +119,28 @@ inline void products_of(const Value* keys, long stride, const float* queries, lo
 }
 
 // Scores of up to sixteen tokens from `first` on; those beyond the last are never the greatest and weigh nothing.
-template <class Value, long QUERIES>
-inline void score(const Tokens<Value>& tokens, long first, const float* queries, long padded, Scoring scoring,
+template <class Number, long QUERIES>
+inline void score(const Tokens<Number>& tokens, long first, const float* queries, long padded, Scoring scoring,
                   Vector* scores) {
     constexpr Vector lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     // Entries beyond the last token stay undefined: each ends in its own lane, which is ignored.
     Partial products[QUERIES][LANES];
     long token = 0, count = tokens.count - first, stride = tokens.stride, size = tokens.size;
     count = count < LANES ? count : LANES;
-    const Value* keys = tokens.keys + first * stride;
-    if (tokens.next_keys)
-        for (long i = first; i < first + count; i++) fetch(tokens.next_keys + i * stride, size);
+    const Number* keys = tokens.keys.numbers + first * stride;
+    if (tokens.next_keys.numbers)
+        for (long i = first; i < first + count; i++) fetch(tokens.next_keys.numbers + i * stride, size);
     for (; token + TOKENS <= count; token += TOKENS)
-        products_of<Value, QUERIES, TOKENS>(keys + token * stride, stride, queries, padded, size, products[0] + token);
+        products_of<Number, QUERIES, TOKENS>(keys + token * stride, stride, queries, padded, size, products[0] + token);
     for (; token < count; token++)
-        products_of<Value, QUERIES, 1>(keys + token * stride, stride, queries, padded, size, products[0] + token);
+        products_of<Number, QUERIES, 1>(keys + token * stride, stride, queries, padded, size, products[0] + token);
+    Vector unit;
+    if constexpr (ARE_CODES<Number>)
+        unit = units<Number>(tokens.keys.exponents + first * tokens.exponent_stride, tokens.exponent_stride, count);
     for (long query = 0; query < QUERIES; query++) {
-        Vector value = sums(products[query]) * scoring.scale;
+        Vector product = sums(products[query]);
+        if constexpr (ARE_CODES<Number>) product *= unit;
+        Vector value = product * scoring.scale;
         if (scoring.softcap != 0) value = scoring.softcap * tangent(value / scoring.softcap);
         scores[query * (CHUNK / LANES)] = if_less(lane, all(float(count)), value, all(-INFINITY));
     }
@@ -142,13 +166,14 @@ inline float weigh(const Vector* scores, long tiles, Seen seen, float* weights) 
 
 // Add VECTORS of every value from `at` on, times the weights of QUERIES, to the mix. The last vector has only `rest`
 // values: LANES, or fewer at the end of a head.
-template <class Value, long QUERIES, long VECTORS>
-inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*weights)[CHUNK], const float* shrinking,
+template <class Number, long QUERIES, long VECTORS>
+inline void mix(const Tokens<Number>& tokens, long at, long rest, const float (*weights)[CHUNK], const float* shrinking,
                 float* mixed, long line) {
-    const Value *values = tokens.values + at, *next = tokens.next_values ? tokens.next_values + at : nullptr;
+    const Number* values = tokens.values.numbers + at;
+    const Number* next = tokens.next_values.numbers ? tokens.next_values.numbers + at : nullptr;
 #if defined(__aarch64__)
     static_assert(VECTORS == 1);
-    mix_values<Value, QUERIES>(values, tokens.stride, tokens.count, next, rest, weights, shrinking, mixed, line);
+    mix_values<Number, QUERIES>(values, tokens.stride, tokens.count, next, rest, weights, shrinking, mixed, line);
 #else
     Vector part[QUERIES][VECTORS], value[VECTORS];
     for (long query = 0; query < QUERIES; query++)
@@ -165,34 +190,49 @@ inline void mix(const Tokens<Value>& tokens, long at, long rest, const float (*w
 #endif
 }
 
+// Multiply the weights of every token with the unit of its values.
+template <class Code, long QUERIES>
+inline void weigh_units(const Tokens<Code>& tokens, float (*weights)[CHUNK]) {
+    long stride = tokens.exponent_stride;
+    for (long first = 0; first < tokens.count; first += LANES) {
+        Vector unit = units<Code>(tokens.values.exponents + first * stride, stride, tokens.count - first);
+        for (long query = 0; query < QUERIES; query++)
+            store(weights[query] + first, load(weights[query] + first) * unit);
+    }
+    if (tokens.next_keys.numbers)
+        for (auto exponents : {tokens.next_keys.exponents, tokens.next_values.exponents})
+            fetch(exponents, tokens.count * stride);
+}
+
 // QUERIES that share their keys over up to CHUNK tokens. `seen` is the first query's; the others' follow it.
-template <class Value, long QUERIES>
-void attend(const Tokens<Value>& tokens, const float* queries, Scoring scoring, Seen seen) {
+template <class Number, long QUERIES>
+void attend(const Tokens<Number>& tokens, const float* queries, Scoring scoring, Seen seen) {
     long padded = seen.padded, line = padded + 2 * LANES, tiles = (tokens.count + LANES - 1) / LANES;
     Vector scores[QUERIES][CHUNK / LANES] = {};
     float weights[QUERIES][CHUNK], shrinking[QUERIES];
     for (long tile = 0; tile < tiles; tile++)
-        score<Value, QUERIES>(tokens, tile * LANES, queries, padded, scoring, scores[0] + tile);
+        score<Number, QUERIES>(tokens, tile * LANES, queries, padded, scoring, scores[0] + tile);
     for (long query = 0; query < QUERIES; query++)
         shrinking[query] = weigh(scores[query], tiles, {seen.mixed + query * line, padded}, weights[query]);
+    if constexpr (ARE_CODES<Number>) weigh_units<Number, QUERIES>(tokens, weights);
     long at = 0;
-    for (; at + WIDTH * LANES <= tokens.size; at += WIDTH * LANES)
-        mix<Value, QUERIES, WIDTH>(tokens, at, LANES, weights, shrinking, seen.mixed + at, line);
+    for (; at + ABREAST * LANES <= tokens.size; at += ABREAST * LANES)
+        mix<Number, QUERIES, ABREAST>(tokens, at, LANES, weights, shrinking, seen.mixed + at, line);
     for (; at < tokens.size; at += LANES)
-        mix<Value, QUERIES, 1>(tokens, at, tokens.size - at, weights, shrinking, seen.mixed + at, line);
+        mix<Number, QUERIES, 1>(tokens, at, tokens.size - at, weights, shrinking, seen.mixed + at, line);
 }
 
 // Any number of queries.
-template <class Value>
-void attend(Tokens<Value> tokens, long count, const float* queries, Scoring scoring, Seen seen) {
-    using Function = void (*)(const Tokens<Value>&, const float*, Scoring, Seen);
-    constexpr Function some[] = {attend<Value, 1>, attend<Value, 2>, attend<Value, 3>,
-                                 attend<Value, 4>, attend<Value, 5>, attend<Value, 6>};
+template <class Number>
+void attend(Tokens<Number> tokens, long count, const float* queries, Scoring scoring, Seen seen) {
+    using Function = void (*)(const Tokens<Number>&, const float*, Scoring, Seen);
+    constexpr Function some[] = {attend<Number, 1>, attend<Number, 2>, attend<Number, 3>,
+                                 attend<Number, 4>, attend<Number, 5>, attend<Number, 6>};
     long line = seen.padded + 2 * LANES;
     for (long first = 0; first < count; first += MOST_QUERIES) {
         long these = count - first < MOST_QUERIES ? count - first : MOST_QUERIES;
         some[these - 1](tokens, queries + first * seen.padded, scoring, {seen.mixed + first * line, seen.padded});
-        tokens.next_keys = tokens.next_values = nullptr;
+        tokens.next_keys = tokens.next_values = {};
     }
 }
 

@@ -35,8 +35,10 @@ log = logging.getLogger("weft")
 
 SWITCH = "WEFT_NATIVE"
 COMPILE = "compile"
-# Groups of operations with sources of their own, which only some models need.
-OPTIONAL = frozenset({"attention", "causal_conv", "channel_delta", "gated_delta", "moe", "ssd", "stored"})
+# Groups of operations with sources of their own, which only some models need; `coded_attention` is for coded pages.
+OPTIONAL = frozenset(
+    {"attention", "causal_conv", "channel_delta", "coded_attention", "gated_delta", "moe", "ssd", "stored"}
+)
 # Sources of a group that are not named like it.
 GROUP_OF = {"moe_routing": "moe"}
 FOLDER = Path(__file__).parent

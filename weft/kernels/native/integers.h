@@ -243,22 +243,24 @@ inline Floats from_halves(const void* from) {
 #endif
 }
 
-// Floats of eight bits (e4m3). Their bits are those of a sixteen-bit float that is 2^8 times smaller.
-inline Floats from_eights(const char* from) {
+// 256ths of floats of eight bits (e4m3), which have the bits of sixteen-bit floats.
+inline Floats parts_of_eights(const char* from) {
 #if defined(__AVX512BW__)
     __m256i codes = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_as<__m128i>(from)), 8);
     __m256i halves = _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16(short(0xbf80)));
-    return (Floats)_mm512_cvtph_ps(halves) * 256.0f;
+    return (Floats)_mm512_cvtph_ps(halves);
 #elif defined(__AVX2__) && defined(__F16C__)
     __m128i codes = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)from)), 8);
     __m128i halves = _mm_and_si128(_mm_srai_epi16(codes, 1), _mm_set1_epi16(short(0xbf80)));
-    return (Floats)_mm256_cvtph_ps(halves) * 256.0f;
+    return (Floats)_mm256_cvtph_ps(halves);
 #else
     HalfBits wide = __builtin_convertvector(load_as<Bytes>(from), HalfBits);
     wide = (wide & 0x80) << 8 | (wide & 0x7f) << 7;
-    return from_halves(&wide) * 256.0f;
+    return from_halves(&wide);
 #endif
 }
+
+inline Floats from_eights(const char* from) { return parts_of_eights(from) * 256.0f; }
 
 using SignedBytes = int8_t __attribute__((vector_size(WIDTH)));
 

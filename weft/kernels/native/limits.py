@@ -15,8 +15,6 @@ def declines(group: str, spec: MemorySpec) -> str | None:
         return f"cells of {spec.cell} tokens, at most {MOST_TOKENS} are supported"
     if group == "attention":
         own = attentions(spec, latent=False)
-        if any(memory.dtype in CODES for memory in own):
-            return "there is no kernel for pages in eight bits"
         return too_large("attention heads", [memory.head_dim for memory in own], MOST_SIZE)
     if group == "latent_attention":
         return "there is no kernel for latent attention" if attentions(spec, latent=True) else None
@@ -35,11 +33,12 @@ STATES = {"conv": "causal_conv", "ssm": "ssd", "delta": "gated_delta", "channel_
 
 
 def groups_of(spec: MemorySpec) -> set[str]:
-    """Return the groups of operations that the mixers of a model with this memory call."""
+    """Return the groups of operations that the mixers of a model with this memory call, and that of coded pages."""
     names = {part.name for memory in spec.memories if isinstance(memory, RecurrentMemory) for part in memory.state}
     kinds = {"attention": False, "latent_attention": True}
     of_states = {STATES[name] for name in names - {SCALES}}
-    return of_states | {group for group, latent in kinds.items() if attentions(spec, latent)}
+    coded = {"coded_attention" for memory in attentions(spec, latent=False) if memory.dtype in CODES}
+    return of_states | coded | {group for group, latent in kinds.items() if attentions(spec, latent)}
 
 
 def attentions(spec: MemorySpec, latent: bool) -> list[AttentionMemory]:
