@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.support.kernels.coded_pages import held, in_codes
 from tests.support.kernels.native_rows import NAMES
 from tests.support.kernels.operations import CPU, NATIVE, attention
 from tests.support.kernels.plans import Row, make_plan
@@ -17,6 +18,7 @@ from weft.kernels.cpu.norm import rms_norm_heads
 from weft.kernels.cpu.rotary import make_rotation, rotate
 from weft.kernels.interface import Batch
 from weft.kernels.native import attention as native
+from weft.kernels.pages import BROKEN, encoded
 from weft.kernels.rotary import RotaryKind, frequencies
 from weft.memory.spec import AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
@@ -95,8 +97,12 @@ class Scene:
         softcap: float | None = None,
         sinks: bool = False,
         tolerance: float | None = None,
+        kind: torch.dtype | None = None,
     ) -> Tensor:
-        """The kernel's results; those of the reference, and what both leave in the pages, are the same."""
+        """The kernel's results; those of the reference, and what both leave in the pages, are the same.
+
+        With pages of codes of this `kind`, the reference reads what they hold.
+        """
         heads, turning = self.heads, self.heads + self.kv_heads
         # Behind what the layer looks at there is more, as in a projection of several layers.
         projected = self.random(len(self.starts), turning + self.kv_heads + heads + 1, self.head_dim)[:, :-1]
@@ -107,19 +113,27 @@ class Scene:
         if rotary is not None:
             rotation = make_rotation(plain.positions, frequencies(RotaryKind(rotary)), 1.1, self.dtype)
         ours = self.store.clone()
-        reading = (batch, self.view(ours), SCALE, softcap, sink)
-        found = native.mix(projected, heads, weight, EPS, rotation, *reading, gated=gated)
+        before = (projected, heads, weight, EPS, rotation, batch)
+        found = native.mix(*before, self.view(ours), SCALE, softcap, sink, gated=gated)
 
         together = projected[:, :turning]
         together = together if weight is None else rms_norm_heads(together, weight, EPS)
         together = together if rotation is None else rotate(together, rotation)
-        inputs = (together[:, :heads], together[:, heads:], projected[:, turning : turning + self.kv_heads])
+        queries, *new = together[:, :heads], together[:, heads:], projected[:, turning : turning + self.kv_heads]
         # In float32, as the reference rounds its weights to the model's dtype, which the kernel does not.
         theirs = self.store.float()
+        read = self.view(theirs)
+        if kind is not None:
+            coded = in_codes(self.view(self.store), kind)
+            found = native.mix(*before, coded, SCALE, softcap, sink, gated=gated)
+            self.check_codes(coded, self.view(ours), kind)
+            read = held(coded, torch.float32)
+            new = [part[self.written] for part in (read.keys, read.values)]
         expected = attention(
-            *(x.float() for x in inputs),
+            queries.float(),
+            *(x.float() for x in new),
             plain,
-            self.view(theirs),
+            read,
             SCALE,
             softcap,
             None if sink is None else sink.float(),
@@ -129,8 +143,27 @@ class Scene:
         tolerance = tolerance or TOLERANCES[self.dtype]
         assert torch.isfinite(found).all()
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
+        if kind is None:
+            torch.testing.assert_close(ours.float(), theirs, rtol=tolerance, atol=tolerance, equal_nan=True)
         return found
+
+    @property
+    def written(self) -> tuple[Tensor, Tensor]:
+        """Pages that the rows write to, and the places in them."""
+        return self.batch(True).pages(self.window).write_page, torch.tensor(self.starts) % self.cell
+
+    def check_codes(self, found: AttentionView, wide: AttentionView, kind: torch.dtype) -> None:
+        """Pages of codes hold the codes of what the kernel leaves in pages of the model's own dtype."""
+        for part, exponents, numbers in (
+            (found.keys, found.key_exponents, wide.keys),
+            (found.values, found.value_exponents, wide.values),
+        ):
+            codes, expected = encoded(numbers, kind)
+            assert exponents is not None
+            assert torch.equal(exponents, expected)
+            # Codes of what is no number may be any.
+            known = expected.unsqueeze(-1) != BROKEN
+            assert torch.equal(part.view(torch.uint8) * known, codes.view(torch.uint8) * known)
 
 
 starts = st.lists(st.sampled_from([0, 1, 15, 16, 17, 47, 48, 63]) | st.integers(0, 150), min_size=1, max_size=9)
