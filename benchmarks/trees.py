@@ -3,6 +3,8 @@
     git worktree add ../before v0.1.0
     python -m benchmarks.trees lfm2-1.2b nemotron-nano-9b-v2 --columns ../before .
     python -m benchmarks.trees lfm2-1.2b --columns ../before .:draft=off . --rounds 7
+    python -m benchmarks.trees config.json --device cpu --rows 1 --lengths --no-serving --context 8000 \
+        --columns .:draft=off .:draft=off,kv_dtype=int8
 
 A column is the folder of a tree, with options of `weft.LLM` after a colon; without any, it has the defaults that a user
 gets. Each column runs in its own process, loads the model once, and holds it while the others measure, so that a slow
@@ -45,6 +47,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, nargs="*", default=list(ROWS))
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
     parser.add_argument("--answer", type=int, default=SHORT_ANSWER, help="tokens that each row decodes")
+    parser.add_argument("--context", type=int, default=100, help="tokens before those that a row decodes")
     parser.add_argument("--no-serving", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -91,7 +94,7 @@ class Worker:
     def __init__(self, column: str, model: str, arguments: argparse.Namespace) -> None:
         tree, _, changes = column.partition(":")
         options = ["--memory", arguments.memory, "--device", arguments.device, "--dtype", arguments.dtype]
-        options += ["--answer", str(arguments.answer), "--worker", changes]
+        options += ["--answer", str(arguments.answer), "--context", str(arguments.context), "--worker", changes]
         options += ["--rows", *map(str, arguments.rows), "--lengths", *map(str, arguments.lengths)]
         options += ["--no-serving"] if arguments.no_serving else []
         # -P: do not search the folder of this file, whose names (http.py) would hide Python's own modules.
@@ -160,7 +163,7 @@ def work(arguments: argparse.Namespace) -> int:
     options = argparse.Namespace(device=arguments.device, dtype=arguments.dtype, memory=arguments.memory)
     given = dict(change.split("=", 1) for change in arguments.worker.split(",") if change)
     changes: Any = {name: {"true": True, "false": False}.get(value, value) for name, value in given.items()}
-    longest = max(24_000, *arguments.lengths) + 1024
+    longest = max(24_000, arguments.context, *arguments.lengths) + 1024
     llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest, **changes)
     warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
     # The first round compiles what is left; its result signals that the model is loaded.
@@ -178,7 +181,8 @@ def measure_once(llm: Any, arguments: argparse.Namespace) -> Figures:
     found: Figures = {}
     for rows in arguments.rows:
         for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-            found[f"decode {rows} rows {name}, ms"] = time_per_token(llm, rows, arguments.answer, temperature) * 1e3
+            seconds = time_per_token(llm, rows, arguments.answer, temperature, arguments.context)
+            found[f"decode {rows} rows {name}, ms"] = seconds * 1e3
     for length in arguments.lengths:
         times = [first_token(fresh(llm), random_prompt(llm, length, length, n)) for n in range(5)]
         found[f"prompt of {length}, ms"] = statistics.median(times) * 1e3

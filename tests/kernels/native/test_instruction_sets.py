@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from itertools import product
 
 import pytest
 
@@ -34,6 +35,12 @@ OTHER = (
         ("armv8-a", "armv8.2-a+dotprod", "armv8.2-a+dotprod+i8mm"),
         ("armv8.6-a",),
     )
+)
+
+# Programs for an emulator, the kernels that they call, and the cases that they compare.
+CHECKS = (
+    ("native_check", ("linear", "stored"), 348),
+    ("native_attention_check", ("attention", "coded_attention"), 128),
 )
 
 
@@ -89,7 +96,7 @@ def test_kernels_are_right_with_fewer_instructions(isa):
     folder = "tests/kernels/native"
     tests = [
         f"{folder}/test_native_{name}.py"
-        for name in ("linear", "stored", "norm", "attention", "conv", "ssd", "gated_delta")
+        for name in ("linear", "stored", "norm", "attention", "coded_attention", "conv", "ssd", "gated_delta")
     ]
     found = called([sys.executable, "-m", "pytest", "-q", *tests], WEFT_ISA=isa)
     assert " passed" in found
@@ -121,17 +128,17 @@ def test_clang_compiles_kernels_that_are_right(tmp_path):
 @pytest.mark.skipif(
     any(shutil.which(tool) is None for tool in OTHER[:2]), reason=f"{OTHER[0]} and {OTHER[1]} are not installed"
 )
-def test_the_other_architecture_compiles_all_kernels_and_multiplies_right(tmp_path):
+def test_the_other_architecture_compiles_all_kernels_and_computes_right(tmp_path):
     compiler, emulator, runs, only_compiles = OTHER
     for architecture in (*runs, *only_compiles):
         flags = [*FLAGS, f"-march={architecture}"]
         for source in NATIVE:
             called([compiler, *flags, "-c", str(source), "-o", str(tmp_path / "kernel.o")])
-    for architecture in runs:
-        program = tmp_path / f"check-{architecture}"
-        own = ROOT / "tests" / "support" / "kernels" / "native_check.cpp"
-        sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in ("linear", "stored", "pool"))]
+    for architecture, (check, names, cases) in product(runs, CHECKS):
+        program = tmp_path / f"{check}-{architecture}"
+        own = ROOT / "tests" / "support" / "kernels" / f"{check}.cpp"
+        sources = [str(own), *(str(compiling.FOLDER / f"{name}.cpp") for name in (*names, "pool"))]
         flags = [flag for flag in FLAGS if flag != "-fPIC"]
         called([compiler, *flags, f"-march={architecture}", *sources, "-o", str(program)])
         libraries = f"/usr/{compiler.removesuffix('-g++')}"
-        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == 348
+        assert int(called([emulator, "-cpu", "max", "-L", libraries, str(program)])) == cases
