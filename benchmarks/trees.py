@@ -3,7 +3,7 @@
     git worktree add ../before v0.1.0
     python -m benchmarks.trees lfm2-1.2b nemotron-nano-9b-v2 --columns ../before .
     python -m benchmarks.trees lfm2-1.2b --columns ../before .:draft=off . --rounds 7
-    python -m benchmarks.trees config.json --device cpu --rows 1 --lengths --no-serving --context 8000 \
+    python -m benchmarks.trees config.json --device cpu --rows 1 --lengths --no-serving --greedy --context 8000 \
         --columns .:draft=off .:draft=off,kv_dtype=int8
 
 A column is the folder of a tree, with options of `weft.LLM` after a colon; without any, it has the defaults that a user
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="*", default=list(LENGTHS))
     parser.add_argument("--answer", type=int, default=SHORT_ANSWER, help="tokens that each row decodes")
     parser.add_argument("--context", type=int, default=100, help="tokens before those that a row decodes")
+    parser.add_argument("--greedy", action="store_true", help="sample no answers")
     parser.add_argument("--no-serving", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -97,6 +98,7 @@ class Worker:
         options += ["--answer", str(arguments.answer), "--context", str(arguments.context), "--worker", changes]
         options += ["--rows", *map(str, arguments.rows), "--lengths", *map(str, arguments.lengths)]
         options += ["--no-serving"] if arguments.no_serving else []
+        options += ["--greedy"] if arguments.greedy else []
         # -P: do not search the folder of this file, whose names (http.py) would hide Python's own modules.
         command = [sys.executable, "-P", str(Path(__file__).resolve()), model, *options]
         path = os.pathsep.join([str(Path(tree).resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -165,7 +167,8 @@ def work(arguments: argparse.Namespace) -> int:
     changes: Any = {name: {"true": True, "false": False}.get(value, value) for name, value in given.items()}
     longest = max(24_000, arguments.context, *arguments.lengths) + 1024
     llm = start(arguments.models[0], options, depth=1, max_sequences=256, max_length=longest, **changes)
-    warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
+    if arguments.device == "cuda":
+        warm_up(llm, rows=sorted({*arguments.rows, *(() if arguments.no_serving else (32, 128))}))
     # The first round compiles what is left; its result signals that the model is loaded.
     print(json.dumps(measure_once(llm, arguments)), file=answers, flush=True)
     for _ in sys.stdin:
@@ -180,7 +183,7 @@ def measure_once(llm: Any, arguments: argparse.Namespace) -> Figures:
 
     found: Figures = {}
     for rows in arguments.rows:
-        for name, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        for name, temperature in (("greedy", 0.0), ("sampled", 1.0))[: 1 if arguments.greedy else 2]:
             seconds = time_per_token(llm, rows, arguments.answer, temperature, arguments.context)
             found[f"decode {rows} rows {name}, ms"] = seconds * 1e3
     for length in arguments.lengths:
