@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -166,36 +167,45 @@ def test_steps_are_replayed(kind, monkeypatch):
 # Planted bugs --------------------------------------------------------------------------------------------------------
 
 
-def units_of_values_for_keys(view: AttentionView) -> AttentionView:
-    return replace(view, key_exponents=view.value_exponents)
+def give(patch: pytest.MonkeyPatch, other: Callable[[AttentionView], AttentionView]) -> None:
+    """Give the kernel other pages of codes than those that it is called with."""
+    mix = native.mix
+
+    def planted(*inputs: Any, **more: Any) -> torch.Tensor:
+        views = (isinstance(each, AttentionView) and each.key_exponents is not None for each in inputs)
+        return mix(*(other(each) if coded else each for each, coded in zip(inputs, views)), **more)
+
+    patch.setattr(native, "mix", planted)
 
 
-def units_of_the_head_before(view: AttentionView) -> AttentionView:
-    exponents = [each.roll(1, -1) for each in (view.key_exponents, view.value_exponents)]
-    return replace(view, key_exponents=exponents[0], value_exponents=exponents[1])
+def exponents_of_values_are_read_for_keys(patch: pytest.MonkeyPatch) -> None:
+    give(patch, lambda view: replace(view, key_exponents=view.value_exponents))
 
 
-def units_of_the_token_before(view: AttentionView) -> AttentionView:
-    return replace(view, value_exponents=view.value_exponents.roll(1, 1))
+def exponents_of_the_head_before_are_read(patch: pytest.MonkeyPatch) -> None:
+    give(patch, lambda view: replace(view, key_exponents=view.key_exponents.roll(1, -1)))
 
 
-def integers_for_floats(view: AttentionView) -> AttentionView:
-    return replace(view, values=view.values.view(torch.int8), keys=view.keys.view(torch.int8))
+def exponents_of_the_token_before_are_read(patch: pytest.MonkeyPatch) -> None:
+    give(patch, lambda view: replace(view, value_exponents=view.value_exponents.roll(1, 1)))
 
 
-PLANTS = [units_of_values_for_keys, units_of_the_head_before, units_of_the_token_before, integers_for_floats]
+def floats_of_eight_bits_are_read_as_integers(patch: pytest.MonkeyPatch) -> None:
+    give(patch, lambda view: replace(view, values=view.values.view(torch.int8), keys=view.keys.view(torch.int8)))
+
+
+PLANTS = [
+    exponents_of_values_are_read_for_keys,
+    exponents_of_the_head_before_are_read,
+    exponents_of_the_token_before_are_read,
+    floats_of_eight_bits_are_read_as_integers,
+]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_bug_is_caught(plant: Callable[[AttentionView], AttentionView], monkeypatch):
+def test_a_planted_bug_is_caught(plant, monkeypatch):
     scene, kind = Scene([200, 40]), torch.float8_e4m3fn
     scene.compare(kind=kind)
-    mix = native.mix
-
-    def planted(projected, heads, weight, eps, rotation, batch, view, *more, **named):
-        read = view if view.key_exponents is None else plant(view)
-        return mix(projected, heads, weight, eps, rotation, batch, read, *more, **named)
-
-    monkeypatch.setattr(native, "mix", planted)
+    plant(monkeypatch)
     with pytest.raises(AssertionError):
         scene.compare(kind=kind)
