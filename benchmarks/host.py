@@ -15,6 +15,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -50,7 +51,7 @@ class RandomDevice(Device):
         return Landing(self._random.integers(0, VOCABULARY, flight).astype(np.int32), None, None)
 
 
-def engine_with(column: str, memory_bytes: int) -> Engine:
+def engine_with(column: str, memory_bytes: int, now: Callable[[], float] = time.perf_counter) -> Engine:
     """Return an engine as a user gets it on a GPU without an MTP head: with drafts from texts, unless they are off."""
     draft = options_of(column).get("draft", "suffix")
     drafts = 0 if draft == "off" else DRAFTS
@@ -63,7 +64,7 @@ def engine_with(column: str, memory_bytes: int) -> Engine:
         draft=draft,
         draft_tokens=drafts,
     )
-    return Engine(replace(SPEC, draft_room=drafts), RandomDevice(), config)
+    return Engine(replace(SPEC, draft_room=drafts), RandomDevice(), config, now=now)
 
 
 def play(engine: Engine, prompts: list[np.ndarray], answer: int) -> float:
