@@ -82,7 +82,7 @@ def cut(rows: int, outputs: int, inputs: int) -> Division:
 
 
 def cut_lines(rows: int, outputs: int, inputs: int) -> Division:
-    """Return a division of a matmul with rows in FP8. Not measured yet.
+    """Return a division of a matmul with rows in FP8, which are few where the library has their scales.
 
     >>> cut_lines(1, 4480, 15680)
     Division(rows=8, outputs=64, shares=4, warps=4, stages=5, rows_first=False)

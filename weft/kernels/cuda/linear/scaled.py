@@ -60,7 +60,7 @@ def is_faster(rows: int, outputs: int) -> bool:
 def can_scale(part: Stored) -> bool:
     """Return whether the library multiplies rows in FP8 with this matrix."""
     form = part.format
-    if not isinstance(form, CodeLines) or part.outputs % HELD:
+    if not isinstance(form, CodeLines) or part.outputs % HELD or part.outputs < BLOCK:
         return False
     return (not form.runs or form.block_rows == BLOCK) and has_scales(part.tensors[0].device)
 
