@@ -38,30 +38,25 @@ DRAWN = 256
 
 class Variant(NamedTuple):
     launch: DecodeLaunch | None  # None: that of the table
-    at_once: int = 3
+    at_once: int = 0
 
     def __str__(self) -> str:
         if self.launch is None:
             return "as it is"
-        keys, warps, stages, numbers, ahead, registers = self.launch
-        words = [f"{keys} keys, {warps} warps, {stages} stages, {self.at_once} programs", numbers, "ahead" * ahead]
-        return ", ".join(filter(None, [*words, f"{registers} registers" if registers else ""]))
+        return (
+            f"{self.launch.keys} keys, {self.launch.warps} warps, {self.launch.stages} stages, {self.at_once} programs"
+        )
 
 
 CODED = (
     Variant(None),
-    Variant(DecodeLaunch(32, 4, 4, "now", True, 168)),
-    Variant(DecodeLaunch(32, 4, 4, "moved", True, 168)),
-    Variant(DecodeLaunch(32, 4, 4, "mixed", True, 168)),
-    Variant(DecodeLaunch(32, 4, 4, "half", True, 168)),
-    Variant(DecodeLaunch(32, 4, 3, "half", True, 168)),
-    Variant(DecodeLaunch(32, 4, 3, "half", True, 128), 4),
-    Variant(DecodeLaunch(64, 4, 3, "half", True), 2),
-    Variant(DecodeLaunch(64, 4, 2, "half", True), 2),
-    Variant(DecodeLaunch(64, 4, 2, "half", True, 168), 3),
-    Variant(DecodeLaunch(64, 8, 3, "half", True, 128), 2),
-    Variant(DecodeLaunch(64, 8, 2, "half", True, 128), 2),
-    Variant(DecodeLaunch(32, 2, 3, "half", True), 4),
+    Variant(DecodeLaunch(32, 2, 3), 4),
+    Variant(DecodeLaunch(32, 2, 4), 4),
+    Variant(DecodeLaunch(64, 2, 2), 4),
+    Variant(DecodeLaunch(64, 2, 3), 4),
+    Variant(DecodeLaunch(32, 4, 4), 3),
+    Variant(DecodeLaunch(64, 4, 3), 2),
+    Variant(DecodeLaunch(64, 4, 3), 3),
 )
 VARIANTS = {"bfloat16": (Variant(None),), "fp8": CODED, "int8": CODED}
 

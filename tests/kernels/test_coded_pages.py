@@ -13,6 +13,7 @@ from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN, attention
 from weft.device.store import AttentionView, Store
 from weft.kernels import pages
 from weft.kernels.cpu import attention as on_cpu
+from weft.kernels.cuda.attention import decode
 from weft.kernels.interface import Operations
 from weft.kernels.pages import BIAS, LARGEST, decoded, encoded
 from weft.memory.spec import AttentionMemory, MemorySpec
@@ -125,6 +126,30 @@ def test_other_dtypes(by):
         assert torch.equal(found, expected)
 
 
+def check_sizes(kind: torch.dtype) -> None:
+    """Decodes multiply codes in float16, whatever the sizes of queries and of values are."""
+    scene = Scene([(50, 51), (15, 16)], heads=4, head_dim=32, device="cpu", dtype=torch.bfloat16)
+    torch.manual_seed(0)
+    numbers = scene.store[:, 2].shape[:3]
+    scene.store[:, 2] *= (torch.randint(-40, 40, numbers) * (torch.rand(numbers) < 0.5)).float().exp2().unsqueeze(-1)
+    scene.store[:, 2, 3] = 0
+    found = []
+    for power in (2.0**-60, 2.0**60):
+        stored = in_codes(scene.view(), kind)
+        given = scene.q * power, scene.k, scene.v, scene.batch(GPU_ROWS), stored, scene.scale / power
+        found.append(attention(*given, None, scene.sinks))
+    assert torch.equal(found[0], found[1])
+    k, v = (decoded(*encoded(each, kind), torch.float32) for each in (scene.k, scene.v))
+    given = scene.q.float(), k, v, scene.batch(PLAIN), held(stored, torch.float32), scene.scale
+    wanted = attention(*given, None, scene.sinks.float())
+    assert ((found[0] - wanted).abs() <= wanted.abs().amax(-1, keepdim=True) / 128).all()
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_queries_and_values_may_have_any_size(kind):
+    check_sizes(kind)
+
+
 # Planted bugs --------------------------------------------------------------------------------------------------------
 
 
@@ -160,3 +185,17 @@ def test_a_planted_bug_is_caught(plant, monkeypatch):
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         check(Scene(MIXES["prompts"], device="cpu"), CPU)
+
+
+def test_weights_that_are_too_large_for_float16_are_noticed(monkeypatch):
+    """Without the powers of values in the peak of scores."""
+    monkeypatch.setattr(decode, "rise_of", lambda powers: powers * 0)
+    with pytest.raises(AssertionError):
+        check_sizes(KINDS["fp8"])
+
+
+def test_queries_that_are_too_large_for_float16_are_noticed(monkeypatch):
+    powers_of = decode.in_float16
+    monkeypatch.setattr(decode, "in_float16", lambda q: (q.to(decode.tl.float16), powers_of(q)[1] * 0 + 1))
+    with pytest.raises(AssertionError):
+        check_sizes(KINDS["int8"])

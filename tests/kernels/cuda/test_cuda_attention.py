@@ -394,8 +394,7 @@ for half, head_dim, window, softcap, sinks in [("*bf16", 64, 128, 0.0, True), ("
     for tokens, lines, launches in ((1, 16, attention_decode.LAUNCHES), (8, 32, attention_decode.DRAFT_LAUNCHES)):
         launch = launches.get(size, attention_decode.PLAIN_LAUNCH)
         build(kernel, pointers(kernel, half), dict(HEADS=32, LINES=lines, TOKENS=tokens, EARLY=True,
-              KEYS=launch.keys, WORDS=False, NUMBERS="now", AHEAD=False, **same, **alone, **reading),
-              launch.warps, launch.stages)
+              KEYS=launch.keys, WORDS=False, **same, **alone, **reading), launch.warps, launch.stages)
         kept, merge = dict(AT_ONCE=tokens, BORDERS=1, EARLY=1), attention_decode._merge_parts
         build(merge, pointers(merge, half), dict(HEADS=32, TOKENS=tokens, **kept, **same, **alone))
     launch = attention_prefill.LAUNCHES.get(size, attention_prefill.PLAIN_LAUNCH)

@@ -13,7 +13,7 @@ from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.cuda_attention import MIXES, REAL, Scene
 from tests.support.kernels.operations import GPU, PLAIN, attention
 from tests.support.models.exact_steps import EXACT
-from weft.kernels.cuda.attention.pages import HIGH_CODES, HIGH_INTEGERS, LOW_CODES, LOW_INTEGERS
+from weft.kernels.cuda.attention.pages import HALVES_OF_CODES, HALVES_OF_INTEGERS
 from weft.kernels.interface import Operations
 from weft.kernels.pages import decoded, encoded
 
@@ -42,28 +42,32 @@ def launch_all() -> None:
                 attention(scene.q, scene.k, scene.v, scene.batch(by), in_codes(scene.view(), kind), scene.scale)
 
 
-@pytest.mark.parametrize(
-    ("kind", "instructions"), [("fp8", (LOW_CODES, HIGH_CODES)), ("int8", (LOW_INTEGERS, HIGH_INTEGERS))]
-)
+@pytest.mark.parametrize(("kind", "instructions"), [("fp8", HALVES_OF_CODES), ("int8", HALVES_OF_INTEGERS)])
 def test_words_of_two_codes_become_two_numbers(kind, instructions):
     """By the instructions of a GPU, of all codes but those that no page holds: what is no number, and -128."""
     unused = (127, 255) if kind == "fp8" else (128,)
     codes = torch.tensor([code for code in range(256) if code not in unused], dtype=torch.uint8)
-    numbers = codes.view(KINDS[kind]).to(torch.bfloat16).view(torch.int16).tolist()
-    one = 0x38 if kind == "fp8" else 1
+    numbers = [int(each) & 0xFFFF for each in codes.view(KINDS[kind]).half().view(torch.int16)]
     for first, code in enumerate(codes.tolist()):
         second = len(codes) - 1 - first
-        word = code | int(codes[second]) << 8
-        pair = numbers[first] & 0xFFFF, numbers[second] & 0xFFFF
-        for assembly, number in zip(instructions, pair):
-            # Two words of two tokens lie in a register.
-            assert run_assembly(assembly.value, word | one << 24 | one << 16) >> 16 == 0x3F80
-            assert run_assembly(assembly.value, word) & 0xFFFF == number
+        other, third = int(codes[second]), first // 2
+        # Two words of two tokens lie in a register: their even features become one, their odd ones another.
+        word = code | other << 8 | int(codes[third]) << 16 | code << 24
+        found = run_assembly(instructions.value, word, outputs=2)
+        wanted = numbers[first], numbers[third], numbers[second], numbers[first]
+        assert [found >> shift & 0xFFFF for shift in (0, 16, 32, 48)] == [*wanted]
+
+
+def launch_decodes() -> None:
+    for layer, kind in itertools.product(LAYERS, KINDS.values()):
+        scene = Scene([(4000, 4001)], cell=64, dtype=torch.bfloat16, device="cpu", **layer)
+        attention(scene.q, scene.k, scene.v, scene.batch(GPU), in_codes(scene.view(), kind), scene.scale)
 
 
 @pytest.mark.kernels
 def test_kernels_compile_for_sm_90():
     assert_compiles(launch_all)
+    assert_compiles(launch_decodes, in_registers=True)
 
 
 @pytest.mark.gpu

@@ -19,22 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.device.store import AttentionView
-from weft.kernels.cuda.attention.pages import (
-    MOVED_UNIT,
-    halves_of,
-    in_float16,
-    numbers_by,
-    power_in_word,
-    powers_at,
-)
+from weft.kernels.cuda.attention.pages import halves_of, in_float16, numbers_of, powers_in_words, rise_of
 from weft.kernels.cuda.launch.arguments import STEP, cache_of, pages_of, records_drafts, rows_of
 from weft.kernels.cuda.launch.gpus import INTERPRETED, gpu_of
 from weft.kernels.cuda.launch.launching import jit, named, power_of_two
 from weft.kernels.cuda.launch.overlap import early, wait
 from weft.kernels.interface import Batch, PageSections
 
-# What weights of codes that are moved are multiplied with: products stay far from the smallest numbers.
-LIFT = tl.constexpr(2.0**32)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -42,21 +33,17 @@ class DecodeLaunch(NamedTuple):
     keys: int  # keys of one cell loaded at once
     warps: int
     stages: int
-    # How codes are multiplied, and whether exponents are loaded a block ahead.
-    numbers: str = "now"
-    ahead: bool = False
-    # Maximum of a thread, if not None.
-    registers: int | None = None
 
 
 # By bytes of a head's key, padded to a power of two.
 LAUNCHES = {128: DecodeLaunch(64, 4, 3), 256: DecodeLaunch(64, 4, 3), 512: DecodeLaunch(32, 4, 3)}
-# Of codes, by the same bytes, and programs of a multiprocessor: two tiles are made of each that is loaded.
+# Of codes, by the same bytes, and programs of a multiprocessor: eight warps may use all of its registers. Instructions
+# are the limit, and two warps that share a tile wait for each other less than four do.
 CODE_LAUNCHES = {
-    64: (DecodeLaunch(64, 4, 4), 4),
-    128: (DecodeLaunch(64, 4, 3), 4),
-    256: (DecodeLaunch(32, 4, 4), 3),
-    512: (DecodeLaunch(32, 4, 3), 3),
+    64: (DecodeLaunch(64, 2, 3), 4),
+    128: (DecodeLaunch(64, 2, 3), 4),
+    256: (DecodeLaunch(32, 2, 3), 4),
+    512: (DecodeLaunch(32, 4, 3), 2),
 }
 # All other cases: float32 heads too large for several stages in shared memory, and tests' small ones.
 PLAIN_LAUNCH = DecodeLaunch(64, 4, 1)
@@ -65,8 +52,8 @@ AT_ONCE = 3
 # For rows of a few tokens, where they differ. More lines leave less room: two programs per multiprocessor take turns.
 DRAFT_LAUNCHES = LAUNCHES | {512: DecodeLaunch(64, 4, 2)}
 DRAFTS_AT_ONCE = 2
-# Sums that four warps hold in registers, in values of heads. Of more, the warps are twice as many.
-MOST_SUMS = 32 * 256
+# Sums that a warp holds in registers, in values of heads. Of more, the warps are up to eight.
+MOST_SUMS = 8 * 256
 # Maximum tokens of a row that are read together, and of tokens times heads of a group: beyond, registers run out. Then
 # bytes of their queries: beyond, shared memory does (float32 heads of 512).
 MOST_TOKENS, MOST_LINES, MOST_QUERIES = 8, 64, 64 << 10
@@ -159,12 +146,9 @@ def attend_rows(
     _, cell, kv_heads, _ = view.keys.shape
     block_dim = max(16, power_of_two(head_dim))
     lines, key_bytes = max(16, power_of_two(tokens * (heads // kv_heads))), block_dim * view.keys.element_size()
-    launches, at_once = (LAUNCHES, AT_ONCE) if tokens == 1 else (DRAFT_LAUNCHES, DRAFTS_AT_ONCE)
-    chosen = launches.get(key_bytes, PLAIN_LAUNCH)
-    if view.key_exponents is not None:
-        chosen, at_once = CODE_LAUNCHES.get(key_bytes, (PLAIN_LAUNCH, AT_ONCE))
+    chosen, at_once = launch_of(view, key_bytes, tokens, lines * block_dim)
     sharing = sharing or share_out(multiprocessors_of(q.device), kv_heads, at_once)
-    launch = launch or chosen._replace(warps=chosen.warps * (2 if lines * block_dim > MOST_SUMS else 1))
+    launch = launch or chosen
     # For every share: the part of a row that starts before it, and the part of a row that ends after it; then their
     # sums.
     parts = torch.empty(sharing.shares * 2 * tokens * heads * (head_dim + 1), dtype=torch.float32, device=q.device)
@@ -187,10 +171,8 @@ def attend_rows(
         named(q_ptr=q, q_token_stride=q.stride(0), q_head_stride=q.stride(1), scale=scale), found,
         cache_of(view), pages_of(batch, view), rows_of(batch),
         LINES=lines, CELL=cell, KEYS=min(launch.keys, cell), WORDS=has_words(view, block_dim),
-        NUMBERS=launch.numbers, AHEAD=launch.ahead,
         WINDOW=view.window or 0, SOFTCAP=softcap or 0.0, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         **common, num_warps=launch.warps, num_stages=launch.stages,
-        **({} if launch.registers is None else {"maxnreg": launch.registers}),
     )  # fmt: skip
     # Every border of two shares cuts at most one row.
     borders = sharing.shares - 1
@@ -202,6 +184,20 @@ def attend_rows(
         found, pages_of(batch, view), rows_of(batch),
         **common, BORDERS=by_border, AT_ONCE=at_once, num_warps=(1 if block_dim < 256 else 2) * min(2, at_once),
     )  # fmt: skip
+
+
+def launch_of(view: AttentionView, key_bytes: int, tokens: int, sums: int) -> tuple[DecodeLaunch, int]:
+    """Return a launch, and the programs of a multiprocessor."""
+    if view.key_exponents is not None:
+        chosen, at_once = CODE_LAUNCHES.get(key_bytes, (PLAIN_LAUNCH, AT_ONCE))
+    elif tokens == 1:
+        chosen, at_once = LAUNCHES.get(key_bytes, PLAIN_LAUNCH), AT_ONCE
+    else:
+        chosen, at_once = DRAFT_LAUNCHES.get(key_bytes, PLAIN_LAUNCH), DRAFTS_AT_ONCE
+    warps = max(chosen.warps, min(8, sums // MOST_SUMS))
+    if view.key_exponents is not None:
+        at_once = max(1, at_once * chosen.warps // warps)
+    return chosen._replace(warps=warps), at_once
 
 
 def has_words(view: AttentionView, block_dim: int) -> bool:
@@ -321,41 +317,25 @@ def _store_whole(
 
 
 @triton.jit
-def _store(
-    out_ptr, out_token_stride, parts_ptr, sinks_ptr, prefix_sums_ptr, is_whole, part, shares, packed, head, line,
-    peak, total, mixed, is_line, is_query, HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    TOKENS: tl.constexpr, HAS_SINKS: tl.constexpr, GROUPED: tl.constexpr,
-):  # fmt: skip
-    feature = tl.arange(0, mixed.shape[1])
-    if is_whole:
-        out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
-        _store_whole(
-            out_ptr, out_at, sinks_ptr, prefix_sums_ptr, packed * HEADS + head, head, peak, total, mixed, is_line,
-            is_query, HAS_SINKS, GROUPED,
-        )  # fmt: skip
-    else:
-        which = part * (TOKENS * GROUP) + line
-        sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
-        _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM)
-
-
-@triton.jit
-def _powers(exponents, place, there, AHEAD: tl.constexpr):
-    return power_in_word(exponents, place, there) if AHEAD else powers_at(exponents, place, there)
+def _queries_of_words(q, scale, HALVES: tl.constexpr, LINES: tl.constexpr, BLOCK_DIM: tl.constexpr):
+    """Return even and odd features of queries as codes are multiplied with them, and the scale of their scores."""
+    if HALVES:
+        q, unit = in_float16(q)
+        scale = (scale * unit)[:, None]
+    even, odd = halves_of(q, LINES, BLOCK_DIM)
+    return even, odd, scale
 
 
 @triton.jit
 def _scores(
     q, odd_q, keys, exponents, powers, there, scale,
-    WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, NUMBERS: tl.constexpr,
-    AHEAD: tl.constexpr,
+    WORDS: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of keys. `odd_q`: odd features of queries, where keys are WORDS of two codes."""
     if exponents is not None:
-        # They arrive while keys are multiplied.
-        factor = _powers(exponents, powers, there, AHEAD)
+        factor = powers_in_words(exponents, powers, there)
     if WORDS:
-        even_keys, odd_keys = numbers_by(keys, q.dtype, KIND, NUMBERS)
+        even_keys, odd_keys = numbers_of(keys, q.dtype, KIND)
         found = tl.dot(q, tl.trans(even_keys), input_precision=PRECISION)
         found = tl.dot(odd_q, tl.trans(odd_keys), acc=found, input_precision=PRECISION) * scale
     else:
@@ -368,68 +348,27 @@ def _scores(
 
 
 @triton.jit
-def _weights(scores, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
-    """Advance the running softmax; return weights, what those before are multiplied with, the peak and the sum."""
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+def _weights(
+    scores, exponents, powers, there, peak, total,
+    HALVES: tl.constexpr, TOKENS: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    """Advance the running softmax; return weights times the powers of values, what those before are multiplied with,
+    the peak and the sum."""
+    highest = scores
+    if exponents is not None:
+        factor = powers_in_words(exponents, powers, there)
+        if HALVES:
+            # Products with powers must not be too large for float16, so those have their peak at 1.
+            highest = scores + rise_of(factor)[None, :]
+    new_peak = tl.maximum(peak, tl.max(highest, 1))
     # One token sees a key of every block. Of several, one may see nothing yet: any finite number works.
     reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
     weights = tl.exp2(scores - reference[:, None])
     fading = tl.exp2(peak - reference)
-    return weights, fading, new_peak, total * fading + tl.sum(weights, 1)
-
-
-@triton.jit
-def _halves_of_queries(
-    q, scale, KIND: tl.constexpr, NUMBERS: tl.constexpr, LINES: tl.constexpr, BLOCK_DIM: tl.constexpr
-):
-    """Return even and odd features as codes are multiplied with, and what the products are."""
-    if NUMBERS == "half" or NUMBERS == "mixed":
-        q, unit = in_float16(q)
-        line_scale = (scale * unit)[:, None]
-    elif NUMBERS == "moved" and tl.int8 != KIND:
-        q = (q.to(tl.float32) * LIFT).to(q.dtype)
-        line_scale = scale * (MOVED_UNIT / LIFT)
-    else:
-        line_scale = scale
-    even, odd = halves_of(q, LINES, BLOCK_DIM)
-    return even, odd, line_scale
-
-
-@triton.jit
-def _rise_of(powers):
-    """Return logarithms of powers of two, those of infinity infinite, and inverse powers, down from 2**64."""
-    bits = tl.maximum(powers.to(tl.int32, bitcast=True), 63 << 23)
-    rise = ((bits >> 23) - 127).to(tl.float32)
-    rise = tl.where(bits == 255 << 23, float("inf"), rise)
-    return rise, ((254 << 23) - bits).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _rising_weights(scores, rise, fall, peak, total, TOKENS: tl.constexpr, GROUPED: tl.constexpr):
-    scores += rise[None, :]
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
-    reference = new_peak if TOKENS == 1 or GROUPED else tl.where(new_peak == float("-inf"), 0.0, new_peak)
-    weights = tl.exp2(scores - reference[:, None])
-    fading = tl.exp2(peak - reference)
-    return weights, fading, new_peak, total * fading + tl.sum(weights * fall[None, :], 1)
-
-
-@triton.jit
-def _weights_by(
-    scores, powers, peak, total,
-    WORDS: tl.constexpr, KIND: tl.constexpr, NUMBERS: tl.constexpr, TOKENS: tl.constexpr, GROUPED: tl.constexpr,
-):  # fmt: skip
-    """Return what `_weights` does, weights times the powers of values."""
-    if NUMBERS == "half":
-        rise, fall = _rise_of(powers)
-        weights, fading, peak, total = _rising_weights(scores, rise, fall, peak, total, TOKENS, GROUPED)
-    else:
-        weights, fading, peak, total = _weights(scores, peak, total, TOKENS, GROUPED)
-        if powers is not None:
-            if WORDS and NUMBERS != "now" and tl.int8 != KIND:
-                powers *= LIFT
-            weights *= powers[None, :]
-    return weights, fading, peak, total
+    total = total * fading + tl.sum(weights, 1)
+    if exponents is not None:
+        weights *= factor[None, :]
+    return weights, fading, new_peak, total
 
 
 @triton.jit
@@ -471,13 +410,13 @@ def _attend_share(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, LINES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
     CELL: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, GROUPED: tl.constexpr, CONTINUED: tl.constexpr,
-    WORDS: tl.constexpr, NUMBERS: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+    WORDS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Compute one share of the line, for the heads of one group, row by row: line i is token i // GROUP.
 
     GROUPED: a row is a group, its tokens are members, each of which sees all cells; their sums are stored, too.
     CONTINUED: rows whose pages do not begin at position 0 go on from such a result.
-    WORDS: codes are read two by two, and even features are computed apart from odd ones.
+    WORDS: codes are read two by two, and even features are computed apart from odd ones; with HALVES in float16.
     """
     kv_head, share = tl.program_id(0), tl.program_id(1)
     size = _size_of_shares(page_bounds, rows, shares, least_cells)
@@ -494,6 +433,7 @@ def _attend_share(
     token, head = line // GROUP, kv_head * GROUP + line % GROUP
     is_feature = feature < HEAD_DIM
     UNIT: tl.constexpr = 2 if WORDS else 1
+    HALVES: tl.constexpr = WORDS and q_ptr.dtype.element_ty != tl.float32
     KIND: tl.constexpr = key_pages.dtype.element_ty
     key_units, value_units, in_page, is_unit = _units(
         key_pages, value_pages, index, kv_head, KV_HEADS, HEAD_DIM, BLOCK_DIM, UNIT
@@ -529,9 +469,9 @@ def _attend_share(
         peak, total, mixed = _beginning(
             packed * HEADS + head, goes_on, prefix_ptr, prefix_sums_ptr, LINES, HEAD_DIM, BLOCK_DIM, CONTINUED
         )
-        odd_q, line_scale = q, scale
+        odd_q, query_scale = q, scale
         if WORDS:
-            q, odd_q, line_scale = _halves_of_queries(q, scale, KIND, NUMBERS, LINES, BLOCK_DIM)
+            q, odd_q, query_scale = _queries_of_words(q, scale, HALVES, LINES, BLOCK_DIM)
             even, odd = halves_of(mixed, LINES, BLOCK_DIM)
         # A page's number is loaded one block ahead, so that only keys and values are left for the stages.
         if WINDOW:
@@ -550,34 +490,33 @@ def _attend_share(
                 there &= key_position >= low
             # Memory that no token sees may hold NaN, so it is not even loaded.
             loaded = there[:, None] & is_unit
-            if value_exponents is not None:
-                value_powers = _powers(value_exponents, powers, there, AHEAD)
             keys = tl.load(key_units + block_at + in_page, mask=loaded, other=0.0)
-            scores = _scores(
-                q, odd_q, keys, key_exponents, powers, there, line_scale,
-                WORDS, KIND, SOFTCAP, PRECISION, NUMBERS, AHEAD)  # fmt: skip
+            scores = _scores(q, odd_q, keys, key_exponents, powers, there, query_scale, WORDS, KIND, SOFTCAP, PRECISION)
             seen = _seen(there, key_position, position, TOKENS, GROUPED, WINDOW)
             scores = tl.where(seen, scores * LOG2_E, float("-inf"))
-            weights, fading, peak, total = _weights_by(
-                scores, value_powers if value_exponents is not None else None, peak, total,
-                WORDS, KIND, NUMBERS, TOKENS, GROUPED,
-            )  # fmt: skip
-            values = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0)
-            weights = weights.to(tl.bfloat16 if NUMBERS == "mixed" else q.dtype)
+            weights, fading, peak, total = _weights(
+                scores, value_exponents, powers, there, peak, total, HALVES, TOKENS, GROUPED
+            )
+            values, weights = tl.load(value_units + block_at + in_page, mask=loaded, other=0.0), weights.to(q.dtype)
             if WORDS:
-                even_values, odd_values = numbers_by(values, weights.dtype, KIND, NUMBERS)
+                even_values, odd_values = numbers_of(values, q.dtype, KIND)
                 even = tl.dot(weights, even_values, acc=even * fading[:, None], input_precision=PRECISION)
                 odd = tl.dot(weights, odd_values, acc=odd * fading[:, None], input_precision=PRECISION)
             else:
                 mixed = tl.dot(weights, values.to(q.dtype), acc=mixed * fading[:, None], input_precision=PRECISION)
         if WORDS:
             mixed = tl.reshape(tl.join(even, odd), (LINES, BLOCK_DIM))
-            mixed *= 1.0 if NUMBERS == "now" or NUMBERS == "half" or tl.int8 == KIND else MOVED_UNIT / LIFT
-        _store(
-            out_ptr, out_token_stride, parts_ptr, sinks_ptr, prefix_sums_ptr, (begin == row_begin) & (end == row_end),
-            (kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32), shares, packed, head, line,
-            peak, total, mixed, is_line, is_query, HEADS, GROUP, HEAD_DIM, TOKENS, HAS_SINKS, GROUPED,
-        )  # fmt: skip
+
+        out_at = packed[:, None] * out_token_stride + head[:, None] * HEAD_DIM + feature[None, :]
+        if (begin == row_begin) & (end == row_end):
+            _store_whole(
+                out_ptr, out_at, sinks_ptr, prefix_sums_ptr, packed * HEADS + head, head, peak, total, mixed, is_line,
+                is_query, HAS_SINKS, GROUPED,
+            )  # fmt: skip
+        else:
+            which = ((kv_head * shares + share) * 2 + (begin == row_begin).to(tl.int32)) * (TOKENS * GROUP) + line
+            sums_at = shares * (2 * TOKENS * HEADS * HEAD_DIM) + which
+            _store_part(parts_ptr, which, sums_at, peak, total, mixed, feature, is_line, is_query, HEAD_DIM)
         row_begin = row_end
         row_end, start, first_position, place, first, known = following
 
