@@ -16,6 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from tests.support.kernels.coded_pages import KINDS, held, in_codes
 from tests.support.kernels.compiled import assert_compiles
 from tests.support.kernels.operations import CPU, GPU_ROWS, PLAIN
 from tests.support.kernels.plans import Row, make_plan
@@ -146,6 +147,17 @@ def test_rows_that_read_prefixes_together_find_what_they_find_alone(seed):
     scene, options = scene_of(seed)
     assert scene.groups is not None
     scene.check(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_prefixes_of_codes_are_read_together(kind):
+    scene = Scene([[1, 2, 3], [1, 2, 4], [1, 5], [9, 8, 7]], 1, 8, 2, 32, dtype=torch.bfloat16)
+    coded, out = in_codes(scene.view(), kind), torch.full_like(scene.q, torch.nan)
+    attend_shared(scene.q, out, scene.batch(), coded, scene.scale, None, scene.sinks, DecodeSharing(3, 1))
+    what_they_hold = held(coded, torch.float32)
+    scene.store = torch.stack([what_they_hold.keys, what_they_hold.values], 1)
+    wanted = scene.reference(None, True)
+    assert float((out.float() - wanted).norm() / wanted.norm()) < 6e-3
 
 
 def test_a_step_without_groups_is_that_of_rows_on_their_own():
