@@ -92,9 +92,9 @@ def gated_delta(
         # The way of few rows: for many it costs less than the other would cost one.
         launch_decode(inputs, batch, view, y, DECODE, WEIGH_FEW if exact else None)
     if batch.rows > batch.decodes:
-        new = 0 if exact else short_tokens(batch, view, NEW)
+        new = 0 if exact else short_tokens(batch, NEW)
         # Tails have room for drafts, so steps of decodes and drafts have no other rows.
-        room = short_room(batch.cell, view.tail["u"].shape[1])
+        room = short_room(batch.cell, view.tail["u"].shape[1], view)
         all_short = batch.longest <= min(new, room - batch.cell + 1)
         if new:
             launch_short(inputs, batch, view, y, new, short_choice(inputs, batch), all_short)
@@ -194,7 +194,7 @@ def launch_short(
     step = (memory_of(view), rows_of(batch), pieces_of(batch))
     constants = {
         **shared,
-        "ROOM": short_room(batch.cell, shared["RING"]),
+        "ROOM": short_room(batch.cell, shared["RING"], view),
         "NEW": new,
         "PRECISION": precision(inputs.v.dtype),
         **early(inputs.v),
@@ -237,7 +237,7 @@ def launch_extend(
     key_heads, key_dim = inputs.k.shape[1:]
     long_rows = batch.rows - batch.decodes
     shared = dimensions(inputs, batch, view)
-    block, room = shared["BLOCK"], short_room(batch.cell, shared["RING"])
+    block, room = shared["BLOCK"], short_room(batch.cell, shared["RING"], view)
     systems = inputs.v.new_empty(batch.pieces, heads, 2, block, block)
     scales = inputs.v.new_empty(batch.pieces, heads, 5, block, dtype=torch.float32)
     head_keys = inputs.k.new_empty(long_rows, key_heads, block, key_dim)

@@ -17,7 +17,7 @@ from weft.kernels.cuda.gated_delta.decode import CLOSED
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
 from weft.kernels.cuda.launch.overlap import wait
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scales_of
 from weft.kernels.cuda.recurrent.tails import around, decay_before, is_short, place_of
 
 # Tokens of a short row: with their queries, as many lines as the narrowest matmul has.
@@ -193,7 +193,7 @@ def held(x, EARLY: tl.constexpr):
 
 @triton.jit
 def close_columns(
-    state, state_stride, slot, at, tail_k, tail_u, decays, value,
+    state, state_stride, state_scales, head, slot, at, tail_k, tail_u, decays, value,
     CELL: tl.constexpr, RING: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -211,11 +211,14 @@ def close_columns(
         real_key = lane < KEY_DIM
         inside = lane[:, None] * VALUE_DIM + value[None, :]
         real = real_key[:, None] & real_value[None, :]
-        memory = load_state(state, state_stride, at, inside, real, CELL)
+        scales = scales_of(
+            state_scales, head, low, value, real_value, min(CLOSED, KEYS), KEY_DIM, VALUE_DIM
+        )  # fmt: skip
+        memory = load_state(state, state_stride, at, inside, real, CELL, scales)
         keys_at = tail_k + (lane[:, None] + ring[None, :] * KEY_DIM)
         keys = tl.load(keys_at, real_key[:, None] & is_tail[None, :], 0.0)
         memory = tl.dot(keys.to(tl.float32), scaled, memory * opened, input_precision=PRECISION)
-        capture(state, state_stride, slot, inside, memory, real)
+        capture(state, state_stride, slot, inside, memory, real, scales)
 
 
 @jit(**STEP)
@@ -261,7 +264,11 @@ def read_short(
             lane = low + tl.arange(0, min(AT_ONCE, KEYS))
             real_key = lane == lane if KEYS == KEY_DIM else lane < KEY_DIM
             inside = lane[:, None] * VALUE_DIM + value[None, :]
-            memory = load_state(state, state_stride, at, inside, real_key[:, None] & real_value[None, :], CELL)
+            scales = scales_of(
+                state_scales, head, low, value, real_value, min(AT_ONCE, KEYS), KEY_DIM, VALUE_DIM
+            )  # fmt: skip
+            real = real_key[:, None] & real_value[None, :]
+            memory = load_state(state, state_stride, at, inside, real, CELL, scales)
             both = tl.load(line_at[:, None] + lane[None, :], real_line[:, None] & real_key[None, :], 0.0)
             keys_at = tail_k + (ring[:, None] * KEY_DIM + lane[None, :])
             keys = tl.load(keys_at, is_tail[:, None] & real_key[None, :], 0.0)
@@ -294,7 +301,7 @@ def read_short(
                 # Other threads of this program wrote what these read.
                 tl.debug_barrier()
                 close_columns(
-                    state, state_stride, slot, at, tail_k, tail_u,
+                    state, state_stride, state_scales, head, slot, at, tail_k, tail_u,
                     tail_decay + at.tail * tail_decay_stride + head * RING, value,
                     CELL, RING, KEY_DIM, VALUE_DIM, BLOCK, KEYS, 1, PRECISION,
                 )  # fmt: skip
@@ -329,7 +336,7 @@ def close_short(
         at = place_of(decodes + own, row_start, row_first, row_slot, row_tail, row_closing, CELL)
         wait(EARLY)
         close_columns(
-            state + head * (KEY_DIM * VALUE_DIM), state_stride, slot, at,
+            state + head * (KEY_DIM * VALUE_DIM), state_stride, state_scales, head, slot, at,
             tail_k + at.tail * tail_k_stride + head // SHARED * (RING * KEY_DIM),
             tail_u + at.tail * tail_u_stride + head * (RING * VALUE_DIM),
             tail_decay + at.tail * tail_decay_stride + head * RING, value,

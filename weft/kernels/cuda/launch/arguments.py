@@ -47,13 +47,10 @@ def rows_of(batch: Batch) -> Arguments:
     return found
 
 
-def short_tokens(batch: Batch, view: RecurrentView, most: int) -> int:
-    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short.
-
-    Kernels for short rows go on across the end of a cell with a state that is not rounded, so they read float32 alone.
-    """
+def short_tokens(batch: Batch, most: int) -> int:
+    """Return the most tokens of a short row, or 0 if rows are longer on average: few of them would be short."""
     rows = batch.rows - batch.decodes
-    return most if batch.tokens - batch.decodes <= rows * most and not is_rounded(view) else 0
+    return most if batch.tokens - batch.decodes <= rows * most else 0
 
 
 def is_rounded(view: RecurrentView) -> bool:
@@ -61,10 +58,10 @@ def is_rounded(view: RecurrentView) -> bool:
     return view.state[_state_of(view)].dtype != torch.float32
 
 
-def short_room(cell: int, ring: int) -> int:
+def short_room(cell: int, ring: int, view: RecurrentView) -> int:
     """Return the most tokens of a short row with those before it in its cell: its tail holds them, and it ends at most
-    one cell."""
-    return min(ring, 2 * cell - 1)
+    one cell. No token of it comes after a state that is rounded, as all are computed from the one before it."""
+    return cell if is_rounded(view) else min(ring, 2 * cell - 1)
 
 
 def records_drafts(batch: Batch, most: int) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.device.store import RecurrentView
 from weft.kernels.cuda.activation import activate
-from weft.kernels.cuda.launch.arguments import memory_of, pieces_of, rows_of, short_room, short_tokens
+from weft.kernels.cuda.launch.arguments import is_rounded, memory_of, pieces_of, rows_of, short_room, short_tokens
 from weft.kernels.cuda.launch.gpus import gpu_of
 from weft.kernels.cuda.launch.launching import named, padded, power_of_two, precision
 from weft.kernels.cuda.launch.overlap import early
@@ -153,11 +153,11 @@ def extend(
     groups, state = B.shape[1:]
     rows, cell, block_state = batch.rows - batch.decodes, batch.cell, padded(state)
     ring = view.tail["input"].shape[1]
-    new = 0 if exact else short_tokens(batch, view, NEW)
+    new = 0 if exact else short_tokens(batch, NEW)
     # Tails have room for drafts, so steps of decodes and drafts have no other rows, and none that is longer.
-    room = short_room(cell, ring)
+    room = short_room(cell, ring, view)
     drafts = min(new, room - cell + 1)
-    all_short = batch.longest <= drafts
+    all_short = batch.longest <= drafts and not is_rounded(view)
     if all_short:
         new = power_of_two(drafts)
     sizes: dict[str, Any] = {

@@ -22,7 +22,7 @@ import triton.language as tl
 from weft.kernels.cuda.launch.arguments import STEP
 from weft.kernels.cuda.launch.launching import jit
 from weft.kernels.cuda.launch.overlap import wait
-from weft.kernels.cuda.recurrent.closing import capture, load_state
+from weft.kernels.cuda.recurrent.closing import capture, load_state, scaled, scales_of
 from weft.kernels.cuda.recurrent.tails import decay_before, is_short, open_cell, place_of
 from weft.kernels.cuda.ssd.steps import LOG2_E, load_unpadded, time_step, unpadded
 
@@ -176,9 +176,9 @@ def short_kernel(
     if is_taken(at, ROOM, NEW):
         tail_input += at.tail * tail_input_stride
         read_short(
-            x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride, tail_input, at, row, group,
-            first_column, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES, BLOCK, PRECISION,
-            EARLY,
+            x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride, state_scales, tail_input,
+            at, row, group, first_column, GROUPS, GROUP_HEADS, HEAD_DIM, STATE, BLOCK_STATE, CELL, RING, NEW, LINES,
+            BLOCK, PRECISION, EARLY,
         )  # fmt: skip
         slot = -1
         if ALONE and at.offset + at.end - at.start >= CELL:
@@ -202,8 +202,8 @@ def short_kernel(
 
 @triton.jit
 def read_short(
-    x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride, tail_input, at, row, group,
-    first_column,
+    x, x_stride, C, C_stride, D, weights, scales, y, y_stride, state, state_stride, state_scales, tail_input, at, row,
+    group, first_column,
     GROUPS: tl.constexpr, GROUP_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, STATE: tl.constexpr,
     BLOCK_STATE: tl.constexpr, CELL: tl.constexpr, RING: tl.constexpr, NEW: tl.constexpr, LINES: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
@@ -237,7 +237,10 @@ def read_short(
     if at.start >= CELL:
         inside = (group * STATE + n[:, None]) * WIDTH + column[None, :]
         stored = unpadded(real[None, :], n[:, None], STATE, BLOCK_STATE)
-        values = tl.load(state + at.slot * state_stride + inside, stored, 0.0)
+        values = tl.load(state + at.slot * state_stride + inside, stored, 0.0).to(tl.float32)
+        if state_scales is not None:
+            scales_at = scales_of(state_scales, group, 0, column, real, BLOCK_STATE, STATE, WIDTH)
+            values = scaled(values, tl.load(scales_at.place + at.slot * (state_stride // 2), scales_at.real, 0.0))
     else:
         values = tl.zeros([BLOCK_STATE, BLOCK], tl.float32)
 
