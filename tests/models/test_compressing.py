@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from weft.base.errors import ModelError
 from weft.cli.convert import OF_FOLDERS
 from weft.cli.main import main
 from weft.kernels.formats.quantising import AS_STORED, Quantising
+from weft.kernels.formats.stored import DENSE, Dense, Format, Stored
+from weft.kernels.formats.written import WrittenFormat, by_channel
 from weft.models.compressing import compress
 from weft.models.model import MatrixLayer
 from weft.models.weights import load_model
@@ -52,6 +55,47 @@ def answer(model) -> torch.Tensor:
 def names_of(model) -> set[str]:
     layers = [layer for layer in model.modules() if isinstance(layer, MatrixLayer)]
     return {part.format.name for layer in layers for name in layer.matrix_names() for part in layer.parts_of(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class Halved(WrittenFormat, Dense):
+    """A format that the package does not have: numbers in 16 bits, those of gates under another statement."""
+
+    is_gate: bool = False
+    name: str = "halved 1"
+
+    def for_others(self, outputs: int, inputs: int) -> Format:
+        return DENSE if outputs == inputs else self
+
+    def encode(self, matrix):
+        return Stored(self, (matrix.half(),), *matrix.shape)
+
+    def spelled(self, stored):
+        return {"weight_halved": stored.tensors[0]}
+
+    def stating(self):
+        return by_channel("halved", "gate" if self.is_gate else "other", 16)
+
+
+def test_the_writer_writes_a_format_that_it_does_not_know(saved, tmp_path, monkeypatch):
+    def format_of(self, name, outputs, inputs, tied=False):
+        return Halved(is_gate="gate_proj" in name) if ".mlp." in name or "o_proj" in name else DENSE
+
+    monkeypatch.setattr(Quantising, "format_of", format_of)
+    folder = saved("llama")
+    compress(folder, tmp_path / "copy", Quantising("fp8"))
+    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "copy"))
+    halved = {name for name in before if ".mlp." in name}
+    assert halved
+    assert {name: after[f"{name}_halved"].tolist() for name in halved} == {
+        name: before[name].half().tolist() for name in halved
+    }
+    assert after.keys() - {f"{name}_halved" for name in halved} == before.keys() - halved
+    stated = json.loads((tmp_path / "copy" / "config.json").read_text())["quantization_config"]
+    assert stated["format"] == "halved"
+    kinds = {group["weights"]["type"]: group["targets"] for group in stated["config_groups"].values()}
+    assert {f"{name}.weight" for name in kinds["gate"]} == {name for name in halved if "gate_proj" in name}
+    assert {f"{name}.weight" for name in [*kinds["gate"], *kinds["other"]]} == halved
 
 
 @pytest.mark.parametrize("kind", TO)

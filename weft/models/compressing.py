@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,9 @@ from torch import Tensor
 
 from weft.base.errors import ModelError
 from weft.base.gguf.header import is_gguf
-from weft.kernels.formats.fp8 import Fp8
-from weft.kernels.formats.groups import Grouped
-from weft.kernels.formats.mxfp4 import Mxfp4
 from weft.kernels.formats.quantising import Quantising
-from weft.kernels.formats.stored import DENSE, Format, Stored
+from weft.kernels.formats.stored import DENSE
+from weft.kernels.formats.written import Stating, WrittenFormat
 from weft.models.config import checkpoint_config, read_config, text_part
 from weft.models.finding import find_checkpoint
 from weft.models.weights import build, checkpoint_files, match
@@ -35,9 +33,6 @@ INDEX = "model.safetensors.index.json"
 # Files beside the weights that a copy needs too.
 COPIED = re.compile(r"(\.json|\.jinja|\.txt|\.model)$")
 REPLACED = ("config.json", INDEX, "hf_quant_config.json")
-# Groups that other tools read must divide the inputs.
-GROUPS = (128, 64, 32)
-WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +50,7 @@ class Written:
 class Copying:
     """Formats of the matrices to quantise, and what was written so far."""
 
-    formats: Mapping[str, Format]
+    formats: Mapping[str, WrittenFormat]
     fused: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
     wide: list[str] = field(default_factory=list)
@@ -109,7 +104,7 @@ def planned(folder: Path, quantising: Quantising) -> Copying:
     config = text_part(checkpoint_config(folder))
     model = build(config, torch.float32, declare=True)
     found, stored = match(model, folder, config, quantising)
-    formats: dict[str, Format] = {}
+    formats: dict[str, WrittenFormat] = {}
     fused: set[str] = set()
     for reading in found:
         entry = stored[reading.names[0]]
@@ -120,25 +115,13 @@ def planned(folder: Path, quantising: Quantising) -> Copying:
         if len(entry.shape) != 2 or not entry.name.endswith(".weight"):
             fused.add(entry.name)
             continue
-        format = as_other_tools_read(quantising.format_of(reading.source.name, *entry.shape, model.tied), *entry.shape)
-        if format is not DENSE:
+        wanted = quantising.format_of(reading.source.name, *entry.shape, model.tied)
+        format = wanted.for_others(*entry.shape) if isinstance(wanted, WrittenFormat) else wanted
+        if isinstance(format, WrittenFormat):
             formats[entry.name] = format
     if not formats:
         raise ModelError(f"{folder} has no matrices to quantise; experts in one tensor stay as they are")
     return Copying(formats, tuple(sorted(fused)))
-
-
-def as_other_tools_read(format: Format, outputs: int, inputs: int) -> Format:
-    """Return the nearest format in which no group, block or word is shorter than the others."""
-    if isinstance(format, Grouped):
-        if inputs * format.bits // 8 % WORD_BYTES:
-            return DENSE
-        whole = format.group == inputs or inputs % format.group == 0
-        group = format.group if whole else next((size for size in GROUPS if inputs % size == 0), inputs)
-        return Grouped(format.bits, group)
-    if isinstance(format, Fp8) and (outputs % format.block_rows or inputs % format.block_columns):
-        return Fp8(1, inputs)
-    return format
 
 
 def write_file(file: Path, place: Path, copying: Copying) -> None:
@@ -151,7 +134,7 @@ def write_file(file: Path, place: Path, copying: Copying) -> None:
                 copying.before += tensor.nbytes
                 if format is not None:
                     parent = name.removesuffix("weight")
-                    tensors |= {parent + own: each for own, each in spelled(format.encode(tensor)).items()}
+                    tensors |= {parent + own: each for own, each in format.spelled(format.encode(tensor)).items()}
                     continue
                 tensors[name] = tensor
                 if name in copying.fused or (tensor.ndim > 1 and name.endswith(".weight")):
@@ -163,29 +146,16 @@ def write_file(file: Path, place: Path, copying: Copying) -> None:
     copying.after += sum(each.nbytes for each in tensors.values())
 
 
-def spelled(stored: Stored) -> dict[str, Tensor]:
-    """Return the tensors of a matrix by compressed-tensors' names for them."""
-    codes, scales = stored.tensors
-    if isinstance(stored.format, Grouped):
-        shape = torch.tensor([stored.outputs, stored.inputs])
-        return {"weight_packed": codes.contiguous().view(torch.int32), "weight_scale": scales, "weight_shape": shape}
-    if isinstance(stored.format, Mxfp4):
-        return {"weight_packed": codes, "weight_scale": scales}
-    assert isinstance(stored.format, Fp8)
-    return {"weight": codes, "weight_scale": scales}
-
-
 def configuration(copying: Copying) -> dict[str, Any]:
     """Return what the copy's config.json states: groups of modules by their format, and those that stay wide."""
-    groups: dict[Format, list[str]] = {}
+    groups: dict[str, tuple[Stating, list[str]]] = {}
     for name, format in copying.formats.items():
-        # Blocks of all inputs are scales by output, whatever the number of inputs.
-        groups.setdefault(statement_key(format), []).append(name.removesuffix(".weight"))
+        stating = format.stating()
+        groups.setdefault(json.dumps(asdict(stating)), (stating, []))[1].append(name.removesuffix(".weight"))
     stated = {}
-    for number, (format, names) in enumerate(groups.items()):
-        layout, weights = statement_of(format)
+    for number, (stating, names) in enumerate(groups.values()):
         targets = ["Linear"] if len(groups) == 1 else names
-        stated[f"group_{number}"] = {"targets": targets, "format": layout, "weights": weights}
+        stated[f"group_{number}"] = {"targets": targets, "format": stating.layout, "weights": stating.weights}
     layouts = {each["format"] for each in stated.values()}
     return {
         "quant_method": "compressed-tensors",
@@ -194,25 +164,3 @@ def configuration(copying: Copying) -> dict[str, Any]:
         "config_groups": stated,
         "ignore": copying.wide,
     }
-
-
-def statement_key(format: Format) -> Format:
-    if isinstance(format, Fp8):
-        return Fp8(format.block_rows, 1) if format.block_rows == 1 else format
-    return Grouped(format.bits, 1) if isinstance(format, Grouped) and format.group not in GROUPS else format
-
-
-def statement_of(format: Format) -> tuple[str, dict[str, Any]]:
-    """Return the name of a layout, and what is stated about its weights."""
-    by_channel: dict[str, Any] = {"strategy": "channel", "group_size": None}
-    common = {"symmetric": True, "dynamic": False}
-    if isinstance(format, Grouped):
-        shared = by_channel if format.group == 1 else {"strategy": "group", "group_size": format.group}
-        return "pack-quantized", {"num_bits": format.bits, "type": "int", **common, **shared}
-    if isinstance(format, Mxfp4):
-        own = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-        return "mxfp4-pack-quantized", {**own, **common}
-    assert isinstance(format, Fp8)
-    block = [format.block_rows, format.block_columns]
-    shared = by_channel if format.block_rows == 1 else {"strategy": "block", "block_structure": block}
-    return "float-quantized", {"num_bits": 8, "type": "float", **common, **shared}

@@ -31,7 +31,6 @@ from weft.kernels.formats.recipe import LEFT_OUT, SPELLINGS, STATED, Recipe, cla
 from weft.kernels.formats.scheme import Scheme
 from weft.kernels.formats.stored import DENSE, Format
 from weft.kernels.interface import Operations
-from weft.kernels.large_pages import use_large_pages
 from weft.models.bounds import INDEX_BYTES
 from weft.models.config import checkpoint_config, read_config, shown, text_part
 from weft.models.dummy import fill_dummy
@@ -42,6 +41,7 @@ from weft.models.identity import weights_digest
 from weft.models.inventory import weight_facts
 from weft.models.model import CausalModel, MatrixLayer, Source, only_declaring, pin, sources
 from weft.models.mtp import COUNTS, MtpHead, head_of
+from weft.models.reading_ahead import FilePiece, ReadAhead, places_in, reading_ahead
 from weft.models.registry import family_of, head_kind
 from weft.models.sharding import ALONE, RankCut, Shard, building_for
 from weft.models.storing import Declared, Reading, assemble, declared_matrices, materialise, on, storage_of, stored_of
@@ -111,7 +111,6 @@ def load_model(
     prepare(model, operations, spare_bytes)
     # Matrices as they were stored have left holes between those that are kept.
     return_free_memory()
-    use_large_pages(model.state_dict().values())
     pin(model)
     return model, config
 
@@ -475,7 +474,7 @@ def fill_from(
     found, stored = match(model, folder, config, quantising)
     total = sum(size_of(reading, stored) for reading in found)
     check_size(model, device, total)
-    declared, files = declared_matrices(model), Files(stored)
+    declared = declared_matrices(model)
     by_file: dict[Path, list[Reading]] = defaultdict(list)
     by_matrix: dict[int, list[Reading]] = defaultdict(list)
     for reading in found:
@@ -486,8 +485,10 @@ def fill_from(
     # `None`: no bar unless standard error is a terminal.
     disable = None if progress else True
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="loading weights", disable=disable, delay=BAR_SECONDS)
-    with bar:
-        for reading in (reading for group in by_file.values() for reading in group):
+    ordered = [reading for group in by_file.values() for reading in group]
+    with bar, reading_ahead(order_of(ordered, by_matrix, stored)) as ahead:
+        files = Files(stored, ahead)
+        for reading in ordered:
             key = storage_of(reading.source.target)
             if key not in declared:
                 fill(reading, files)
@@ -497,6 +498,19 @@ def fill_from(
             if real is not None:
                 fill(replace(reading, source=on(reading.source, real)), files)
             bar.update(size_of(reading, stored))
+
+
+def order_of(
+    ordered: Sequence[Reading], by_matrix: Mapping[int, Sequence[Reading]], stored: Mapping[str, Entry]
+) -> Iterator[tuple[str, FilePiece]]:
+    """Return all tensors of safetensors about as `fill_from` needs them: with the first of a matrix, all of it."""
+    places: dict[Path, dict[str, FilePiece]] = {}
+    for key in dict.fromkeys(storage_of(reading.source.target) for reading in ordered):
+        for entry, name in ((stored[name], name) for reading in by_matrix[key] for name in reading.names):
+            if entry.read is None:
+                if entry.file not in places:
+                    places[entry.file] = places_in(entry.file)
+                yield name, places[entry.file][entry.name]
 
 
 def begin(matrix: Declared, readings: Sequence[Reading], files: Files, device: torch.device | str) -> Tensor | None:
@@ -525,11 +539,13 @@ def fill(reading: Reading, files: Files) -> None:
 class Files:
     """Open files of a checkpoint."""
 
-    def __init__(self, stored: Mapping[str, Entry]) -> None:
+    def __init__(self, stored: Mapping[str, Entry], ahead: ReadAhead | None = None) -> None:
         self.stored = stored
+        self.ahead = ahead or ReadAhead(())
         self.readers: dict[Path, Any] = {}
 
     def reader_of(self, name: str) -> Any:
+        self.ahead.reached(name)
         file = self.stored[name].file
         if file not in self.readers:
             self.readers[file] = safe_open(file, framework="pt")

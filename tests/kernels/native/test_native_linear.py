@@ -18,7 +18,8 @@ from weft.kernels.cpu.linear import FEW_ROWS, activated_linear, linear, prepare
 from weft.kernels.formats.stored import Stored
 from weft.kernels.native import library
 from weft.kernels.native.layouts import DENSE_AND_PANELS, PANELS, as_panels, panels_of
-from weft.kernels.native.linear import PANEL, pack, product
+from weft.kernels.native.linear import pack, product
+from weft.kernels.native.packing import PANEL
 from weft.kernels.weight import Weight
 
 pytestmark = pytest.mark.skipif(not library.available(), reason="no C++ compiler here")

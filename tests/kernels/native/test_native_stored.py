@@ -304,3 +304,19 @@ def test_many_rows_of_experts_are_taken_piece_by_piece():
 def test_names_of_kinds_are_known_to_the_kernels():
     assert {name_of(format) for format in NAMES} == set(FORMATS)
     assert name_of(Fp8(1, 32)) is None
+
+
+@pytest.mark.parametrize(
+    "format", [block_types.Q4_K, block_types.Q8_0, Mxfp4(), Grouped(4, 32), Fp8(128, 128)], ids=label
+)
+def test_a_part_of_a_matrix_is_packed_like_its_copy(format):
+    """Rows of a view lie apart, and scales of groups and blocks may be a view too."""
+    matrix = stored(format, 70, 1024, experts=3)
+    part = format.cut_columns(replace(matrix, tensors=tuple(each[1:] for each in matrix.tensors)), 256, 768)
+    assert part is not None
+    assert not part.tensors[0].is_contiguous()
+    copy = replace(part, tensors=tuple(each.clone(memory_format=torch.contiguous_format) for each in part.tensors))
+    assert torch.equal(in_panels(part, True).tensors[0], in_panels(copy, True).tensors[0])
+    for number in range(part.experts):
+        [alone] = in_panels(part.expert(number), True).tensors
+        assert torch.equal(alone, in_panels(part, True).tensors[0][number])

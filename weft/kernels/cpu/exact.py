@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
+from weft.kernels import large_pages
 from weft.kernels.cpu.linear import prepared_as_stored, shortened
 from weft.kernels.experts import ExpertWeights
 from weft.kernels.formats.rounded import NOTHING
@@ -33,4 +34,4 @@ def in_panels(part: Stored, rounds: Set[str]) -> Stored:
         return prepared_as_stored(part, rounds)
     if not matrix.numel() or matrix.dtype not in native.DTYPES or not native.available():
         return part
-    return as_panels(part, pack(shortened(matrix.detach())))
+    return as_panels(part, pack(shortened(matrix.detach()), large_pages.empty))

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.base import processor
+from weft.kernels import large_pages
 from weft.kernels.activations import NAMES, Function
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.formats.blocks import OtherInputs
@@ -34,8 +35,9 @@ from weft.kernels.native.layouts import (
     as_panels,
     panels_of,
 )
-from weft.kernels.native.linear import PANEL, product, stored_product
 from weft.kernels.native.linear import pack as pack_panels
+from weft.kernels.native.linear import product, stored_product
+from weft.kernels.native.packing import PANEL
 from weft.kernels.native.stored import name_of
 from weft.kernels.native.stored import pack as pack_stored
 from weft.kernels.stream import Addend, Normed
@@ -243,7 +245,7 @@ def prepared(part: Stored, twice: bool, rounds: Set[str] = NOTHING) -> Stored:
     if has_units_for(matrix):
         blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.detach(), EXPECTED_ROWS)
         if twice and native.available():
-            return Stored(BLOCKS_AND_PANELS, (blocks, pack_panels(matrix.detach())), *sizes)
+            return Stored(BLOCKS_AND_PANELS, (blocks, pack_panels(matrix.detach(), large_pages.empty)), *sizes)
         return Stored(BLOCKS, (blocks,), *sizes)
     packed = pack_many(matrix)
     if packed is matrix:
@@ -271,7 +273,7 @@ def pack_many(matrices: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, 
     """Return weights in panels; unchanged where the CPU has units for them, or there are no C++ kernels."""
     if has_units_for(matrices) or matrices.dtype not in native.DTYPES or not native.available():
         return matrices
-    return pack_panels(shortened(matrices.detach()))
+    return pack_panels(shortened(matrices.detach()), large_pages.empty)
 
 
 def has_units_for(matrix: Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from weft.kernels import large_pages
 from weft.kernels.cpu.activation import gated_product
 from weft.kernels.cpu.linear import (
     as_rows,
@@ -59,7 +60,7 @@ def prepared(stored: Stored, twice: bool, rounds: Set[str]) -> Stored:
     if has_units_for(matrices):
         if not twice or not native.available():
             return stored
-        both = (matrices, pack_panels(matrices.detach()))
+        both = (matrices, pack_panels(matrices.detach(), large_pages.empty))
         return Stored(DENSE_AND_PANELS, both, stored.outputs, stored.inputs)
     packed = pack_many(matrices)
     return stored if packed is matrices else as_panels(stored, packed)

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
-from weft.kernels.formats.stored import Format, Stored
+from weft.kernels.formats.stored import Stored
+from weft.kernels.formats.written import Stating, WrittenFormat, by_channel, stated
 
 CODES = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -29,7 +30,7 @@ ENCODED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8(Format):
+class Fp8(WrittenFormat):
     """FP8 with a scale for each block of `block_rows` outputs and `block_columns` inputs.
 
     Tensors: codes [outputs, inputs] and scales [blocks of outputs, blocks of inputs], which multiply. The last blocks
@@ -119,6 +120,20 @@ class Fp8(Format):
                 codes[number, place], scales[number, block : block + step] = own
         tensors = (codes.view(matrix.shape), scales.view(*experts, *scales.shape[1:]))
         return Stored(replace(self, block_rows=rows, block_columns=columns), tensors, outputs, inputs)
+
+    def for_others(self, outputs: int, inputs: int) -> Fp8:
+        is_whole = outputs % self.block_rows == 0 == inputs % self.block_columns
+        return self if is_whole else Fp8(1, inputs)
+
+    def spelled(self, stored: Stored) -> dict[str, Tensor]:
+        codes, scales = stored.tensors
+        return {"weight": codes, "weight_scale": scales}
+
+    def stating(self) -> Stating:
+        if self.block_rows == 1:
+            return by_channel("float-quantized", "float", 8)
+        block = [self.block_rows, self.block_columns]
+        return stated("float-quantized", "float", 8, "block", block_structure=block)
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
         return outputs * inputs + SCALE_BYTES * -(-outputs // self.block_rows) * -(-inputs // self.block_columns)

@@ -14,19 +14,22 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from weft.kernels.formats.stored import Format, Stored
+from weft.kernels.formats.stored import DENSE, Format, Stored
+from weft.kernels.formats.written import Stating, WrittenFormat, by_channel, stated
 
 # Inputs of a group, where nothing states it, and the fewest after a cut: below it, scales outweigh codes.
 GROUP, LEAST_GROUP = 128, 16
 SCALES, SCALE_BYTES = torch.bfloat16, 2
 # Numbers that are quantised at a time.
 ENCODED_AT_ONCE = 1 << 22
+# Groups that other tools read, which must divide the inputs; and the bytes of their words.
+WRITTEN_GROUPS, WORD_BYTES = (128, 64, 32), 4
 # Ranges that are tried for a group, as shares of the one that cuts nothing off.
 CLIPPINGS = tuple(1 - 0.05 * step for step in range(8))
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped(Format):
+class Grouped(WrittenFormat):
     """Integers without sign in groups of `group` inputs; the last group may be shorter.
 
     Tensors: codes [outputs, bytes], of four bits the first of a pair in the low half; scales [outputs, groups]; and if
@@ -112,6 +115,23 @@ class Grouped(Format):
     def bytes_of(self, outputs: int, inputs: int) -> int:
         of_group = SCALE_BYTES + self.has_zeros
         return outputs * (-(-inputs * self.bits // 8) + of_group * -(-inputs // min(self.group, inputs)))
+
+    def for_others(self, outputs: int, inputs: int) -> Format:
+        if inputs * self.bits // 8 % WORD_BYTES:
+            return DENSE
+        if self.group == inputs or inputs % self.group == 0:
+            return self
+        return replace(self, group=next((size for size in WRITTEN_GROUPS if inputs % size == 0), inputs))
+
+    def spelled(self, stored: Stored) -> dict[str, Tensor]:
+        codes, scales = stored.tensors
+        shape = torch.tensor([stored.outputs, stored.inputs])
+        return {"weight_packed": codes.contiguous().view(torch.int32), "weight_scale": scales, "weight_shape": shape}
+
+    def stating(self) -> Stating:
+        if self.group not in WRITTEN_GROUPS:
+            return by_channel("pack-quantized", "int", self.bits)
+        return stated("pack-quantized", "int", self.bits, "group", group_size=self.group)
 
     def _encoded(self, matrix: Float[Tensor, "rows inputs"]) -> tuple[Tensor, ...]:
         inputs, top = matrix.shape[-1], 2 * self.middle - 1

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.kernels.formats.groups import paired
 from weft.kernels.formats.scheme import Scheme, Spelling, Statement
-from weft.kernels.formats.stored import Format, Stored
+from weft.kernels.formats.stored import Stored
+from weft.kernels.formats.written import Stating, WrittenFormat, stated
 
 # Sign, two bits of exponent, one of mantissa; the sign is the highest bit.
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -24,7 +25,7 @@ ENCODED_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4(Format):
+class Mxfp4(WrittenFormat):
     """MXFP4. Tensors: codes [outputs, inputs / 2], the first of a pair in the low half, and scales [outputs, blocks].
 
     A scale is the exponent of a power of two, plus 127.
@@ -89,6 +90,13 @@ class Mxfp4(Format):
 
     def bytes_of(self, outputs: int, inputs: int) -> int:
         return outputs * (inputs // 2 + inputs // BLOCK)
+
+    def spelled(self, stored: Stored) -> dict[str, Tensor]:
+        codes, scales = stored.tensors
+        return {"weight_packed": codes, "weight_scale": scales}
+
+    def stating(self) -> Stating:
+        return stated("mxfp4-pack-quantized", "float", 4, "group", group_size=BLOCK, scale_dtype="torch.uint8")
 
 
 def numbers_of(codes: UInt8[Tensor, "*any bytes"]) -> Float[Tensor, "*any numbers"]:

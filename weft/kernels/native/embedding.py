@@ -12,7 +12,8 @@ from weft.kernels.formats.stored import Stored
 from weft.kernels.native.calls import call, room
 from weft.kernels.native.layouts import StoredPanels
 from weft.kernels.native.library import DTYPES
-from weft.kernels.native.stored import PANEL, panel_bytes
+from weft.kernels.native.packing import PANEL
+from weft.kernels.native.stored import panel_bytes
 
 LOOKUP, TURN, STORED_LOOKUP = Struct("3P3qf"), Struct("4P3qf"), Struct("3P7qf")
 

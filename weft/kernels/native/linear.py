@@ -6,7 +6,6 @@ from collections.abc import Callable
 from struct import Struct
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -16,27 +15,25 @@ from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room, scratch
 from weft.kernels.native.layouts import StoredPanels
 from weft.kernels.native.library import DTYPES, address
+from weft.kernels.native.packing import PANEL, put_in_panels
 from weft.kernels.native.stored import panel_bytes
 
 PRODUCT, COLUMNS = Struct("5P14q"), Struct("3P4q")
-# Outputs of a panel. panels.h has the same number.
-PANEL = 32
 
 
-def pack(matrix: Float[Tensor, "*many outputs inputs"]) -> Float[Tensor, "*many panels inputs 32"]:
-    """Return weights in the layout of panels.h. The outputs of the last panel are filled up with zeros.
+def pack(
+    matrix: Float[Tensor, "*many outputs inputs"], empty: Callable[..., Tensor] = torch.empty
+) -> Float[Tensor, "*many panels inputs 32"]:
+    """Return weights in the layout of panels.h: of 16-bit numbers, outputs j and j + 16 lie side by side.
 
-    >>> pack(torch.arange(4.0).view(2, 2))[0, :, :2]
-    tensor([[0., 2.],
-            [1., 3.]])
+    The outputs of the last panel are filled up with zeros. `empty` makes the memory: `large_pages.empty` for weights
+    that stay.
     """
-    filled = F.pad(matrix, (0, 0, 0, -matrix.shape[-2] % PANEL))
-    if matrix.dtype == torch.float32:
-        packed: Tensor = filled.unflatten(-2, (-1, PANEL)).transpose(-1, -2)
-    else:
-        # Output j and output j + 16 side by side.
-        packed = filled.unflatten(-2, (-1, 2, PANEL // 2)).movedim(-1, -3).transpose(-1, -2).flatten(-2)
-    return packed.contiguous()
+    *many, outputs, inputs = matrix.shape
+    panels = empty(*many, -(-outputs // PANEL), inputs, PANEL, dtype=matrix.dtype)
+    if panels.numel():
+        put_in_panels(matrix, outputs, inputs, DTYPES[matrix.dtype], panels)
+    return panels
 
 
 def product(

@@ -14,7 +14,7 @@ from weft.kernels.native.activation import ACTIVATIONS
 from weft.kernels.native.calls import call, room, scratch
 from weft.kernels.native.layouts import StoredPanels, panels_of
 from weft.kernels.native.library import DTYPES, address
-from weft.kernels.native.linear import PANEL
+from weft.kernels.native.packing import PANEL
 from weft.kernels.native.stored import BLOCK, panel_bytes
 
 CHOICE, MIXTURE = Struct("5P11q2f"), Struct("11P19q2f")
