@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -26,6 +27,8 @@ from weft.memory.spec import CODES, AttentionMemory, MemorySpec
 from weft.runner.batching import build_batch
 
 STEPS = 9
+# Queries, keys and values of a step.
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,11 +82,11 @@ def measure(shape: Shape, rows: int, context: int, dtype: str, pages: str) -> st
     found = []
     for operations in (NATIVE, CPU):
         batch = build_batch(plan, spec, torch.zeros(rows, dtype=torch.int64), "cpu", operations)
-        found.append(seconds_of(lambda step=batch: attend_all(inputs, step, views)) / shape.layers * 1e6)
+        found.append(seconds_of(partial(attend_all, inputs, batch, views)) / shape.layers * 1e6)
     return f"C++ {found[0]:7.0f}, PyTorch {found[1]:7.0f}"
 
 
-def attend_all(inputs: tuple[torch.Tensor, ...], batch: Batch, views: list[AttentionView]) -> None:
+def attend_all(inputs: Inputs, batch: Batch, views: list[AttentionView]) -> None:
     for view in views:
         attention(*inputs, batch, view, 0.125)
 
