@@ -21,6 +21,7 @@ ASKED = {
     "remote store": {"remote": "s3://bucket"},
     "no cache": {"cache": False},
     "prompts in files": {"prefix_key": "keys"},
+    "small states": {"state_dtype": "int8"},
 }
 DEVICES = {CPU: "cpu", GPU: "cuda"}
 

@@ -272,6 +272,7 @@ def features(options: Options, device: str | None = None) -> set[str]:
         "remote store": options.remote is not None,
         "prompts in files": saves_prompts(options),
         "no cache": not options.cache,
+        "small states": options.state_dtype != "float32",
         CPU: device == "cpu",
         GPU: device not in (None, "cpu"),
     }

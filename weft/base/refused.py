@@ -58,6 +58,12 @@ REFUSED = (
     ),
     RefusedFeatures(("whole experts", GPU), "expert_parallel", "needs CPUs", "on GPUs experts are cut by channels"),
     RefusedFeatures(
+        ("small states", GPU),
+        "state_dtype",
+        "must be float32 on a GPU",
+        "its kernels failed a test at the sizes of models",
+    ),
+    RefusedFeatures(
         ("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"
     ),
     RefusedFeatures(("host memory", "no cache"), "host_memory", "needs the cache; do not pass --no-cache", NEEDS_CACHE),

@@ -94,6 +94,8 @@ def round_kernel(
         inverse = tl.broadcast_to(tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)[:, None], value.shape)
         first = value * inverse
         code = tl.fma(tl.fma(-first, divisor, value), inverse, first)
+        # Of an infinite scale nothing is right but that it is seen; inputs that do not exist are zeros all the same.
+        code = tl.where(real, code, 0.0)
     code = tl.clamp(code, -MOST, MOST, propagate_nan=tl.PropagateNan.ALL)
     code = code_of(code) if PORTABLE else code.to(tl.float8e4nv)
     tl.store(codes + line * (steps * INPUTS) + column[None, :], code, mask=is_held[:, None])
