@@ -61,7 +61,7 @@ REFUSED = (
         ("small states", GPU),
         "state_dtype",
         "must be float32 on a GPU",
-        "its kernels failed a test at the sizes of models",
+        "its kernels were not tested there at the sizes of models",
     ),
     RefusedFeatures(
         ("host memory", CPU), "host_memory", "needs a GPU", "on a CPU all memory is host memory; raise --memory"

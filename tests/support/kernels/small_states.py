@@ -183,10 +183,9 @@ class Twins:
             self.computed[index] = end
 
     def kept(self, end: int, ring: int) -> list[int]:
-        """Return the places of a ring that are alike; with room for drafts, only those that a later row may read."""
-        room = self.small.spec.draft_room
-        earliest = max(end - room, 0)
-        return [position % ring for position in range(earliest - earliest % self.cell if room else 0, end)]
+        """Return the places of a ring that a later row may read: other ones need not be written."""
+        earliest = max(end - self.small.spec.draft_room, 0)
+        return [position % ring for position in range(earliest - earliest % self.cell, end)]
 
     def cut(self, spans: dict[int, tuple[int, int]]) -> Iterator[dict[int, tuple[int, int]]]:
         """Yield the first pieces of all spans, then the second ones, and so on."""
