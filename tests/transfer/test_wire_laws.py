@@ -1,4 +1,4 @@
-"""Whoever moves units, and whatever the wire does: answers are those of one engine, and most of a past is not computed.
+"""Whatever a wire does, answers are those of a single engine, and most prefixes arrive instead of being computed again.
 
 On the rolling-hash device. `pushed` and `pulled`: the sender writes, or the receiver reads.
 """

@@ -39,7 +39,7 @@ def places_in(file: Path) -> dict[str, FilePiece]:
 
 
 class ReadAhead:
-    """Tensors in the order in which they are needed, and the one that was needed last."""
+    """The order in which tensors will be needed, and how far loading has come."""
 
     def __init__(self, order: Iterable[tuple[str, FilePiece]]) -> None:
         unique = dict(order)

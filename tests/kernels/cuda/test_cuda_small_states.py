@@ -1,4 +1,4 @@
-"""States in fewer bits in the kernels of a GPU: codes are those of the definition, and every border is rounded.
+"""GPU kernels that keep states in fewer bits: codes match the definition, and states are rounded at every border.
 
 Under the interpreter a kernel has the bits of the same kernel over float32 whose rows end at every border, where the
 definition rounds its states. Compiled for a GPU, the two may add in another order.

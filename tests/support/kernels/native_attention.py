@@ -99,7 +99,7 @@ class Scene:
         tolerance: float | None = None,
         kind: torch.dtype | None = None,
     ) -> Tensor:
-        """The kernel's results; those of the reference, and what both leave in the pages, are the same.
+        """Return the kernel's results, after comparing them, and the pages it wrote, with those of the reference.
 
         With pages of codes of this `kind`, the reference reads what they hold.
         """

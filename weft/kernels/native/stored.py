@@ -124,7 +124,7 @@ class PanelParts:
 
 def pack(stored: Stored, are_rounded: bool) -> Stored | None:
     """Return a matrix, or all experts', in panels; None if there is no kernel for it."""
-    # Without its source, kernels that other models share would call functions that are not there.
+    # The kernels that all models share call functions of this source, so it must be compiled first.
     use({"stored"})
     parts = parts_of(stored)
     if parts is None or not parts.codes.numel():

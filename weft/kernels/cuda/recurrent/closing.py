@@ -2,7 +2,7 @@
 
 A head's state is a matrix; `inside` are the offsets of some of its elements, `real` which of them exist. In slots its
 numbers may have fewer bits than here (`weft/kernels/states.py` defines them); their type says so. Where they are codes,
-`scales` says where those of the same lines and columns lie: a program has all lines of every block that it touches.
+`scales` points to the scales of the same lines and columns. A program always holds whole blocks of lines.
 """
 
 from __future__ import annotations
